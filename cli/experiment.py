@@ -64,20 +64,46 @@ def methods(format_: str) -> None:
         }
         for name, entry in ((name, find_method(name)) for name in method_names())
     ]
-    form = {"table": "text"}.get(format_, format_)
-    emit(render(rows, form).removesuffix("\n"))  # type: ignore[arg-type]
+    form: Any = {"table": "text"}.get(format_, format_)
+    emit(render(rows, form).removesuffix("\n"))
 
 
-def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """Integers separated by commas."""
-    from gpq_faiss.errors import UsageError
-
+def _listed(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
+    """The entries of a text with commas: numbers of ``--bits`` and ``--seeds``."""
+    del context
     if text is None:
         return None
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if option.name not in ("bits", "seeds"):
+        return parts
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(map(int, parts))
     except ValueError:
-        raise UsageError(f"{option} {text}: write whole numbers with commas, as 12,24") from None
+        from gpq_faiss.errors import UsageError
+
+        raise UsageError(f"--{option.name} {text}: write whole numbers with commas, as 12,24") from None
+
+
+# Options that replace the grid's keys of the same names.
+_OF_THE_GRID = {
+    "methods": "Short names separated by commas, or all.",
+    "bits": "Code lengths separated by commas.",
+    "seeds": "Seeds of split, weights and batches, separated by commas.",
+    "protocol": "1, 2, transfer[:SHARE|CLASSES] or gpq-authors.",
+    "labelled": "Labels for the training: N-per-class, a fraction or a file; several separated by commas.",
+    "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
+    "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
+}
+
+
+def _grid_options(command: Any) -> Any:
+    for name, text in reversed(_OF_THE_GRID.items()):
+        several = name in ("methods", "bits", "seeds", "labelled")
+        option = click.option(
+            f"--{name}", help=f"{text}  [default: the grid's]", callback=_listed if several else None
+        )
+        command = option(command)
+    return command
 
 
 @experiment.command(
@@ -98,26 +124,7 @@ Examples:
 @click.argument("grid")
 @click.argument("data")
 @out_option
-@click.option(
-    "--methods", "chosen_methods", help="Short names separated by commas, or all.  [default: the grid's]"
-)
-@click.option("--bits", help="Code lengths separated by commas.  [default: the grid's]")
-@click.option(
-    "--seeds", help="Seeds of split, weights and batches, separated by commas.  [default: the grid's]"
-)
-@click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the grid's]")
-@click.option(
-    "--labelled",
-    help="Labels for the training: N-per-class, a fraction or a file; several separated by commas.  [default: the grid's]",
-)
-@click.option(
-    "--queries",
-    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: the grid's, or a sixtieth of each class, at least 10]",
-)
-@click.option(
-    "--preset",
-    help="Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.  [default: the grid's]",
-)
+@_grid_options
 @click.option(
     "--config",
     "config_file",
@@ -132,78 +139,38 @@ Examples:
 @device_option
 @overwrite_option
 @data_options
-def run(
-    grid: str,
-    data: str,
-    out: str,
-    chosen_methods: str | None,
-    bits: str | None,
-    seeds: str | None,
-    protocol: str | None,
-    labelled: str | None,
-    queries: str | None,
-    preset: str | None,
-    config_file: str | None,
-    data_name: str | None,
-    jobs: int,
-    checkpoint_seconds: float,
-    device: str,
-    overwrite: bool,
-    data_args: dict[str, Any],
-) -> None:
+def run(grid: str, data: str, config_file: str | None, **options: Any) -> None:
     from gpq_faiss import config as settings
     from gpq_faiss.errors import DataError, UsageError
     from gpq_faiss.experiment.grid import read_grid
     from gpq_faiss.experiment.run import run_experiment
     from gpq_faiss.methods.registry import METHODS
 
-    wanted = None
-    if chosen_methods is not None:
-        wanted = tuple(name.strip() for name in chosen_methods.split(",") if name.strip())
-    chosen = read_grid(grid).with_options(
-        methods=tuple(METHODS) if wanted == ("all",) else wanted,
-        bits=_numbers(bits, "--bits"),
-        seeds=_numbers(seeds, "--seeds"),
-        protocol=protocol,
-        labelled=None if labelled is None else tuple(part.strip() for part in labelled.split(",")),
-        queries=queries,
-        preset=preset,
-    )
+    changes = {key: options.pop(key) for key in _OF_THE_GRID}
+    if changes["methods"] == ("all",):
+        changes["methods"] = tuple(METHODS)
+    chosen = read_grid(grid).with_options(**changes)
     base = settings.preset(chosen.preset)
     if config_file is not None:
         base = settings.read_toml(config_file, base)
-        if preset is not None and base.preset != preset:
+        if changes["preset"] not in (None, base.preset):
             raise UsageError(
-                f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
+                f'--preset {changes["preset"]} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
-    dataset = open_dataset(data, data_args)
     # The steps of every training are many; what is of interest here is each run as it ends.
     with only_warnings("gpq_faiss.training.loop"):
-        summary = run_experiment(
-            chosen,
-            data,
-            out,
-            dataset=dataset,
-            data_args=data_args,
-            base=settings.validate(base),
-            device=device,
-            jobs=jobs,
-            data_name=data_name,
-            overwrite=overwrite,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        summary = run_experiment(chosen, data, base=settings.validate(base), **options)
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
     if summary.elsewhere:
         parts.append(f"{len(summary.elsewhere):,} in progress in another process")
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
     emit(f"{summary.folder}: {'; '.join(parts)}")
     if summary.failed:
-        count = len(summary.failed)
         reasons: dict[str, list[str]] = {}
         for name, why in summary.failed.items():
             reasons.setdefault(why, []).append(name)
-        reasons_text = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
-        raise DataError(f"{count:,} of {summary.total:,} runs failed: {reasons_text}")
+        text = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
+        raise DataError(f"{len(summary.failed):,} of {summary.total:,} runs failed: {text}")
 
 
 @experiment.command(
@@ -262,11 +229,10 @@ def report(
     from pathlib import Path
 
     from gpq_faiss.errors import UsageError
-    from gpq_faiss.experiment.page import save_report_page
     from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.published import read_published
-    from gpq_faiss.experiment.report import report_experiment
-    from gpq_faiss.experiment.results import read_experiment
+    from gpq_faiss.experiment.report import report_experiment, save_report_page
+    from gpq_faiss.experiment.run import read_about
     from gpq_faiss.files import check_output
 
     if format_ == "html" and (out is None or table is not None or plots is not None):
@@ -277,26 +243,20 @@ def report(
         raise UsageError("--images adds to the pictures: give --plots as well")
     if out is not None:
         check_output(out, overwrite=overwrite)
-    about = read_experiment(folder).about if published is not None else {}
-    beside = (
-        None if published is None else read_published(published, about["data"]["name"], about["protocol"])
-    )
+    beside = None
+    if published is not None:
+        about = read_about(folder)
+        beside = read_published(published, about["data"]["name"], about["protocol"])
+    shown = None if images is None else open_dataset(images, data_args)
     if format_ == "html":
-        assert out is not None
-        shown = open_dataset(images, data_args) if images is not None else None
-        page = save_report_page(folder, out, published=beside, images=shown, overwrite=overwrite)
+        page = save_report_page(folder, out or "", published=beside, images=shown, overwrite=overwrite)
         emit(str(page))
         return
     drawn = {}
     if plots is not None:
-        behind = open_dataset(images, data_args) if images is not None else None
-        drawn = draw_experiment(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
+        drawn = draw_experiment(folder, plots, images=shown, ending=picture_format, overwrite=overwrite)
     start = Path(out).parent if out is not None else Path()
-    text = report_experiment(
-        folder,
-        {"table": "text"}.get(format_, format_),  # type: ignore[arg-type]
-        table=table,
-        published=beside,
-        pictures={caption: os.path.relpath(path, start) for caption, path in drawn.items()},
-    )
+    pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
+    form: Any = {"table": "text"}.get(format_, format_)
+    text = report_experiment(folder, form, table=table, published=beside, pictures=pictures)
     emit(text.removesuffix("\n"), out)

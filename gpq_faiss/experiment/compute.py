@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from threadpoolctl import threadpool_limits
 
 from ..config import from_dict
 from ..data.base import Dataset
-from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError, UsageError
@@ -31,22 +30,11 @@ from ..evaluation.ties import RECALL_LEVELS
 from ..faissio.blob import to_bytes
 from ..methods.base import Floats
 from ..methods.coders import ProductCoder
-from ..methods.measure import (
-    Coded,
-    Rows,
-    encode_blocks,
-    fit_and_encode,
-    input_neighbours,
-    native_image_size,
-)
+from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder
-from ..nn.device import resolve_device
 from ..training.loop import Fitted, RunOptions, fit
 from ..training.vectors import embed_rows
 from .specs import RunSpec
-
-Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with steps done, their total and the latest figures."""
 
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """The k of precision and recall, up to the size of the database."""
@@ -109,17 +97,12 @@ def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
     return json.dumps([spec.method, spec.split_hash, settings], sort_keys=True)
 
 
-def compute(  # noqa: PLR0913
+def compute(
     spec: RunSpec,
     dataset: Dataset,
     partial: Path,
-    *,
+    options: RunOptions,
     cache: TrainingCache | None = None,
-    device: str = "cpu",
-    amp: bool = False,
-    validate_every: int = 100,
-    checkpoint_seconds: float = 60.0,
-    progress: Progress | None = None,
 ) -> RunOutput:
     """Compute a run.
 
@@ -127,9 +110,8 @@ def compute(  # noqa: PLR0913
         spec: the run.
         dataset: its data.
         partial: folder for checkpoints of a trained method; an existing checkpoint is continued.
+        options: of its training.
         cache: the latest training on these data; updated with the training of this run.
-        device: device of the network.
-        amp, validate_every, checkpoint_seconds, progress: see :class:`gpq_faiss.training.loop.RunOptions`.
 
     Raises:
         GpqError: from the method, the data or the device.
@@ -141,25 +123,17 @@ def compute(  # noqa: PLR0913
             "search: label fewer"
         )
     labels, image_size = dataset.require_labels(), native_image_size(dataset)
+    # Items whose vectors are stored: the same for all methods of a seed.
+    order = np.random.default_rng([spec.seed, _VECTOR_STREAM]).permutation(split.database)
+    roles: dict[str, Any] = {"database": split.database, "keep": order[: spec.vectors]}
     with one_thread():
         if find_method(spec.method).deep:
-            cache = cache or TrainingCache()
-            options = RunOptions(
-                resolve_device(device), True, amp, validate_every, checkpoint_seconds, progress
+            coded = _train_and_encode(
+                spec, dataset, split, partial, options, cache or TrainingCache(), **roles
             )
-            coded = _train_and_encode(spec, dataset, split, partial, options, cache)
         else:
-            coded = fit_and_encode(
-                spec.method,
-                spec.bits or 32,
-                spec.seed,
-                dataset,
-                split,
-                image_size=image_size,
-                queries=split.query,
-                database=split.database,
-                keep=_vector_choice(spec, split),
-            )
+            how = (spec.method, spec.bits or 32, spec.seed, dataset, split)
+            coded = fit_and_encode(*how, image_size=image_size, queries=split.query, **roles)
         start = time.perf_counter()
         ks = [k for k in KS if k <= len(coded.base_rows)]
         ranking = coded.rank(labels, ks=ks, levels=RECALL_LEVELS)
@@ -167,6 +141,7 @@ def compute(  # noqa: PLR0913
         neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows, labels)
         like = None if neighbours is None else coded.likeness(neighbours, dataset)
         top = top_rows(coded.score, coded.codes, len(coded.query_rows), min(TOP, len(coded.base_rows)))
+    seconds = {"fit": coded.fit_seconds, "encode": coded.encode_seconds, "rank": ranked}
     attributes = {
         "bits_kept": coded.coder.bits + coded.coder.extra_bits,
         "map": ranking.map,
@@ -174,11 +149,7 @@ def compute(  # noqa: PLR0913
         "likeness": None if like is None else like.as_dict(),
         "queries_without_relevant": ranking.queries_without_relevant,
         "distinct_codes": ranking.n_distinct,
-        "seconds": {
-            "fit": round(coded.fit_seconds, 3),
-            "encode": round(coded.encode_seconds, 3),
-            "rank": round(ranked, 3),
-        },
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "counts": {
             "queries": len(coded.query_rows),
             "labelled": len(split.labelled),
@@ -189,7 +160,7 @@ def compute(  # noqa: PLR0913
         "split_notes": list(split.notes),
         **coded.extra,
     }
-    return RunOutput(_arrays(coded, ranking, dataset, labels, top), attributes)
+    return RunOutput(_arrays(coded, ranking, dataset, top), attributes)
 
 
 def _train_and_encode(
@@ -199,16 +170,18 @@ def _train_and_encode(
     partial: Path,
     options: RunOptions,
     cache: TrainingCache,
+    *,
+    database: Rows,
+    keep: Rows,
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
-    torch_device = options.device
     fitted = fit(
         make_builder(spec.method),
         dataset,
         split,
         from_dict(dict(spec.settings)),
         folder=partial,
-        identity=f"{spec.identity} {torch_device.type}",
+        identity=f"{spec.identity} {options.device.type}",
         options=options,
         earlier=cache.get(spec),
     )
@@ -217,13 +190,13 @@ def _train_and_encode(
     method, coder = fitted.method, fitted.method.coder()
     with Reader(dataset, fitted.image_size) as reader:
         reader.preload()
-        xq, ok = embed_rows(method, reader, split.query, torch_device, queries=True)
+        xq, ok = embed_rows(method, reader, split.query, options.device, queries=True)
 
         def read(rows: Rows) -> tuple[Floats, Rows]:
-            vectors, ok = embed_rows(method, reader, rows, torch_device)
+            vectors, ok = embed_rows(method, reader, rows, options.device)
             return vectors, rows[ok]
 
-        found = encode_blocks(coder, split.database, read, _vector_choice(spec, split))
+        found = encode_blocks(coder, database, read, keep)
     found["encode_seconds"] = time.perf_counter() - start  # the network's part of it too
     extra = {
         "steps": fitted.run.step,
@@ -233,12 +206,6 @@ def _train_and_encode(
         "log": [json.loads(line) for line in fitted.run.lines],
     }
     return Coded(coder, split.query[ok], xq=xq, fit_seconds=fitted.run.seconds, extra=extra, **found)
-
-
-def _vector_choice(spec: RunSpec, split: Split) -> Rows:
-    """Database items whose vectors are stored: the same for all methods of a seed."""
-    order = np.random.default_rng([spec.seed, _VECTOR_STREAM]).permutation(split.database)
-    return order[: spec.vectors]
 
 
 def top_rows(
@@ -261,17 +228,13 @@ def top_rows(
         for q, of_codes in zip(rows, score(rows, distinct), strict=True):
             scores = of_codes[code_of]
             last = np.partition(scores, len(scores) - k)[len(scores) - k]
-            better = np.flatnonzero(scores > last)
-            tied = np.flatnonzero(scores == last)[: k - len(better)]
-            top[q, : len(better)] = better[np.argsort(-scores[better], kind="stable")]
-            top[q, len(better) :] = tied
+            found = np.flatnonzero(scores >= last)  # more than k, if several have the last score
+            top[q] = found[np.argsort(-scores[found], kind="stable")[:k]]
     return top
 
 
-def _arrays(
-    coded: Coded, ranking: RankingResult, dataset: Dataset, labels: Labels, top: Rows
-) -> dict[str, NDArray[Any]]:
-    base_ids = dataset.ids[coded.base_rows]
+def _arrays(coded: Coded, ranking: RankingResult, dataset: Dataset, top: Rows) -> dict[str, NDArray[Any]]:
+    labels, base_ids = dataset.require_labels(), dataset.ids[coded.base_rows]
     arrays: dict[str, NDArray[Any]] = {
         "ap": ranking.ap,
         "ks": np.array(list(ranking.precision), np.int64),

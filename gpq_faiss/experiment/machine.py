@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,14 @@ from .. import __version__
 from ..faissio.blob import faiss_threads, faiss_version
 
 
-def _first_line(path: str, prefix: str) -> str | None:
-    """Value of the first line that starts with ``prefix`` in a file of ``key: value`` or ``key=value``."""
+def _found_in(path: str, key: str) -> str | None:
+    """The first value of ``key`` in a file of ``key: value`` or ``key=value`` lines."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    for line in text.splitlines():
-        if line.startswith(prefix):
-            return line[len(prefix) :].strip().lstrip(":=").strip().strip('"')
-    return None
-
-
-def _usable_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
+    found = re.search(rf'^{key}\s*[:=]\s*"?([^"\n]*)', text, re.M)
+    return found and found[1].strip()
 
 
 def _memory_gib() -> float | None:
@@ -54,11 +46,12 @@ def versions() -> dict[str, str]:
 def describe_machine() -> dict[str, Any]:
     """Processor, memory, system, GPU, thread counts and :func:`versions`; JSON-serialisable."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    linux = hasattr(os, "sched_getaffinity")
     return {
-        "cpu": _first_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": _usable_cores(),
+        "cpu": _found_in("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1,
         "memory_gib": _memory_gib(),
-        "os": _first_line("/etc/os-release", "PRETTY_NAME") or platform.system(),
+        "os": _found_in("/etc/os-release", "PRETTY_NAME") or platform.system(),
         "gpu": ", ".join(gpus) or None,
         "threads": {"torch": torch.get_num_threads(), "faiss": faiss_threads()},
         "versions": versions(),

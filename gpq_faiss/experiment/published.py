@@ -35,87 +35,58 @@ def read_published(
     """
     path = Path(path)
     try:
-        lines = list(csv.reader(read_text(path, "a CSV of published figures").splitlines()))
+        lines = list(csv.reader(read_text(path, "a CSV of published figures").lower().splitlines()))
     except csv.Error as error:
         raise DataError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    first = [text.strip().lower() for text in lines[0]] if lines else []
-    if first == _LONG:
-        return _read_long(path, lines[1:], data_set, protocol)
-    if first[:1] != ["method"]:
+    first, *others = [[text.strip() for text in line] for line in lines] or [[]]
+    if first != _LONG and first[:1] != ["method"]:
         raise DataError(
             f"{path}: the first line must be method and the code lengths, as method,12,24,32,48, or {','.join(_LONG)}"
         )
-    try:
-        bits = [int(text) for text in lines[0][1:]]
-    except ValueError:
-        raise DataError(f"{path}: the first line must be method and the code lengths in bits") from None
-    for n in bits:
-        if n < 1 or bits.count(n) > 1:
-            raise DataError(f"{path}: the first line has {n} bits, not a code length, or repeated")
     found: dict[tuple[str, int], float] = {}
-    seen: set[str] = set()
-    for number, line in enumerate(lines[1:], start=2):
-        if not any(text.strip() for text in line):
+    seen: set[tuple[str, ...]] = set()
+    for number, line in enumerate(others, start=2):
+        where = f"{path}, line {number}"
+        if not any(line):
             continue
-        name = line[0].strip().lower()
-        _check_method(path, number, name)
-        if name in seen:
-            raise DataError(f"{path}, line {number}: '{name}' is there twice")
-        seen.add(name)
-        if len(line) > len(bits) + 1:
-            raise DataError(f"{path}, line {number}: {len(line) - 1} figures for {len(bits)} code lengths")
-        for n, text in zip(bits, line[1:], strict=False):
-            if text.strip():
-                found[name, n] = _share(path, number, text)
+        if len(line) > len(first) or (first == _LONG and len(line) < len(first)):
+            raise DataError(f"{where}: {len(line)} fields, not {len(first)}: {','.join(first)}")
+        if first == _LONG:
+            *table, name, bits, share = line
+            figures = [(bits, share)]
+        else:
+            table, name, figures = [], line[0], list(zip(first[1:], line[1:], strict=False))
+        if name not in method_names():
+            raise DataError(f"{where}: no method '{name}': see gpq experiment methods")
+        for bits, share in figures:
+            if not bits.isdecimal() or not int(bits):
+                raise DataError(f"{where}: '{bits}' is no code length in bits")
+            key = (*table, name, bits)
+            if key in seen:
+                raise DataError(f"{where}: '{name}' of {bits} bits is there twice")
+            seen.add(key)
+            if share and (not table or _is_of(table, data_set, protocol)):
+                found[name, int(bits)] = _share(where, share)
     if not found:
-        raise DataError(f"{path} has no figure: write a method and its mAPs on a line below the first")
-    return found
-
-
-def _read_long(
-    path: Path, lines: list[list[str]], data_set: str | None, protocol: str | None
-) -> dict[tuple[str, int], float]:
-    found: dict[tuple[str, int], float] = {}
-    there: set[str] = set()
-    for number, line in enumerate(lines, start=2):
-        if not any(text.strip() for text in line):
-            continue
-        if len(line) != len(_LONG):
-            raise DataError(f"{path}, line {number}: {len(line)} fields, not {len(_LONG)}: {','.join(_LONG)}")
-        of_data, of_protocol, name, bits, share = (text.strip().lower() for text in line)
-        _check_method(path, number, name)
-        if not bits.isdecimal() or not int(bits):
-            raise DataError(f"{path}, line {number}: '{bits}' is no code length in bits")
-        value = _share(path, number, share)
-        there.add(f"{of_data} protocol {of_protocol}")
-        ours = data_set is None or _letters(data_set).startswith(_letters(of_data))
-        if not ours or protocol not in (None, of_protocol):
-            continue
-        if (name, int(bits)) in found:
-            raise DataError(f"{path}, line {number}: '{name}' of {bits} bits is there twice")
-        found[name, int(bits)] = value
-    if not found:
+        tables = {f"{key[0]} protocol {key[1]}" for key in seen if len(key) > 2}
         raise DataError(
-            f"{path} has no figure of {data_set or 'any data'}, protocol {protocol or 'any'}: it has {', '.join(sorted(there)) or 'none'}; "
-            "the data's name in an experiment is set with gpq experiment run --name"
+            f"{path} has no figure of {data_set or 'any data'}, protocol {protocol or 'any'}: it has "
+            f"{', '.join(sorted(tables)) or 'none'}; the data's name in an experiment is set with gpq experiment run --name"
         )
     return found
 
 
-def _letters(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+def _is_of(table: list[str], data_set: str | None, protocol: str | None) -> bool:
+    """Whether a data set and protocol of the long form are those of an experiment."""
+    ours, theirs = ("".join(c for c in name.lower() if c.isalnum()) for name in (data_set or "", table[0]))
+    return (data_set is None or ours.startswith(theirs)) and protocol in (None, table[1])
 
 
-def _check_method(path: Path, number: int, name: str) -> None:
-    if name not in method_names():
-        raise DataError(f"{path}, line {number}: no method '{name}': see gpq experiment methods")
-
-
-def _share(path: Path, number: int, text: str) -> float:
+def _share(where: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not 0 <= value <= 1:
-        raise DataError(f"{path}, line {number}: {text.strip()!r} is no mAP between 0 and 1")
+        raise DataError(f"{where}: {text!r} is no mAP between 0 and 1")
     return value

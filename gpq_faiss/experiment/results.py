@@ -1,22 +1,20 @@
-"""Tables of the runs of a folder.
+"""The runs of a folder as a table: a line per run, from which reports and pictures take means over seeds.
 
-A *row* of a table is a method in one variation; columns are code lengths (and numbers of labels, if several); values are means and
-standard deviations over seeds.
+A *row* of a report is a method in one variation; columns are code lengths (and numbers of labels, if several).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from ..errors import DataError
 from ..evaluation.likeness import NEAREST
-from ..evaluation.tables import pivot, summarise
+from ..evaluation.tables import Spread, summarise
 from ..methods.registry import METHODS
 from .run import read_about
 from .runfile import FIGURES, Run, read_run
@@ -48,91 +46,101 @@ class Experiment:
     @cached_property
     def one_method(self) -> bool:
         """Whether all runs, including missing ones, are of one method."""
-        planned = self.about["planned"].values()
-        return len({run.method for run in self.runs} | {run["method"] for run in planned}) == 1
+        first = self.runs[0].method
+        of_first = all(name.startswith(f"{first}_") for name in self.about["planned"])
+        return of_first and all(run.method == first for run in self.runs)
 
     @property
     def labelled(self) -> list[str]:
         """The kinds of labelled set, as :func:`labelled_name` calls them, in the order of the grid."""
         order = [labelled_name(value) for value in self.about["labelled"]]
-        found = {run_labelled(run) for run in self.runs}
+        found = {labelled_name(run.about["labelled"]) for run in self.runs}
         return [name for name in order if name in found] + sorted(found - set(order))
 
+    @property
     def over_seeds(self) -> str:
         """The seeds of the figures, for captions."""
-        seeds = self.seeds
-        if len(seeds) == 1:
-            return f"seed {seeds[0]}"
-        return f"mean ± deviation over seeds {', '.join(map(str, seeds))}"
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Requested runs that are not in the folder.
-
-    Attributes:
-        asked: number of requested runs.
-        runs: row of the table (and labels, if several kinds) -> missing lengths and seeds.
-        outdated: runs with other settings, data or versions than last requested.
-    """
-
-    asked: int
-    runs: Mapping[str, tuple[str, ...]]
-    outdated: tuple[str, ...]
+        several = f"mean ± deviation over seeds {', '.join(map(str, self.seeds))}"
+        return several if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
 
     @property
-    def count(self) -> int:
-        return sum(len(of_row) for of_row in self.runs.values())
+    def at(self) -> str:
+        """The longest code (and the most labels, if there are several kinds), for captions."""
+        return f"{max(self.bits)} bits" + (f", {self.labelled[-1]}" if len(self.labelled) > 1 else "")
+
+    def row_name(self, run: Run) -> str:
+        """The name of a run's row."""
+        if run.variation and self.one_method:
+            return run.variation
+        kept = f" ({run.about['bits_kept']:,} bits per item)" if not run.bits else ""
+        return f"{run.method}{kept}" + (f" ({run.variation})" if run.variation else "")
+
+    @cached_property
+    def table(self) -> list[dict[str, Any]]:
+        """The figures of each run, one after another."""
+        return [{"method": self.row_name(run), **_figures(run)} for run in self.runs]
 
     @property
-    def short(self) -> str:
-        """For a caption; empty if nothing is missing."""
-        parts = [f"{self.count:,} of {self.asked:,} runs missing"] if self.count else []
-        parts += [f"{len(self.outdated):,} out of date"] if self.outdated else []
-        return ", ".join(parts)
+    def rows(self) -> list[str]:
+        """The names of all rows, in the order of the tables."""
+        return list(dict.fromkeys(line["method"] for line in self.table))
 
-    def notes(self, most: int = 12) -> list[str]:
-        """Lines for a report, naming at most ``most`` rows."""
-        lines = []
-        if self.runs:
-            rows = [f"{row} ({', '.join(runs)})" for row, runs in self.runs.items()]
-            more = f"; and {len(rows) - most:,} more rows" if len(rows) > most else ""
-            lines.append(
-                f"Not complete: {self.count:,} of {self.asked:,} runs are missing: {'; '.join(rows[:most])}{more}. "
-                "Means are over the seeds that are there."
-            )
-        if self.outdated:
-            names = ", ".join(self.outdated[:most]) + (", ..." if len(self.outdated) > most else "")
-            lines.append(
-                f"Out of date: {len(self.outdated):,} runs have other settings, data or versions than were requested last: {names}."
-            )
+    @property
+    def longest(self) -> list[int]:
+        """Positions of the runs at the longest code (and the most labels), and of methods without codes."""
+        bits, labelled = (0, max(self.bits)), self.labelled[-1]
+        return [
+            i for i, line in enumerate(self.table) if line["bits"] in bits and line["labelled"] == labelled
+        ]
+
+    def means(self, columns: Sequence[str], *, longest: bool = True) -> list[dict[str, Any]]:
+        """A line per row with the means of columns of the table that any run has: of :attr:`longest`, or of all runs."""
+        lines = [self.table[i] for i in self.longest] if longest else self.table
+        there = [name for name in columns if any(name in line for line in lines)]
+        return summarise(lines, by=["method"], values=there)
+
+    def by_length(self, figure: str) -> list[dict[str, Any]]:
+        """A line per row with the means of a figure by code length (and labels). A method without codes has one figure for all."""
+        places = [(labelled, bits) for labelled in self.labelled for bits in self.bits]
+        several = len(self.labelled) > 1
+        lines: list[dict[str, Any]] = [{"method": name} for name in self.rows]
+        for labelled, bits in places:
+            found: dict[str, list[float]] = {}
+            for line in self.table:
+                if (
+                    line["bits"] in (0, bits)
+                    and line["labelled"] == labelled
+                    and line.get(figure) is not None
+                ):
+                    found.setdefault(line["method"], []).append(line[figure])
+            column = f"{bits} bits, {labelled}" if several else str(bits)
+            for row in lines:
+                values = found.get(row["method"])
+                row[column] = Spread.of(values) if values else None
         return lines
 
 
-def missing_runs(experiment: Experiment) -> Missing:
-    """Compare the runs of the folder with those that were requested."""
-    there = {run.path.stem: str(run.about["identity"]) for run in experiment.runs}
-    asked: dict[str, dict[str, Any]] = experiment.about["planned"]
-    kinds = {labelled_name(run["labelled"]) for run in asked.values()}
-    several = len(kinds | set(experiment.labelled)) > 1
-    methods, variations = list(METHODS), list(experiment.about["variations"])
-    lacking: dict[str, list[str]] = {}
-    absent = [run for name, run in asked.items() if name not in there]
-    for run in sorted(
-        absent,
-        key=lambda run: (
-            position(methods, run["method"]),
-            position(variations, run["variation"]),
-            run["bits"],
-            run["seed"],
-        ),
-    ):
-        row = _name(run["method"], run["variation"], experiment.one_method)
-        row += f", {labelled_name(run['labelled'])}" if several else ""
-        length = f"{run['bits']} bits " if run["bits"] else ""
-        lacking.setdefault(row, []).append(f"{length}seed {run['seed']}")
-    outdated = [name for name, run in asked.items() if there.get(name, run["identity"]) != run["identity"]]
-    return Missing(len(asked), {row: tuple(runs) for row, runs in lacking.items()}, tuple(outdated))
+def _figures(run: Run) -> dict[str, Any]:
+    about, arrays, like = run.about, run.arrays, run.about["likeness"]
+    figures: dict[str, Any] = {
+        "bits": run.bits,
+        "labelled": labelled_name(about["labelled"]),
+        "seed": run.seed,
+        "unlabelled": about["counts"]["unlabelled"],
+        "database": about["counts"]["database"],
+        "mAP": run.map,
+    }
+    if like:
+        # Distinct items in tops are a share of the possible maximum.
+        most = min(NEAREST * like["queries"], about["counts"]["database"])
+        figures["NN10@100"], figures["within class"] = like["nn10_at_100"], like["within_class"]
+        figures["distinct in tops"] = like["distinct_in_tops"] / most
+    if "ks" in arrays:
+        for letter, name in (("P", "precision"), ("R", "recall")):
+            figures |= {f"{letter}@{k}": float(v) for k, v in zip(arrays["ks"], arrays[name], strict=True)}
+        curve = zip(arrays["pr_recall"], arrays["pr_precision"], strict=True)
+        figures |= {f"{level:g}": float(precision) for level, precision in curve}
+    return {**figures, **about["seconds"]}
 
 
 def position(names: Sequence[str], name: str) -> int:
@@ -144,11 +152,6 @@ def labelled_name(value: Any) -> str:
     """A value of ``labelled`` as shown in tables: all, a file's name, or such as "20 per class"."""
     text = "all" if value is None else Path(str(value)).name
     return text.removesuffix("-per-class") + " per class" if text.endswith("-per-class") else text
-
-
-def run_labelled(run: Run) -> str:
-    """See :func:`labelled_name`."""
-    return labelled_name(run.about["labelled"])
 
 
 def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Experiment:
@@ -166,142 +169,126 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
     about = read_about(folder)
     runs = [read_run(path, names) for path in sorted(folder.glob("*.h5"))]
     if not runs:
-        raise DataError(f"{folder} has no finished run{_failures(about)}: make some with gpq experiment run")
-    seen: dict[tuple[Any, ...], Path] = {}
-    for run in runs:
-        key = (run.method, run.variation, str(run.about["labelled"]), run.bits, run.seed)
-        if key in seen:
-            raise DataError(f"{run.path} is the same run as {seen[key].name}: delete one of them")
-        seen[key] = run.path
+        failed = f" ({len(about['failed'])} failed)" if about["failed"] else ""
+        raise DataError(f"{folder} has no finished run{failed}: make some with gpq experiment run")
     methods, variations = list(METHODS), list(about["variations"])
 
-    def order(run: Run) -> tuple[Any, ...]:
-        method, variation = position(methods, run.method), position(variations, run.variation)
-        return method, variation, run.variation, run_labelled(run), run.bits, run.seed
+    def place(run: Run) -> tuple[Any, ...]:
+        method = (position(methods, run.method), run.method)
+        labelled = str(run.about["labelled"])
+        return *method, position(variations, run.variation), run.variation, labelled, run.bits, run.seed
 
-    return Experiment(folder, about, tuple(sorted(runs, key=order)))
-
-
-def _failures(about: dict[str, Any]) -> str:
-    failed = about["failed"]
-    return f" ({len(failed)} failed)" if failed else ""
-
-
-def row_name(experiment: Experiment, run: Run) -> str:
-    """The name of a run's row."""
-    kept = f" ({run.about['bits_kept']:,} bits per item)" if not run.bits else ""
-    return _name(run.method, run.variation, experiment.one_method, kept)
+    runs.sort(key=place)
+    for run, following in itertools.pairwise(runs):
+        if place(run) == place(following):
+            raise DataError(f"{following.path} is the same run as {run.path.name}: delete one of them")
+    return Experiment(folder, about, tuple(runs))
 
 
-def _name(method: str, variation: str, one_method: bool, kept: str = "") -> str:
-    if variation and one_method:
-        return variation
-    return f"{method}{kept} ({variation})" if variation else f"{method}{kept}"
+def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """A line per method and size: unlabelled items, database, mAP, seconds.
 
-
-def row_names(experiment: Experiment) -> list[str]:
-    """All rows, in the order of the tables."""
-    return list(dict.fromkeys(row_name(experiment, run) for run in experiment.runs))
-
-
-def column_name(experiment: Experiment, bits: int, labelled: str) -> str:
-    """The name of a column: the bits, and the labels if there are several kinds."""
-    return str(bits) if len(experiment.labelled) == 1 else f"{bits} bits, {labelled}"
-
-
-def main_rows(experiment: Experiment, values: Literal["map", "nn10_at_100"] = "map") -> list[dict[str, Any]]:
-    """The table of the experiment: one line per row, one column per code length, each a mean and deviation over seeds.
-
-    A method without codes has one figure for the whole row.
+    Sizes beyond those of the data are the same run again, and count once.
     """
-    long: list[dict[str, Any]] = [
-        {
-            "method": row_name(experiment, run),
-            "column": column_name(experiment, bits, run_labelled(run)),
-            "order": (experiment.labelled.index(run_labelled(run)), bits),
-            values: run.map if values == "map" else run.likeness.get(values),
-        }
-        for run in experiment.runs
-        for bits in ([run.bits] if run.bits else experiment.bits)
+    several = ["labelled"] if len(experiment.labelled) > 1 else []
+    by = ["method", "bits", *several, "unlabelled", "database"]
+    once: dict[str, dict[str, Any]] = {}
+    for run, figures in zip(experiment.runs, experiment.table, strict=True):
+        seconds = {f"{name} s": value for name, value in run.about["seconds"].items()}
+        line = figures | seconds | {"method": run.method}
+        once.setdefault(str([line[name] for name in (*by, "labelled", "seed")]), line)
+
+    def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        labelled = experiment.labelled.index(row["labelled"]) if several else 0
+        method = position(list(METHODS), row["method"])
+        return method, row["method"], row["bits"], labelled, -row["database"], row["unlabelled"]
+
+    rows = sorted(summarise(list(once.values()), by, ["mAP", "fit s", "encode s", "rank s"]), key=place)
+    return [row | {"bits": row["bits"] or "any"} for row in rows]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The mAPs over the weights λ1 and λ2 of a variant of GPQ at one code length and number of labels.
+
+    Attributes:
+        name: difference from the other panels; empty for a single one.
+        at: for captions.
+        values: (λ1, λ2) -> mAP of each seed.
+    """
+
+    name: str
+    at: str
+    values: Mapping[tuple[float, float], Sequence[float]]
+
+
+def weight_panels(experiment: Experiment) -> list[Panel]:
+    """Grids over the weights λ1 and λ2, one per GPQ variant, length and number of labels.
+
+    Raises:
+        DataError: no run has these weights.
+    """
+    groups: dict[tuple[str, int, str], dict[tuple[float, float], list[float]]] = {}
+    for run in experiment.runs:
+        if run.method in METHODS and METHODS[run.method].module == ".gpq":
+            loss = run.about["settings"]["loss"]
+            panel = groups.setdefault((run.method, run.bits, labelled_name(run.about["labelled"])), {})
+            panel.setdefault((float(loss["lambda1"]), float(loss["lambda2"])), []).append(run.map)
+    if not groups:
+        raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
+    methods, labels = list(METHODS), experiment.labelled
+    keys = sorted(groups, key=lambda key: (methods.index(key[0]), key[1], labels.index(key[2])))
+    differ = [len(set(values)) > 1 for values in zip(*keys, strict=True)]
+    return [
+        Panel(
+            "-".join(str(part).replace(" ", "-") for part, varies in zip(key, differ, strict=True) if varies),
+            "{} at {} bits, {} labelled".format(*key),
+            groups[key],
+        )
+        for key in keys
     ]
-    names = row_names(experiment)
-    long.sort(key=lambda row: (row["order"], names.index(str(row["method"]))))
-    table = pivot(summarise(long, by=["method", "column"], values=[values]), "method", "column", values)
-    return sorted(table, key=lambda row: names.index(str(row["method"])))
 
 
-def _means(
-    experiment: Experiment, runs: Iterable[Run], figures: Callable[[Run], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """One line per row: means and standard deviations over seeds of the ``figures`` of a run."""
-    rows = [{"method": row_name(experiment, run), **figures(run)} for run in runs]
-    values = dict.fromkeys(name for row in rows for name in row if name != "method")
-    return summarise(rows, by=["method"], values=list(values))
+@dataclass(frozen=True)
+class Missing:
+    """What a folder lacks of the runs that were requested.
 
-
-def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dict[str, Any]]:
-    """Precision and recall at each k, at one code length (and the most labels), means over seeds."""
-
-    def figures(run: Run) -> dict[str, float]:
-        at = {int(k): i for i, k in enumerate(run.arrays["ks"])}
-        both = (("P", run.arrays["precision"]), ("R", run.arrays["recall"]))
-        return {f"{letter}@{k}": float(values[at[k]]) for letter, values in both for k in ks if k in at}
-
-    rows = _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
-    # Precision first, even if some runs have more k than others.
-    return [{name: row[name] for name in sorted(row, key=lambda name: "mPR".index(name[0]))} for row in rows]
-
-
-def likeness_rows(experiment: Experiment, bits: int) -> list[dict[str, Any]]:
-    """NN10@100, the same within the class, and distinct items in tops, at one code length (and the most labels), means over seeds.
-
-    Distinct items are a share of the possible maximum: ten times the number of queries, or the database if smaller.
+    Attributes:
+        asked: number of requested runs.
+        runs: names of those that are not there.
+        outdated: names of those with other settings, data or versions than were requested last.
     """
 
-    def figures(run: Run) -> dict[str, float | None]:
-        found = run.likeness
-        if not found:
-            return dict.fromkeys(("NN10@100", "within class", "distinct in tops"))
-        most = min(NEAREST * found["queries"], run.about["counts"]["database"])
-        return {
-            "NN10@100": found["nn10_at_100"],
-            "within class": found["within_class"],
-            "distinct in tops": float(found["distinct_in_tops"] / most),
-        }
+    asked: int
+    runs: Sequence[str]
+    outdated: Sequence[str]
 
-    return _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
+    @property
+    def short(self) -> str:
+        """For a caption; empty if nothing is missing."""
+        parts = [f"{len(self.runs):,} of {self.asked:,} runs missing"] if self.runs else []
+        return ", ".join(parts + ([f"{len(self.outdated):,} out of date"] if self.outdated else []))
 
+    def notes(self, most: int = 30) -> list[str]:
+        """Lines for a report, naming at most ``most`` runs."""
 
-def curve_rows(experiment: Experiment, bits: int, levels: Sequence[float]) -> list[dict[str, Any]]:
-    """Interpolated precision at each level of recall, at one code length (and the most labels), means over seeds."""
+        def names(runs: Sequence[str]) -> str:
+            return ", ".join(runs[:most]) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
 
-    def figures(run: Run) -> dict[str, float]:
-        recall, precision = run.arrays["pr_recall"], run.arrays["pr_precision"]
-        at = {level: int(np.abs(recall - level).argmin()) for level in levels}
-        return {f"{level:g}": float(precision[i]) for level, i in at.items() if abs(recall[i] - level) < 1e-9}
-
-    return _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
-
-
-def second_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """Seconds of fitting, encoding and ranking of a run, over all lengths and seeds."""
-    return _means(experiment, experiment.runs, lambda run: run.about["seconds"])
+        missing = (
+            f"Not complete: {len(self.runs):,} of {self.asked:,} runs are missing: {names(self.runs)}. Means are over the seeds that "
+            "are there."
+        )
+        outdated = (
+            f"Out of date: {len(self.outdated):,} runs have other settings, data or versions than were requested last: "
+            f"{names(self.outdated)}."
+        )
+        return [missing] * bool(self.runs) + [outdated] * bool(self.outdated)
 
 
-def runs_at(experiment: Experiment, bits: int, labelled: str | None = None) -> list[Run]:
-    """Runs of a code length, and of methods without codes, in the order of the tables."""
-    return [run for run in experiment.runs if run.bits in (0, bits) and labelled in (None, run_labelled(run))]
-
-
-def mean_curves(
-    experiment: Experiment, bits: int, x: str, y: str
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Name -> (x, mean of y over seeds) of two arrays of the runs, at one code length and the most labels."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs_at(experiment, bits, experiment.labelled[-1]):
-        groups.setdefault(row_name(experiment, run), []).append(run)
-    curves = {}
-    for name, runs in groups.items():
-        n = min(len(run.arrays[x]) for run in runs)
-        curves[name] = (runs[0].arrays[x][:n], np.mean([run.arrays[y][:n] for run in runs], axis=0))
-    return curves
+def missing_runs(experiment: Experiment) -> Missing:
+    """Compare the runs of the folder with those that were requested."""
+    there = {run.path.stem: run.about["identity"] for run in experiment.runs}
+    asked = {name: run["identity"] for name, run in experiment.about["planned"].items()}
+    outdated = [name for name, identity in asked.items() if there.get(name, identity) != identity]
+    return Missing(len(asked), [name for name in asked if name not in there], outdated)

@@ -9,10 +9,12 @@ missing, failed or outdated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..config import Config, preset, to_dict
 from ..data.base import Dataset
@@ -30,23 +32,25 @@ log = logging.getLogger(__name__)
 
 ABOUT = "experiment.json"
 _FORMAT = 1
-_NEEDED: dict[str, type] = {
-    "grid": str,
-    "title": str,
-    "kind": str,
-    "data": dict,
-    "protocol": str,
-    "labelled": list,
-    "preset": str,
-    "changes": dict,
-    "variations": list,
-    "left_out": dict,
-    "failed": dict,
-    "planned": dict,
-}
 
-Progress = Callable[..., None]
-"""Called with the number of finished runs and of all runs."""
+
+class _About(BaseModel):
+    """What ``experiment.json`` must hold."""
+
+    model_config = ConfigDict(strict=True)
+
+    grid: str
+    title: str
+    kind: str
+    data: dict[str, Any]
+    protocol: str
+    labelled: list[str | None]
+    preset: str
+    changes: dict[str, dict[str, Any]]
+    variations: list[str]
+    left_out: dict[str, str]
+    failed: dict[str, str]
+    planned: dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -87,18 +91,11 @@ class Summary:
             log.info("%s: %s", spec.label, result.text)
 
 
-def plain_name(dataset: Dataset) -> str:
-    """The data set's name without folders, which differ between machines."""
-    kind, colon, path = dataset.name.partition(":")
-    return f"{kind}:{Path(path).name}" if colon else Path(kind).name
-
-
 def run_experiment(  # noqa: PLR0913
     grid: Grid | str | Path,
     data: object,
     out: str | Path,
     *,
-    dataset: Dataset | None = None,
     data_args: Mapping[str, Any] | None = None,
     base: Config | None = None,
     device: str = "cpu",
@@ -106,7 +103,6 @@ def run_experiment(  # noqa: PLR0913
     data_name: str | None = None,
     overwrite: bool = False,
     checkpoint_seconds: float = 60.0,
-    progress: Progress | None = None,
 ) -> Summary:
     """Run all runs of ``grid`` that are missing in the folder ``out``.
 
@@ -114,7 +110,6 @@ def run_experiment(  # noqa: PLR0913
         grid: a grid, the name of a built-in one, or a TOML file.
         data: anything that :func:`gpq_faiss.open_data` accepts; several jobs need a DATA name.
         out: folder of the experiment.
-        dataset: the opened ``data``, if available.
         data_args: for :func:`gpq_faiss.data.open.open_data`.
         base: base settings of trained methods (default: the grid's preset).
         device: device of networks.
@@ -123,7 +118,6 @@ def run_experiment(  # noqa: PLR0913
         overwrite: repeat finished runs; each is replaced once the new one is complete. If interrupted, the next call makes the
             remaining ones, with or without ``overwrite``.
         checkpoint_seconds: time between checkpoints of a training.
-        progress: called when a run ends.
 
     Raises:
         UsageError: an invalid grid, setting or option.
@@ -138,87 +132,76 @@ def run_experiment(  # noqa: PLR0913
     base = base or preset(grid.preset)
     refuse_the_grids_own(_changes(base))
     resolve_device(device)
-    folder = _check_folder(out)
-    if dataset is None:
-        dataset = open_data(data, **(data_args or {}))
-    planned = plan(grid, dataset, base)
-    about = _about(grid, dataset, base, data_name or plain_name(dataset), planned.left_out)
+    folder = check_output(out, overwrite=True, folder=True)
+    if folder.exists() and not (folder / ABOUT).exists() and any(folder.glob("[!.]*")):
+        raise DataError(f"{folder} holds something other than an experiment: choose another --out")
+    dataset = open_data(data, **(data_args or {}))
+    specs, left_out = plan(grid, dataset, base)
     folder.mkdir(exist_ok=True)
-    about = _begin(folder, about, renamed=data_name is not None)
-    for spec in planned.specs:
+    about = _begin(
+        folder, _description(grid, dataset, base, data_name, left_out), renamed=data_name is not None
+    )
+    for spec in specs:
         path = folder / f"split_{spec.split_hash}.json"
         recover(path)
         if not path.exists():
             spec.split(dataset).save(path)
     context = RunContext(
-        folder,
-        grid.name,
-        data if isinstance(data, str) else "",
-        dict(data_args or {}),
-        about["data"]["name"],
-        device,
-        checkpoint_seconds,
+        folder, grid.name, data, dict(data_args or {}), about["data"]["name"], device, checkpoint_seconds
     )
     if overwrite:
-        make_again(context, planned.specs)
-    done: list[RunSpec] = []
-    todo: list[RunSpec] = []
-    for spec in planned.specs:
-        (done if context.done(spec) else todo).append(spec)
-    note_planned(folder, planned.specs)
+        make_again(context, specs)
+    done = [spec for spec in specs if context.done(spec)]
+    note_planned(folder, specs)
     tidy(context, done)
-    summary = Summary(folder, len(planned.specs), len(done), left_out=planned.left_out)
-    for name, why in planned.left_out.items():
+    summary = Summary(folder, len(specs), len(done), left_out=left_out)
+    for name, why in left_out.items():
         log.info("%s is left out: %s", name, why)
     if done:
-        log.info("%d of %d runs are done", summary.there, summary.total)
-    if progress is not None:
-        progress(summary.there, summary.total)
-    with stage(grid.name, summary.total, "run", done=summary.there) as runs:
+        log.info("%d of %d runs are done", len(done), len(specs))
+    with stage(grid.name, len(specs), "run", done=len(done)) as runs:
 
         def report(result: RunResult) -> None:
             summary.add(result)
             runs.advance()
-            if progress is not None:
-                progress(summary.there + summary.made + len(summary.failed), summary.total)
 
+        names = {spec.name for spec in done}
+        todo = [spec for spec in specs if spec.name not in names]
         try:
             make_runs(context, todo, dataset=dataset, jobs=jobs, report=report)
         finally:
-            _note_failures(folder, planned.specs, summary)
+            _note_failures(folder, specs, summary.failed)
     return summary
 
 
-def _check_folder(out: str | Path) -> Path:
-    folder = check_output(out, overwrite=True, folder=True)
-    foreign = folder.exists() and not (folder / ABOUT).exists()
-    if foreign and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise DataError(f"{folder} holds something other than an experiment: choose another --out")
-    return folder
-
-
-def _changes(base: Config) -> dict[str, Any]:
+def _changes(base: Config) -> dict[str, dict[str, Any]]:
     """The settings in which ``base`` differs from its preset, nested."""
-    of_preset, now = to_dict(preset(base.preset)), to_dict(base)
-    changed: dict[str, Any] = {}
-    for section, values in now.items():
-        if isinstance(values, dict):
-            different = {k: v for k, v in values.items() if v != of_preset[section][k]}
-            if different:
-                changed[section] = different
-    return changed
+    original, now = to_dict(preset(base.preset)), to_dict(base)
+    changed = {
+        section: {k: v for k, v in values.items() if v != original[section].get(k)}
+        for section, values in now.items()
+        if isinstance(values, dict)
+    }
+    return {section: values for section, values in changed.items() if values}
 
 
-def _about(
-    grid: Grid, dataset: Dataset, base: Config, data_name: str, left_out: Mapping[str, str]
+# The folder's description -----------------------------------------------------------------------------------------------
+
+
+def _description(
+    grid: Grid, dataset: Dataset, base: Config, data_name: str | None, left_out: Mapping[str, str]
 ) -> dict[str, Any]:
+    kind, _, path = dataset.name.partition(":")
+    plain = (
+        f"{kind}:{Path(path).name}" if path else Path(kind).name
+    )  # without folders, which differ between machines
     return {
         "experiment_format": _FORMAT,
         "grid": grid.name,
         "title": grid.title,
         "kind": grid.kind,
         "data": {
-            "name": data_name,
+            "name": data_name or plain,
             "fingerprint": dataset.fingerprint,
             "kind": dataset.kind,
             "perceptron": needs_perceptron(dataset),
@@ -248,67 +231,50 @@ def read_about(folder: str | Path) -> dict[str, Any]:
     about = read_json(path, "an experiment (gpq experiment run makes one)")
     if not isinstance(about, dict) or about.get("experiment_format") != _FORMAT:
         raise MismatchError(f"{path} is not an experiment of this version: choose another folder")
-    for key, kind in _NEEDED.items():
-        if not isinstance(about.get(key), kind):
-            raise DataError(f"{path} is damaged ({key!r} is missing or wrong): choose another folder")
+    try:
+        _About.model_validate(about)
+    except ValidationError as error:
+        wrong = error.errors()[0]["loc"][0]
+        raise DataError(f"{path} is damaged ({wrong!r} is missing or wrong): choose another folder") from None
     return about
 
 
 def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, Any]:
     """Write the description of the folder, or check that it agrees; keeps methods left out, failures and planned runs."""
-    if not (folder / ABOUT).exists():
-        write_json(folder / ABOUT, about)
-        return about
-    before = read_about(folder)
-    for what in ("grid", "protocol", "labelled", "queries", "preset", "changes"):
-        if before.get(what) != about[what]:
+    if (folder / ABOUT).exists():
+        before = read_about(folder)
+        for what in ("grid", "protocol", "labelled", "queries", "preset", "changes"):
+            old, new = (of.get(what) or "not set" for of in (before, about))
+            if old != new:
+                raise MismatchError(
+                    f"{folder} holds an experiment with {what} {old}, not {new}: choose another --out"
+                )
+        if before["data"]["fingerprint"] != about["data"]["fingerprint"]:
             raise MismatchError(
-                f"{folder} holds an experiment with {what} {before.get(what) or 'not set'}, not {about[what] or 'not set'}: "
-                "choose another --out"
+                f"{folder} holds runs on {before['data']['name']}, and these data differ: choose another --out"
             )
-    if before["data"]["fingerprint"] != about["data"]["fingerprint"]:
-        raise MismatchError(
-            f"{folder} holds runs on {before['data']['name']}, and these data differ: choose another --out"
-        )
-    merged = (
-        before
-        | about
-        | {
-            "data": about["data"] if renamed else before["data"],
-            "left_out": before["left_out"] | about["left_out"],
-            "failed": before["failed"],
-            "planned": before["planned"],
-        }
-    )
-    write_json(folder / ABOUT, merged)
-    return merged
+        kept = {what: before[what] for what in ("failed", "planned") + (() if renamed else ("data",))}
+        about = before | about | kept | {"left_out": before["left_out"] | about["left_out"]}
+    write_json(folder / ABOUT, about)
+    return about
 
 
-def note_planned(folder: Path, specs: tuple[RunSpec, ...]) -> None:
+def note_planned(folder: Path, specs: Sequence[RunSpec]) -> None:
     """Record the runs requested by this call and earlier ones, so that reports can list missing ones."""
     about = read_about(folder)
-    asked = {
-        spec.name: {
-            "method": spec.method,
-            "bits": spec.bits,
-            "seed": spec.seed,
-            "variation": spec.variation,
-            "labelled": spec.labelled,
-            "identity": spec.identity,
-        }
-        for spec in specs
-    }
+    asked = {spec.name: {"variation": spec.variation, "identity": spec.identity} for spec in specs}
     # Variations that are no longer in the grid are not expected.
     before = {name: run for name, run in about["planned"].items() if run["variation"] in about["variations"]}
     write_json(folder / ABOUT, about | {"planned": before | asked})
 
 
-def _note_failures(folder: Path, specs: tuple[RunSpec, ...], summary: Summary) -> None:
-    """Record why runs failed, for the report; removes runs that are done by now."""
+def _note_failures(folder: Path, specs: Sequence[RunSpec], failed: Mapping[str, str]) -> None:
+    """Record why runs failed, for the report; forget those of runs that are done by now."""
     about = read_about(folder)
-    failed = {
+    here = {spec.name for spec in specs}
+    before = {
         name: why
         for name, why in about["failed"].items()
-        if name not in {spec.name for spec in specs} and not (folder / f"{name}.h5").exists()
+        if name not in here and not (folder / f"{name}.h5").exists()
     }
-    write_json(folder / ABOUT, about | {"failed": failed | summary.failed})
+    write_json(folder / ABOUT, about | {"failed": {**before, **failed}})

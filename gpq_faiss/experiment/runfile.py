@@ -27,18 +27,20 @@ Attributes describe the run: method, bits, seed, variation, settings, data, spli
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..data.base import Dataset
 from ..errors import DataError
-from ..faissio.blob import add_codes, from_bytes
 from ..inputs import parse_json
 from ..store import read_arrays, write_arrays
 from .compute import RunOutput
@@ -46,30 +48,58 @@ from .machine import describe_machine
 from .specs import RUN_FORMAT, RunSpec
 
 WHAT = "a run of gpq experiment"
-# Attribute -> type; dict, list and None are stored as JSON.
-_NEEDED: dict[str, type] = {
-    "grid": str,
-    "method": str,
-    "bits": int,
-    "bits_kept": int,
-    "seed": int,
-    "variation": str,
-    "protocol": str,
-    "identity": str,
-    "split_hash": str,
-    "map": float,
-    "convention": str,
-    "distinct_codes": int,
-    "queries_without_relevant": int,
-    "settings": dict,
-    "data": dict,
-    "counts": dict,
-    "seconds": dict,
-    "machine": dict,
-    "versions": dict,
-}
 FIGURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
 """Names of the arrays with measures."""
+_Share = Annotated[float, Ge(0), Le(1)]
+_Positive = Annotated[int, Ge(1)]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Likeness(_Checked):
+    definition: str
+    nn10_at_100: _Share
+    within_class: _Share | None
+    distinct_in_tops: _Positive
+    queries: _Positive
+
+
+class _Counts(_Checked):
+    queries: int
+    labelled: int
+    unlabelled: int
+    database: int
+
+
+class _About(_Checked):
+    """What the attributes of a run must be."""
+
+    grid: str
+    method: str
+    bits: int
+    bits_kept: int
+    seed: int
+    variation: str
+    protocol: str
+    labelled: str | None
+    identity: str
+    split_hash: str
+    map: float
+    convention: str
+    distinct_codes: int
+    queries_without_relevant: int
+    settings: dict[str, Any]
+    data: dict[str, Any]
+    counts: _Counts
+    seconds: dict[str, float]
+    likeness: _Likeness | None
+    machine: dict[str, Any]
+    versions: dict[str, str]
+
+
+_TEXTS = {name for name, field in _About.model_fields.items() if field.annotation is str}
 
 
 @dataclass(frozen=True)
@@ -108,11 +138,6 @@ class Run:
         """Mean average precision of the queries."""
         return float(self.about["map"])
 
-    @property
-    def likeness(self) -> Mapping[str, Any]:
-        """As :meth:`gpq_faiss.evaluation.likeness.Likeness.as_dict`; empty for images."""
-        return self.about["likeness"] or {}
-
 
 def write_run(
     path: Path, spec: RunSpec, grid: str, dataset: Dataset, data_name: str, output: RunOutput
@@ -123,8 +148,9 @@ def write_run(
         DataError: it cannot be written.
     """
     attributes = dict(output.attributes)
-    log = attributes.pop("log", [])
+    text = "".join(json.dumps(line) + "\n" for line in attributes.pop("log", [])).encode()
     machine = describe_machine()
+    versions = machine.pop("versions")
     about = {
         "kind": "run",
         "format_version": RUN_FORMAT,
@@ -133,19 +159,18 @@ def write_run(
         "bits": spec.bits,
         "seed": spec.seed,
         "variation": spec.variation,
-        "protocol": spec.protocol,
+        "protocol": spec.split_args["protocol"],
         "labelled": spec.labelled,
         "identity": spec.identity,
         "settings": dict(spec.settings),
         "split_hash": spec.split_hash,
         "data": {"name": data_name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
-        "machine": {k: v for k, v in machine.items() if k != "versions"},
-        "versions": machine["versions"],
+        "machine": machine,
+        "versions": versions,
         **attributes,
         "class_names": list(dataset.require_labels().class_names),
         "complete": True,
     }
-    text = "".join(json.dumps(line) + "\n" for line in log).encode()
     arrays = output.arrays | ({"log": np.frombuffer(text, np.uint8)} if text else {})
     return write_arrays(path, arrays, about, compress=True)
 
@@ -158,7 +183,7 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
         names: arrays to read.
 
     Raises:
-        DataError: missing, damaged, foreign, or of another format.
+        DataError: missing, damaged, or of another format.
     """
     path = Path(path)
     arrays, attributes = read_arrays(path, WHAT, {*names, "ap"})
@@ -168,68 +193,33 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
         raise DataError(
             f"{path} has format {attributes.get('format_version')}, not {RUN_FORMAT}: delete it and run it again"
         )
-    about: dict[str, Any] = {}
-    for name, value in attributes.items():
-        needed = _NEEDED.get(name)
-        about[name] = _decoded(value) if needed not in (str, int, float) else value
-    for name, kind in _NEEDED.items():
-        if not isinstance(about.get(name), kind):
-            raise DataError(f"{path} is damaged ({name!r} is missing or wrong): delete it and run it again")
-    for name in ("labelled", "likeness"):  # they may be None
-        if name not in about or (name == "likeness" and not _is_likeness(about[name])):
-            raise DataError(f"{path} is damaged ({name!r} is missing or wrong): delete it and run it again")
+    about = {name: value if name in _TEXTS else _decoded(value) for name, value in attributes.items()}
+    wrong = ""
+    try:
+        _About.model_validate(about)
+    except ValidationError as error:
+        wrong = f"{error.errors()[0]['loc'][0]!r} is missing or wrong"
     ap = arrays.get("ap")
-    if ap is None or ap.ndim != 1 or len(ap) != about["counts"].get("queries"):
-        raise DataError(f"{path} is damaged ('ap' is missing or wrong): delete it and run it again")
-    if abs(float(ap.mean()) - float(about["map"])) > 1e-9:
-        raise DataError(
-            f"{path} is damaged (its mAP is not the mean of its queries'): delete it and run it again"
-        )
+    if not wrong and (ap is None or ap.ndim != 1 or len(ap) != about["counts"]["queries"]):
+        wrong = "'ap' is missing or wrong"
+    elif not wrong and ap is not None and not abs(float(ap.mean()) - about["map"]) < 1e-9:
+        wrong = "its mAP is not the mean of its queries'"
+    if wrong:
+        raise DataError(f"{path} is damaged ({wrong}): delete it and run it again")
     return Run(path, about, arrays)
 
 
-def _is_likeness(value: Any) -> bool:
-    """Whether this is a valid likeness of a run: None, or its figures."""
-    if value is None:
-        return True
-    if not isinstance(value, dict) or not isinstance(value.get("definition"), str):
-        return False
-    shares = [value.get("nn10_at_100"), value.get("within_class", 0.0) or 0.0]
-    counts = [value.get(name) for name in ("distinct_in_tops", "queries")]
-    return all(isinstance(x, int | float) and 0 <= x <= 1 for x in shares) and all(
-        isinstance(x, int) and x > 0 for x in counts
-    )
-
-
 def _decoded(value: Any) -> Any:
-    """Decoded if JSON, else unchanged."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_json(value)
-    except ValueError:
-        return value
+    """Decoded if JSON of None, a list or an object, as which they are written; else unchanged."""
+    if isinstance(value, str) and value.startswith(("null", "[", "{")):
+        with contextlib.suppress(ValueError):
+            return parse_json(value)
+    return value
 
 
 def is_done(path: Path, spec: RunSpec) -> bool:
     """Whether the file of a run exists, is undamaged and has this identity; otherwise the run is repeated."""
-    if not path.exists():
-        return False
     try:
-        return bool(read_run(path).about["identity"] == spec.identity)
+        return path.exists() and bool(read_run(path).about["identity"] == spec.identity)
     except DataError:
         return False
-
-
-def filled_index(path: str | Path) -> Any:
-    """The Faiss index of a run with its database; ids are positions in ``database_rows``.
-
-    Searching it with the run's ``search_input`` gives the method's ranking.
-
-    Raises:
-        DataError: no such run, or one without codes or index (methods without codes; LOPQ, whose index Faiss cannot write).
-    """
-    run = read_run(path, {"codes", "index"})
-    if not {"codes", "index"} <= run.arrays.keys():
-        raise DataError(f"{path} has no codes or no index: {run.method} has none that Faiss can write")
-    return add_codes(from_bytes(run.arrays["index"], str(path)), run.arrays["codes"])

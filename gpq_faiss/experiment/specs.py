@@ -10,9 +10,9 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .machine import versions
 
 RUN_FORMAT = 1
 """Version of the run files; part of every identity."""
-_FEWER_UNLABELLED, _FEWER_DATABASE = range(100, 102)  # streams of random numbers
+_STREAMS = {"unlabelled": 100, "database": 101}  # of random numbers
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RunSpec:
         seed: of the split, weights and batches.
         variation: its name; empty for unchanged methods.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
-        protocol, labelled, queries, unlabelled, database: parameters of the split.
+        split_args: arguments of :func:`split_of` besides the data.
         several_labelled: whether the grid has several values of ``labelled``, which names must then include.
         vectors: number of database items whose vectors are stored.
         split_hash: of the split.
@@ -53,25 +53,27 @@ class RunSpec:
     seed: int
     variation: str
     settings: Mapping[str, Any]
-    protocol: str
-    labelled: str | None
-    queries: str | None
-    unlabelled: int | None
-    database: int | None
+    split_args: Mapping[str, Any]
     several_labelled: bool
     vectors: int
     split_hash: str
     identity: str
 
     @property
+    def labelled(self) -> str | None:
+        """The labelled items, as the command line names them."""
+        named: str | None = self.split_args["labelled"]
+        return named
+
+    @property
     def name(self) -> str:
         """Name of its file without extension; unique in the grid."""
         parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
-        if self.variation:
-            parts.append(_slug(self.variation))
-        if self.several_labelled:
-            parts.append(_slug(self.labelled or "labelled by the protocol"))
-        return "_".join(parts)
+        more = [
+            self.variation,
+            (self.labelled or "labelled by the protocol") if self.several_labelled else "",
+        ]
+        return "_".join([*parts, *(_slug(part) for part in more if part)])
 
     @property
     def label(self) -> str:
@@ -82,21 +84,8 @@ class RunSpec:
         return f"{self.method}{length} seed {self.seed}" + (f" ({details})" if details else "")
 
     def split(self, dataset: Dataset) -> Split:
-        """The roles of the items.
-
-        Raises:
-            DataError: too few items.
-            UsageError: an argument that the protocol does not support.
-        """
-        return split_of(
-            dataset,
-            self.protocol,
-            self.seed,
-            self.labelled,
-            queries=self.queries,
-            unlabelled=self.unlabelled,
-            database=self.database,
-        )
+        """The roles of the items; raises as :func:`split_of`."""
+        return split_of(dataset, **self.split_args)
 
 
 def _slug(text: str) -> str:
@@ -118,28 +107,24 @@ def split_of(
     """The split of a protocol, with at most ``unlabelled`` and ``database`` items in these roles (None: all).
 
     For the same seed, smaller selections are subsets of larger ones.
+
+    Raises:
+        DataError: too few items.
+        UsageError: an argument that the protocol does not support.
     """
     split = make_split(dataset, protocol, seed=seed, labelled=labelled, queries=queries)
-    for role, count, stream in (
-        ("unlabelled", unlabelled, _FEWER_UNLABELLED),
-        ("database", database, _FEWER_DATABASE),
-    ):
+    for role, count in (("unlabelled", unlabelled), ("database", database)):
         rows = getattr(split, role)
         if count is not None and count < len(rows):
-            chosen = np.random.default_rng([seed, stream]).permutation(rows)[:count]
+            chosen = np.random.default_rng([seed, _STREAMS[role]]).permutation(rows)[:count]
             smaller: dict[str, Any] = {role: np.sort(chosen)}
             split = dataclasses.replace(split, **smaller)
     return split
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All runs of a grid, and the methods without runs.
-
-    Attributes:
-        specs: seeds outermost, so that an interrupted grid is a complete table of fewer seeds.
-        left_out: method -> reason why it cannot run on these data.
-    """
+class Plan(NamedTuple):
+    """All runs of a grid, seeds outermost, so that an interrupted grid is a complete table of fewer seeds; and method -> reason why it
+    has no run on these data."""
 
     specs: tuple[RunSpec, ...]
     left_out: Mapping[str, str]
@@ -159,65 +144,58 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
     """
     perceptron = needs_perceptron(dataset)
     used = [name for name in method_names() if any(name in grid.methods_of(v) for v in grid.variations)]
-    left_out = {
-        name: find_method(name).images_only for name in used if perceptron and find_method(name).images_only
-    }
-    for name in used:
-        if name not in left_out:
-            find_method(name).load()
-    splits: dict[tuple[Any, ...], str] = {}
+    entries = {name: find_method(name) for name in used}
+    left_out = {name: e.images_only for name, e in entries.items() if perceptron and e.images_only}
+    for name in entries.keys() - left_out.keys():
+        entries[name].load()
+    hashes: dict[str, str] = {}
     computing = json.dumps(versions(), sort_keys=True)
     specs: list[RunSpec] = []
-    for seed, labelled, variation in _splits_of(grid):
-        role = (seed, labelled, variation.unlabelled, variation.database)
-        sizes = {"unlabelled": variation.unlabelled, "database": variation.database}
-        if role not in splits:
-            split = split_of(dataset, grid.protocol, seed, labelled, queries=grid.queries, **sizes)
-            splits[role] = split.hash
-        methods = [name for name in grid.methods_of(variation) if name not in left_out]
-        for method, bits in (
-            (m, b) for m in methods for b in (grid.bits if find_method(m).any_length else (0,))
-        ):
-            settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron, base=base)
-            condition = fingerprint(
-                str(RUN_FORMAT),
-                f"{method} {find_method(method).revision}",
-                str(bits),
-                dataset.fingerprint,
-                splits[role],
-                computing,
-                str(grid.vectors),
-            )
-            specs.append(
-                RunSpec(
-                    method=method,
-                    bits=bits,
-                    seed=seed,
-                    variation=variation.name,
-                    settings=settings,
-                    protocol=grid.protocol,
-                    labelled=labelled,
-                    queries=grid.queries,
-                    **sizes,
-                    several_labelled=len(grid.labelled) > 1,
-                    vectors=grid.vectors,
-                    split_hash=splits[role],
-                    identity=fingerprint(condition, json.dumps(settings, sort_keys=True)),
+    for seed, number, variation in itertools.product(grid.seeds, range(len(grid.labelled)), grid.variations):
+        if variation.labelled is not None and number:  # a variation with its own ``labelled`` runs once
+            continue
+        split_args: dict[str, Any] = {
+            "protocol": grid.protocol,
+            "seed": seed,
+            "labelled": variation.labelled or grid.labelled[number],
+            "queries": grid.queries,
+            "unlabelled": variation.unlabelled,
+            "database": variation.database,
+        }
+        key = str(split_args)
+        if key not in hashes:
+            hashes[key] = split_of(dataset, **split_args).hash
+        for method in grid.methods_of(variation):
+            lengths = () if method in left_out else grid.bits if entries[method].any_length else (0,)
+            for bits in lengths:
+                settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron, base=base)
+                condition = fingerprint(
+                    str(RUN_FORMAT),
+                    f"{method} {entries[method].revision}",
+                    str(bits),
+                    dataset.fingerprint,
+                    hashes[key],
+                    computing,
+                    str(grid.vectors),
                 )
-            )
+                specs.append(
+                    RunSpec(
+                        method,
+                        bits,
+                        seed,
+                        variation.name,
+                        settings,
+                        split_args,
+                        len(grid.labelled) > 1,
+                        grid.vectors,
+                        hashes[key],
+                        fingerprint(condition, json.dumps(settings, sort_keys=True)),
+                    )
+                )
     if not specs:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
     return Plan(tuple(specs), left_out)
-
-
-def _splits_of(grid: Grid) -> Iterator[tuple[int, str | None, Variation]]:
-    """Seed, labelled and variation, in the order of the runs."""
-    for seed, number in itertools.product(grid.seeds, range(len(grid.labelled))):
-        for variation in grid.variations:
-            choices = grid.labelled_of(variation)
-            if number < len(choices):  # a variation with its own ``labelled`` runs once
-                yield seed, choices[number], variation
 
 
 def _settings(
@@ -226,8 +204,5 @@ def _settings(
     if not find_method(method).deep:
         return make_method(method, bits or 32, seed).settings()
     config = method_config(grid, variation, method, perceptron=perceptron, base=base)
-    K = config.quantizer.codewords
-    config = merge(
-        config, {"quantizer": {"codebooks": codebooks_for_bits(bits, K)}, "training": {"seed": seed}}
-    )
-    return to_dict(validate(config))
+    M = codebooks_for_bits(bits, config.quantizer.codewords)
+    return to_dict(validate(merge(config, {"quantizer": {"codebooks": M}, "training": {"seed": seed}})))

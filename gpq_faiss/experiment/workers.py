@@ -1,14 +1,13 @@
 """Execution of runs: sequentially in this process, or in parallel processes.
 
 A failed run is reported in one line and does not stop the others, even if its process is killed. Each run works in its own locked folder
-below ``.partial/``, so several calls may work on one experiment; a killed run is continued from there.
+``.partial/NAME/``, so several calls may work on one experiment; a killed run is continued from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import multiprocessing
 import os
 import shutil
@@ -28,13 +27,14 @@ from typing import Any, Literal
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..errors import GpqError
-from ..files import discard, lock, open_own, recover, write_error
+from ..files import LOCK, lock, open_own, recover, write_error
+from ..nn.device import resolve_device
 from ..signals import ended_by_signals
+from ..training.loop import RunOptions
 from .compute import TrainingCache, compute
 from .runfile import is_done, read_run, write_run
 from .specs import RunSpec
 
-Status = Literal["done", "failed", "elsewhere"]
 _PARTIAL = ".partial"
 
 
@@ -53,7 +53,7 @@ class RunContext:
 
     folder: Path
     grid: str
-    data: str
+    data: object
     data_args: Mapping[str, Any] = field(hash=False)
     data_name: str
     device: str = "cpu"
@@ -63,9 +63,13 @@ class RunContext:
         """The file of a run."""
         return self.folder / f"{spec.name}.h5"
 
+    def work_of(self, spec: RunSpec) -> Path:
+        """The folder of its unfinished work."""
+        return self.folder / _PARTIAL / spec.name
+
     def again(self, spec: RunSpec) -> Path:
         """Marker file: the run is to be repeated, and its old file does not count."""
-        return self.folder / _PARTIAL / f"{spec.name}.again"
+        return self.work_of(spec) / "again"
 
     def done(self, spec: RunSpec) -> bool:
         """Whether the file of the run exists and counts."""
@@ -77,7 +81,7 @@ class RunResult:
     """How a run ended: ``done``, ``failed`` (``text`` says why), or in progress in another process (``elsewhere``)."""
 
     spec: RunSpec
-    status: Status
+    status: Literal["done", "failed", "elsewhere"]
     text: str = ""
     map: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -109,30 +113,18 @@ def make_runs(
 
 
 def make_run(context: RunContext, dataset: Dataset, spec: RunSpec, cache: TrainingCache) -> RunResult:
-    """Execute one run and write its file. Errors are returned in the result; only signals are raised.
-
-    Args:
-        context: of the experiment.
-        dataset: its data.
-        spec: the run.
-        cache: see :func:`.compute.compute`.
-    """
+    """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
     try:
-        with _claim(context, spec) as partial:
-            if partial is None:
+        with _claimed(context, spec) as work:
+            if work is None:
                 return RunResult(spec, "elsewhere", "in progress in another process")
             path = context.file_of(spec)
             if not context.done(spec):  # another process may have finished it since
-                output = compute(
-                    spec,
-                    dataset,
-                    partial,
-                    cache=cache,
-                    device=context.device,
-                    checkpoint_seconds=context.checkpoint_seconds,
-                )
+                device = resolve_device(context.device)
+                options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
+                output = compute(spec, dataset, work / spec.identity, options, cache)
                 write_run(path, spec, context.grid, dataset, context.data_name, output)
-                context.again(spec).unlink(missing_ok=True)
+            _clear(work)
             run = read_run(path)
             return RunResult(spec, "done", map=run.map, seconds=run.about["seconds"])
     except GpqError as error:
@@ -147,7 +139,72 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:500]
 
 
-# ---------------------------------------------------------------------------------------------------------- processes
+# Folders of unfinished work ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _claimed(context: RunContext, spec: RunSpec) -> Iterator[Path | None]:
+    """Context with the run's locked folder of unfinished work, or None if another process has it.
+
+    Leftovers are removed: those of killed writes, and checkpoints of other settings.
+    """
+    work = context.work_of(spec)
+    try:
+        held = lock(work / LOCK)
+    except OSError as error:
+        raise write_error(work, error) from error
+    if held is None:
+        yield None
+        return
+    try:
+        recover(context.file_of(spec))
+        _clear(work, spec.identity, context.again(spec).name)
+        yield work
+    finally:
+        for remove in ((work / LOCK).unlink, work.rmdir, work.parent.rmdir):  # folders that are empty
+            with contextlib.suppress(OSError):
+                remove()
+        os.close(held)
+
+
+def _clear(work: Path, *keep: str) -> None:
+    """Remove unfinished work, except ``keep`` and the lock, which the caller holds."""
+    for path in work.iterdir():
+        if path.is_dir() and path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name not in (LOCK, *keep):
+            path.unlink()
+
+
+def make_again(context: RunContext, specs: Sequence[RunSpec]) -> None:
+    """Mark these runs for repetition, without their unfinished work; each keeps its file until the new one exists.
+
+    Runs in progress in another process are left to it.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    for spec in specs:
+        with _claimed(context, spec) as work:
+            if work is not None:
+                _clear(work)
+                try:
+                    open_own(context.again(spec), "wb").close()
+                except OSError as error:
+                    raise write_error(context.again(spec), error) from error
+
+
+def tidy(context: RunContext, specs: Sequence[RunSpec]) -> None:
+    """Remove leftovers of processes killed at the very end of these runs, which are done."""
+    for spec in specs:
+        recover(context.file_of(spec))
+        if context.work_of(spec).exists():
+            with _claimed(context, spec) as work:
+                if work is not None:
+                    _clear(work)
+
+
+# Processes --------------------------------------------------------------------------------------------------------------
 
 
 def _make_in_processes(
@@ -222,73 +279,3 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
         return RunResult(spec, "failed", _one_line(error))
     except KeyboardInterrupt:  # the parent is ending
         return RunResult(spec, "failed", "interrupted")
-
-
-# ------------------------------------------------------------------------------------------------------------- folders
-
-
-@contextlib.contextmanager
-def _claim(context: RunContext, spec: RunSpec) -> Iterator[Path | None]:
-    """Context with the run's working folder, or None if another process uses it. Leftovers of other settings are removed.
-
-    The folder is removed once the run's file exists.
-    """
-    root, out = context.folder / _PARTIAL, context.file_of(spec)
-    file = root / f"{spec.name}.lock"
-    try:
-        held = lock(file)
-    except OSError as error:
-        raise write_error(file, error) from error
-    if held is None:
-        yield None
-        return
-    mine = root / f"{spec.name}-{spec.identity}"
-    try:
-        recover(out)
-        _clear(root, spec, keep=mine)
-        yield mine
-        if mine.exists():
-            discard(mine, out)
-    finally:
-        with contextlib.suppress(OSError):
-            file.unlink()
-        os.close(held)
-        with contextlib.suppress(OSError):
-            root.rmdir()  # of the last run
-
-
-def _clear(root: Path, spec: RunSpec, *, keep: Path | None = None) -> None:
-    """Remove unfinished work of a run, except the folder ``keep``; the caller holds its lock."""
-    for other in root.glob(f"{glob.escape(spec.name)}-*"):
-        # One run's name may be a prefix of another's, so the rest must be an identity.
-        ending = other.name.removeprefix(f"{spec.name}-")
-        if other != keep and other.is_dir() and len(ending) == len(spec.identity):
-            shutil.rmtree(other, ignore_errors=True)
-
-
-def make_again(context: RunContext, specs: Sequence[RunSpec]) -> None:
-    """Remove unfinished work of these runs, and mark them for repetition; each keeps its file until the new one exists.
-
-    Runs in progress in another process are left to it.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
-    for spec in specs:
-        with _claim(context, spec) as partial:
-            if partial is not None:
-                _clear(partial.parent, spec)
-                try:
-                    open_own(context.again(spec), "wb").close()
-                except OSError as error:
-                    raise write_error(context.again(spec), error) from error
-
-
-def tidy(context: RunContext, specs: Sequence[RunSpec]) -> None:
-    """Remove leftovers of processes killed at the very end of these runs, which are done."""
-    for spec in specs:
-        recover(context.file_of(spec))
-        if any((context.folder / _PARTIAL).glob(f"{glob.escape(spec.name)}[.-]*")):
-            with _claim(context, spec) as partial:
-                if partial is not None:
-                    _clear(partial.parent, spec)

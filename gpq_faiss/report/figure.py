@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +28,33 @@ def check_picture(out: str | Path, *, overwrite: bool) -> Path:
     return check_output(path, overwrite=overwrite)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches outside of matplotlib's global state (freed automatically, thread-safe)."""
+@contextmanager
+def picture(
+    out: str | Path, width: float, height: float, *, overwrite: bool, dpi: int = 160
+) -> Iterator[Figure]:
+    """A figure of this size in inches, outside of matplotlib's global state. At the end it is written in the format of its extension,
+    without dates or random ids, so that files are reproducible.
+
+    Raises:
+        UsageError: another extension than .png, .svg or .pdf.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    path = check_picture(out, overwrite=overwrite)
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), facecolor="white")
-
-
-def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write the figure in the format of its extension, without dates or random ids, so that files are reproducible."""
-    from matplotlib import rc_context
-
+    figure = Figure(figsize=(width, height), facecolor="white")
+    yield figure
     form = path.suffix.lower().lstrip(".")
     # Without a salt, ids inside an SVG are random.
     with atomic_path(path) as temporary, rc_context({"svg.hashsalt": "gpq"}):
         figure.savefig(temporary, format=form, dpi=dpi, metadata=_DATES[form])
-    return path
 
 
-def style_axes(axes: Axes, title: str | None, x: str, y: str) -> None:
-    """Plain axes: two spines and a light grid."""
+def new_axes(figure: Figure, title: str | None, x: str, y: str) -> Axes:
+    """Plain axes that fill the figure: two spines and a light grid."""
+    figure.set_layout_engine("constrained")
+    axes = figure.add_subplot()
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -57,3 +66,4 @@ def style_axes(axes: Axes, title: str | None, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=10, color="#222222")
     if title:
         axes.set_title(title, fontsize=11, loc="left", color="#111111", pad=10)
+    return axes

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from .figure import check_picture, new_figure, save_figure
+from .figure import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,100 +65,75 @@ def save_gallery(
     if not rows:
         raise DataError("no queries to draw: give one at least")
     for i, row in enumerate(rows):
-        _check(row, i)
-    path = check_picture(out, overwrite=overwrite)
+        _check(row, f"gallery row {i}")
     shown = min(columns, max(len(row.results) for row in rows))
     labelled = any(row.scores is not None or row.names is not None or row.query_name for row in rows)
-    texts = _TEXT if labelled else 0.0
+    line = _CELL + _GAP + (_TEXT if labelled else 0.0)
     head = 24.0 + (26.0 if title else 0.0)
-    divide = 2.6 * _GAP  # between the query and its results
-    width = 2 * _GAP + _CELL + divide + shown * (_CELL + _GAP)
-    height = head + len(rows) * (_CELL + _GAP + texts) + 26.0
-    figure = new_figure(width / _INCH, height / _INCH)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)  # y runs downwards, as in an image
-    if title:
-        axes.text(_GAP, 20, title, fontsize=11, color="#111111", va="center")
-    first = 2 * _GAP + _CELL + divide - _GAP
-    axes.text(_GAP + _CELL / 2, head - 10, "query", fontsize=8.5, color="#555555", ha="center", va="center")
-    for j in range(shown):
-        x = first + j * (_CELL + _GAP) + _CELL / 2
-        axes.text(x, head - 10, str(j + 1), fontsize=8.5, color="#555555", ha="center", va="center")
-    for i, row in enumerate(rows):
-        y = head + i * (_CELL + _GAP + texts)
-        _draw_image(axes, row.query, _GAP, y, "#222222", 1.2)
-        _label(axes, row.query_name, _GAP, y)
-        for j, image in enumerate(row.results[:shown]):
-            x = first + j * (_CELL + _GAP)
-            known = row.relevant[j] if row.relevant is not None else None
-            _draw_image(axes, image, x, y, _PLAIN if known is None else _RIGHT if known else _WRONG, 3.0)
-            parts = [row.names[j]] if row.names is not None else []
-            parts += [f"{row.scores[j]:.2f}"] if row.scores is not None else []
-            _label(axes, " · ".join(parts), x, y)
-    axes.plot([first - divide / 2 + 0.5] * 2, [head, height - 30], color="#DDDDDD", linewidth=1)
-    if any(row.relevant is not None for row in rows):
-        _key(axes, first, height - 13)
-    return save_figure(figure, path, dpi=150)
+    first = _CELL + 3.6 * _GAP  # where results begin, beside the query
+    width, height = first + shown * (_CELL + _GAP) + _GAP, head + len(rows) * line + 26.0
+    with picture(out, width / _INCH, height / _INCH, overwrite=overwrite, dpi=150) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set_xlim(0, width)
+        axes.set_ylim(height, 0)  # y runs downwards, as in an image
+        if title:
+            axes.text(_GAP, 20, title, fontsize=11, color="#111111", va="center")
+        starts = [first + j * (_CELL + _GAP) for j in range(shown)]
+        for x, text in zip((_GAP, *starts), ("query", *map(str, range(1, shown + 1))), strict=True):
+            _text(axes, text, x, head - 10, 8.5, "#555555")
+        for i, row in enumerate(rows):
+            y = head + i * line
+            _draw_image(axes, row.query, _GAP, y, "#222222", 1.2)
+            _text(axes, row.query_name, _GAP, y + _CELL + 11)
+            for j, (x, image) in enumerate(zip(starts, row.results, strict=False)):
+                known = row.relevant[j] if row.relevant is not None else None
+                _draw_image(axes, image, x, y, _PLAIN if known is None else _RIGHT if known else _WRONG, 3.0)
+                parts = [row.names[j]] if row.names is not None else []
+                parts += [f"{row.scores[j]:.2f}"] if row.scores is not None else []
+                _text(axes, " · ".join(parts), x, y + _CELL + 11)
+        axes.plot([first - 1.3 * _GAP] * 2, [head, height - 30], color="#DDDDDD", linewidth=1)
+        if any(row.relevant is not None for row in rows):
+            for colour, text, x in ((_RIGHT, "relevant", first), (_WRONG, "not relevant", first + 84)):
+                _frame(axes, x, height - 18, 10, edgecolor=colour, linewidth=1.8)
+                axes.text(x + 16, height - 13, text, fontsize=8, color="#333333", va="center")
+    return Path(out)
 
 
-def _check(row: Ranked, i: int) -> None:
-    for what, image in [
-        ("the query", row.query),
-        *((f"result {j}", image) for j, image in enumerate(row.results)),
-    ]:
+def _check(row: Ranked, where: str) -> None:
+    for image in (row.query, *row.results):
         fits = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
         if image.dtype != np.uint8 or not fits or not image.size:
             raise DataError(
-                f"gallery row {i}, {what}: images must be uint8 [H, W, 3] or [H, W], not {image.dtype} {image.shape}"
+                f"{where}: images must be uint8 [H, W, 3] or [H, W], not {image.dtype} {image.shape}"
             )
-    for what, values in (("scores", row.scores), ("relevant", row.relevant), ("names", row.names)):
+    for what in ("scores", "relevant", "names"):
+        values = getattr(row, what)
         if values is not None and len(values) != len(row.results):
-            raise DataError(
-                f"gallery row {i}: {len(values)} {what} for {len(row.results)} results: give one each"
-            )
+            raise DataError(f"{where}: {len(values)} {what} for {len(row.results)} results: give one each")
 
 
 def _draw_image(axes: Axes, image: Image, x: float, y: float, colour: str, line: float) -> None:
     """Draw an image into a cell, keeping its aspect ratio, and the frame around the cell."""
-    from matplotlib.patches import Rectangle
-
-    high, wide = image.shape[:2]
-    scale = _CELL / max(high, wide)
-    left, top = x + (_CELL - wide * scale) / 2, y + (_CELL - high * scale) / 2
-    axes.add_patch(Rectangle((x, y), _CELL, _CELL, facecolor="#F2F2F2", edgecolor="none", zorder=1))
+    high, wide = (side * _CELL / max(image.shape[:2]) for side in image.shape[:2])
+    left, top = x + (_CELL - wide) / 2, y + (_CELL - high) / 2
+    smooth = "nearest" if max(image.shape[:2]) < _SMALL else "antialiased"
+    _frame(axes, x, y, _CELL, facecolor="#F2F2F2", edgecolor="none", zorder=1)
+    place = (left, left + wide, top + high, top)
     axes.imshow(
-        image, extent=(left, left + wide * scale, top + high * scale, top), cmap="gray", vmin=0, vmax=255, zorder=2,
-        aspect="auto", interpolation="nearest" if max(high, wide) < _SMALL else "antialiased",
-    )  # fmt: skip
-    edge = line / 2
-    axes.add_patch(
-        Rectangle(
-            (x - edge, y - edge),
-            _CELL + line,
-            _CELL + line,
-            facecolor="none",
-            edgecolor=colour,
-            linewidth=line * 0.72,
-            zorder=3,
-        )
+        image, extent=place, cmap="gray", vmin=0, vmax=255, zorder=2, aspect="auto", interpolation=smooth
     )
+    edge = line / 2
+    _frame(axes, x - edge, y - edge, _CELL + line, edgecolor=colour, linewidth=line * 0.72, zorder=3)
 
 
-def _label(axes: Axes, text: str, x: float, y: float) -> None:
-    if text:
-        short = text if len(text) <= 14 else text[:13].rstrip() + "…"
-        axes.text(
-            x + _CELL / 2, y + _CELL + 11, short, fontsize=7.5, color="#333333", ha="center", va="center"
-        )
-
-
-def _key(axes: Axes, x: float, y: float) -> None:
+def _frame(axes: Axes, x: float, y: float, side: float, **style: Any) -> None:
     from matplotlib.patches import Rectangle
 
-    for colour, text, shift in ((_RIGHT, "relevant", 0.0), (_WRONG, "not relevant", 84.0)):
-        axes.add_patch(
-            Rectangle((x + shift, y - 5), 10, 10, facecolor="none", edgecolor=colour, linewidth=1.8)
-        )
-        axes.text(x + shift + 16, y, text, fontsize=8, color="#333333", va="center")
+    axes.add_patch(Rectangle((x, y), side, side, **({"facecolor": "none"} | style)))
+
+
+def _text(axes: Axes, text: str, x: float, y: float, size: float = 7.5, colour: str = "#333333") -> None:
+    """Write a text in the middle of a cell's width, shortened to it."""
+    short = text if len(text) <= 14 else text[:13].rstrip() + "…"
+    axes.text(x + _CELL / 2, y, short, fontsize=size, color=colour, ha="center", va="center")

@@ -22,7 +22,7 @@ from ..files import check_output
 from ..methods.measure import Coded
 from ..report import html
 from ..report.gallery import Ranked
-from ..report.plots import plot_pr_curves
+from ..report.plots import plot_curves
 from .search_result import class_text
 
 DEFAULT_KS = (1, 10, 100, 1000)
@@ -141,7 +141,7 @@ class Evaluation(Shown):
             for name, r in results.items()
         }
         title = f"{self.data}{length[self.method] if same else ''}, protocol {self.protocol}"
-        return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
+        return plot_curves(curves, out, x="recall", y="precision", title=title, overwrite=overwrite)
 
     def save_page(
         self,

@@ -1,4 +1,4 @@
-"""Grids: what a TOML means, and what is refused in it."""
+"""Grids: what a TOML means, what is refused in it, and which runs it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from experiment.experiments import small_grid
 from PIL import Image
 
-from gpq_faiss.config import Config, from_dict, merge, preset, validate
+from gpq_faiss.config import from_dict, merge, preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
@@ -23,62 +23,48 @@ from gpq_faiss.experiment.specs import RunSpec, plan, split_of
 from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.training.loop import resolve_image_size
 
+ROOT = Path(__file__).parents[2]
+GRIDS = [*built_in_grids(), *map(str, sorted((ROOT / "benchmarks").glob("*.toml")))]
+
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
     return open_data("digits")
 
 
-def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
-    grids = {name: read_grid(name) for name in built_in_grids()}
-    assert set(grids) == {
-        "table2",
-        "table3",
-        "ablation",
-        "likeness",
-        "pairs",
-        "sensitivity",
-        "scale",
-        "tsne",
-        "voronoi",
-    }
-    for name in ("table2", "table3"):
-        assert grids[name].methods == tuple(METHODS)
-        assert grids[name].bits == (12, 24, 32, 48)
-        assert grids[name].protocol == {"table2": "1", "table3": "2"}[name]
-        assert len(grids[name].seeds) == 3
-    weights = {
-        (v.config["loss"]["lambda1"], v.config["loss"]["lambda2"]) for v in grids["sensitivity"].variations
-    }
-    assert len(weights) == 25
-    assert (0.1, 0.1) in weights
-    assert grids["sensitivity"].preset == "paper"
-    assert grids["table3"].preset == "unseen-classes"
-    names = [v.name for v in grids["ablation"].variations]
-    assert (names[0], names[-1]) == ("recommended", "last weights instead of the average")
+def specs_of(digits: Dataset, base: str = "paper", **changes: Any) -> tuple[RunSpec, ...]:
+    return plan(small_grid(**changes), digits, preset(base)).specs
 
 
 @pytest.mark.parametrize("perceptron", [True, False], ids=["features", "images"])
-@pytest.mark.parametrize("name", list(built_in_grids()))
-def test_every_run_of_a_built_in_grid_has_settings_that_can_be(name: str, perceptron: bool) -> None:
+@pytest.mark.parametrize("name", GRIDS, ids=lambda name: Path(name).name)
+def test_every_run_of_a_packaged_grid_has_settings_that_can_be(name: str, perceptron: bool) -> None:
     grid = read_grid(name)
-    seen: dict[str, set[str]] = {}
+    seen: set[tuple[str, ...]] = set()
     for variation in grid.variations:
         for method in grid.methods_of(variation):
-            if not METHODS[method].deep:
-                continue
-            config = method_config(
-                grid, variation, method, perceptron=perceptron, base=preset(variation.preset or grid.preset)
-            )
-            config = validate(config)
-            # Variations that change the sets and not the settings are told apart by these.
-            sizes = f"{variation.labelled} {variation.unlabelled} {variation.database}"
-            known = seen.setdefault(method, set())
-            assert f"{config.fingerprint()} {sizes}" not in known, (
-                f"{method}: '{variation.name}' changes nothing"
-            )
-            known.add(f"{config.fingerprint()} {sizes}")
-    assert {"gpq", "posterior"} & set(seen)
+            if METHODS[method].deep:
+                base = preset(variation.preset or grid.preset)
+                config = method_config(grid, variation, method, perceptron=perceptron, base=base)
+                # Variations that change the sets and not the settings are told apart by these.
+                sizes = f"{variation.labelled} {variation.unlabelled} {variation.database}"
+                key = (method, validate(config).fingerprint(), sizes)
+                assert key not in seen, f"{method}: '{variation.name}' changes nothing"
+                seen.add(key)
+    assert seen
+
+
+def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == set(built_in_grids())
+    for name, protocol in (("table2", "1"), ("table3", "2")):
+        grid = read_grid(name)
+        assert (grid.methods, grid.bits, grid.protocol) == (tuple(METHODS), (12, 24, 32, 48), protocol)
+    assert len(read_grid("sensitivity").variations) == 25
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    grid = grid_from(tomllib.loads(block), "page")
+    assert [v.name for v in grid.variations] == ["", "no entropy"]
+    assert grid.settings["pqn"] == {"training": {"learning_rate": 0.002}}
 
 
 def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
@@ -88,9 +74,7 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
     other = grid.with_options(bits=(12,), seeds=None, labelled=("all",))
     assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), ("all",))
-    table = read_grid("table2")
-    assert table.with_options(bits=(12,)).title == table.title == "Table 2: mAP under protocol 1"
-    assert table.with_options(protocol="2").title == "Table 2: mAP under protocol 2"
+    assert read_grid("table2").with_options(protocol="2").title == "Table 2: mAP under protocol 2"
     # In the order of the tables, whatever the order in the file.
     assert other.methods_of(other.variations[0]) == ("gpq", "pq")
 
@@ -103,59 +87,49 @@ _ONLY_WEIGHTS = (
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"method": ["pq"]}, "unknown key 'method': known here are title"),
+        ({"method": ["pq"]}, "unknown key 'method': known here are name, title"),
+        ({"name": "x"}, "unknown key"),
         ({"methods": ["lsh"]}, "no method 'lsh': choose one of gpq"),
-        ({"methods": []}, "no methods"),
+        ({"methods": []}, "methods is empty"),
         ({"methods": ["pq", "pq"]}, "methods has an entry twice"),
-        ({"bits": [12, "24"]}, "a list of int is expected"),
-        ({"bits": [0]}, "bits = 0"),
-        ({"bits": 12}, "bits = 12: list is expected"),
-        ({"seeds": [-1]}, "seed -1"),
-        ({"seeds": [True]}, "a list of int is expected"),
-        ({"kind": "pie"}, "kind = 'pie': choose one of table"),
+        ({"bits": [12, "24"]}, r"bits\.1 = '24': input should be a valid integer"),
+        ({"bits": [0]}, r"bits\.0 = 0: input should be greater than or equal to 1"),
+        ({"bits": 12}, r"bits = 12: .*: write bits = \[12\]"),
+        ({"seeds": [-1]}, r"seeds\.0 = -1: input should be greater"),
+        ({"seeds": [True]}, r"seeds\.0 = True: input should be a valid integer"),
+        ({"seeds": [2**31 - 1]}, "less than or equal to 2147483646"),
+        ({"kind": "pie"}, "kind = 'pie': input should be 'table', 'ablation'"),
         ({"protocol": "none"}, "protocol 'none'"),
         ({"protocol": "transfer:2"}, "a share of classes is above 0 and below 1"),
         ({"protocol": "3"}, "no protocol '3': choose one of 1, 2, transfer"),
-        ({"labelled": "0.1"}, "labelled = '0.1': list is expected"),
-        ({"queries": 100}, "queries = 100: str is expected"),
+        ({"labelled": "0.1"}, r'labelled = \["0.1"\]'),
+        ({"queries": 100}, "queries = 100: input should be a valid string"),
         ({"preset": "best"}, "no preset 'best'"),
         ({"vectors": -1}, "vectors = -1"),
         ({"config": {"loss": {"lambda9": 1}}}, "setting 'loss.lambda9' is unknown"),
-        ({"config": {"loss": {"lambda1": "big"}}}, "loss.lambda1 = 'big': input should be a valid number"),
+        ({"config": {"training": {"seed": 3}}}, r"training\.seed is not changed .* from the grid's seeds"),
         ({"settings": {"lsh": {}}}, "no method 'lsh'"),
         ({"settings": {"gpq": {"los": {}}}}, "setting 'los' is unknown"),
+        ({"settings": {"gpq": 3}}, r"settings\.gpq = 3: "),
+        ({"settings": {"pq": {"training": {"steps": 3}}}}, r"settings\.pq: only networks have settings"),
+        ({"settings": {"gpq": {"quantizer": {"codebooks": 4}}}}, "follows from the grid's bits"),
         ({"variation": ["x"]}, r"write \[\[variation\]\]"),
-        ({"variation": [{"nam": "x"}]}, "unknown key 'variation 1: nam'"),
+        ({"variation": [{"nam": "x"}]}, r"unknown key 'variation 0.nam': known here are name, config"),
         ({"variation": [{"name": "x"}, {"name": "x"}]}, "two variations are named 'x'"),
         ({"variation": [{"methods": ["lsh"]}]}, "no method 'lsh'"),
-        ({"variation": [{"database": 0}]}, "database = 0"),
+        ({"variation": [{}, {"database": 0}]}, r"variation 1.database = 0"),
         ({"variation": [{"config": {"loss": {"x": 1}}}]}, "setting 'loss.x' is unknown"),
+        ({"variation": [{"config": {"preset": "paper"}}]}, "follows from the grid's preset"),
         ({"product": {"lambda1": [1]}}, 'write section and setting, as in "loss.lambda1"'),
         ({"product": {"loss.lambda1": 1.0}}, "a list of values is expected"),
         ({"product": {"loss.lambda1": []}}, "a list of values is expected"),
         ({"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}}, "more than 100,000"),
         ({"product": {"loss.x": [1.0]}}, "setting 'loss.x' is unknown"),
-        ({"seeds": [2**31 - 1]}, "seed 2147483647: 0 to 2147483646 are possible"),
-        ({"settings": {"gpq": 3}}, r"settings\.gpq = 3: write \[settings\.gpq\.SECTION\]"),
-        ({"settings": {"pq": {"training": {"steps": 3}}}}, r"settings\.pq: only networks have settings"),
-        (
-            {"config": {"training": {"seed": 3}}},
-            r"training\.seed is not changed .*: it follows from the grid's seeds",
-        ),
         ({"product": {"training.seed": [1, 2]}}, "follows from the grid's seeds"),
-        ({"product": {"quantizer.codebooks": [4, 6]}}, "follows from the grid's bits"),
-        ({"settings": {"gpq": {"quantizer": {"codebooks": 4}}}}, "follows from the grid's bits"),
-        ({"variation": [{"config": {"preset": "paper"}}]}, "follows from the grid's preset"),
-        (
-            {"kind": "sensitivity", "product": {"loss.lambda1": [0.0, 1.0], "loss.beta": [4.0, 5.0]}},
-            _ONLY_WEIGHTS,
-        ),
+        ({"kind": "sensitivity", "product": {"loss.lambda1": [0, 1], "loss.beta": [4, 5]}}, _ONLY_WEIGHTS),
         ({"kind": "sensitivity", "variation": [{}, {"name": "x", "database": 50}]}, _ONLY_WEIGHTS),
         ({"kind": "sensitivity", "variation": [{}, {"name": "x", "preset": "paper"}]}, _ONLY_WEIGHTS),
-        (
-            {"kind": "scale", "product": {"loss.lambda2": [0.0, 0.1]}},
-            "shows the numbers of items and nothing else",
-        ),
+        ({"kind": "scale", "product": {"loss.lambda2": [0.0, 0.1]}}, "shows the numbers of items and"),
     ],
 )
 def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
@@ -164,50 +138,26 @@ def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
 
 
 def test_files_that_are_no_grid(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"no grid 'table9': choose one of ablation.*, or name a \.toml file"
-    ):
+    with pytest.raises(UsageError, match=r"no grid 'table9': choose one of ablation.*, or name a \.toml"):
         read_grid("table9")
-    with pytest.raises(DataError, match="not found"):
-        read_grid(tmp_path / "none.toml")
     bad = tmp_path / "bad.toml"
-    bad.write_text("methods = [")
-    with pytest.raises(DataError, match="is not TOML"):
-        read_grid(bad)
-    bad.write_text("bits = [0]")
-    with pytest.raises(UsageError, match=r"bad\.toml: bits = 0"):
-        read_grid(bad)
-    with pytest.raises(DataError, match="is a folder"):
-        read_grid((tmp_path / "folder.toml").mkdir() or tmp_path / "folder.toml")
+    for text, error, message in (
+        (None, DataError, "not found"),
+        ("methods = [", DataError, "is not TOML"),
+        ("bits = [0]", UsageError, r"bad\.toml: bits\.0 = 0"),
+    ):
+        if text is not None:
+            bad.write_text(text)
+        with pytest.raises(error, match=message):
+            read_grid(bad)
 
 
-def test_the_page_on_experiments_names_the_grids_and_its_example_is_one() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [
-        "table2",
-        "table3",
-        "ablation",
-        "likeness",
-        "pairs",
-        "sensitivity",
-        "scale",
-        "tsne",
-        "voronoi",
-    ]
-    (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
-    grid = grid_from(tomllib.loads(block), "page")
-    assert [v.name for v in grid.variations] == ["", "no entropy"]
-    assert grid.settings["pqn"] == {"training": {"learning_rate": 0.002}}
-
-
-# --------------------------------------------------------------------------------------------------------------- plans
+# Plans ------------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
-    grid = small_grid(
-        variation=[{}, {"name": "more", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.5}}}]
-    )
-    specs = plan(grid, digits, preset("paper")).specs
+    more = {"name": "more", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.5}}}
+    specs = specs_of(digits, variation=[{}, more])
     # A method that keeps no code has one run per seed.
     assert [(c.method, c.bits, c.seed, c.variation) for c in specs[: len(specs) // 2]] == [
         ("gpq", 12, 0, ""),
@@ -221,19 +171,18 @@ def test_runs_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
     assert [c.seed for c in specs] == sorted(c.seed for c in specs)
     assert len({c.name for c in specs}) == len({c.identity for c in specs}) == len(specs)
     assert all(re.fullmatch(r"[a-z0-9._-]+", c.name) for c in specs)
-    of = {(c.method, c.bits, c.seed, c.variation): c for c in specs}
-    settings = of["gpq", 24, 1, "more"].settings
-    assert settings["quantizer"]["codebooks"] == 6
-    assert settings["training"]["seed"] == 1
-    assert settings["training"]["steps"] == 20
-    assert settings["loss"]["lambda2"] == 0.5
-    assert of["gpq", 24, 1, ""].settings["loss"]["lambda2"] == 0.1
+    (settings,) = (c.settings for c in specs if (c.bits, c.seed, c.variation) == (24, 1, "more"))
+    assert (settings["quantizer"]["codebooks"], settings["loss"]["lambda2"]) == (6, 0.5)
+    assert (settings["training"]["seed"], settings["training"]["steps"]) == (1, 20)
 
 
-def test_a_run_is_another_when_anything_that_matters_is(digits: Dataset) -> None:
-    def identity(base: Any = None, **changes: Any) -> str:
-        grid = small_grid(**({"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes))
-        return plan(grid, digits, base or preset("paper")).specs[0].identity
+def test_a_run_is_another_when_anything_that_matters_is(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def identity(base: str = "paper", **changes: Any) -> str:
+        return specs_of(digits, base, **({"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes))[
+            0
+        ].identity
 
     same = identity()
     assert identity(title="another title", kind="ablation") == same
@@ -248,33 +197,29 @@ def test_a_run_is_another_when_anything_that_matters_is(digits: Dataset) -> None
         identity(vectors=5),
         identity(methods=["gpq-h"]),
         identity(config={"training": {"steps": 21}}),
-        identity(base=preset("recommended")),
+        identity(base="recommended"),
         identity(variation=[{"database": 100}]),
-        plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).specs[0].identity,
-        plan(small_grid(methods=["pq"], bits=[24]), digits, preset("paper")).specs[0].identity,
+        identity(methods=["pq"]),
+        identity(methods=["pq"], bits=[24]),
     ]
+    pq = METHODS["pq"]
+    monkeypatch.setitem(METHODS, "pq", dataclasses.replace(pq, revision=pq.revision + 1))
+    assert identity() == same
+    others.append(identity(methods=["pq"]))
     assert len({same, *others}) == len(others) + 1
 
 
 def test_several_numbers_of_labels_are_told_apart(digits: Dataset) -> None:
-    grid = small_grid(
-        methods=["gpq"],
-        bits=[12],
-        seeds=[0],
-        labelled=["5-per-class", "0.1"],
-        variation=[{}, {"name": "own", "labelled": "9-per-class"}],
-    )
-    specs = plan(grid, digits, preset("paper")).specs
-    assert [(c.variation, c.labelled) for c in specs] == [
-        ("", "5-per-class"),
-        ("own", "9-per-class"),
-        ("", "0.1"),
-    ]
+    own = {"name": "own", "labelled": "9-per-class"}
+    labelled = ["5-per-class", "0.1"]
+    specs = specs_of(digits, methods=["gpq"], bits=[12], seeds=[0], labelled=labelled, variation=[{}, own])
+    found = [(c.variation, c.labelled) for c in specs]
+    assert found == [("", "5-per-class"), ("own", "9-per-class"), ("", "0.1")]
     assert len({c.name for c in specs}) == 3
     assert "5-per-class" in specs[0].name
 
 
-def test_settings_are_layered(digits: Dataset) -> None:
+def test_settings_are_layered() -> None:
     grid = small_grid(
         config={"loss": {"beta": 5.0}, "training": {"steps": 9}},
         settings={"gpq-h": {"loss": {"beta": 6.0}}},
@@ -289,47 +234,30 @@ def test_settings_are_layered(digits: Dataset) -> None:
     def config(method: str, variation: Any = first, perceptron: bool = True) -> Any:
         return method_config(grid, variation, method, perceptron=perceptron, base=preset("paper"))
 
-    assert config("gpq").loss.beta == 5.0
-    assert config("gpq-h").loss.beta == 6.0
-    assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 0.0)
+    assert (config("gpq").loss.beta, config("gpq").training.steps) == (5.0, 11)
+    variant = config("gpq-h").loss
+    assert (variant.beta, variant.lambda1, variant.lambda2) == (6.0, 0.0, 0.0)
     assert config("gpq-t").gpq.metric == "triplet"
-    assert config("gpq").training.steps == 11
     assert config("gpq", second).training.steps == 9
     assert config("gpq", second).network == preset("recommended").network
-    # A committee is GPQ's own; the others have a perceptron where there is nothing to convolve.
-    assert config("pqn", second).method == "gpq"
-    assert config("pqn", second).network.hidden == (512,)
-    assert config("pqn", second, perceptron=False).network.hidden == ()
-    assert config("pqn", third, perceptron=False).network.hidden == (512,)
-    assert config("pqn", third, perceptron=False).network.noise == 0.5
+    # Class networks are GPQ's own; the others have a perceptron where there is nothing to convolve.
+    for variation, perceptron, hidden in (
+        (second, True, (512,)),
+        (second, False, ()),
+        (third, False, (512,)),
+    ):
+        other = config("pqn", variation, perceptron=perceptron)
+        assert (other.method, other.network.hidden) == ("gpq", hidden)
     # The budget is shared; what is GPQ's own is not.
-    shared = (
-        "steps",
-        "batch_labelled",
-        "batch_unlabelled",
-        "learning_rate",
-        "beta1",
-        "schedule",
-        "validation",
-    )
-    for name in shared:
-        assert getattr(config("pqn", second).training, name) == getattr(config("gpq", second).training, name)
-    assert config("pqn", second).training.ema == 0.0
-    assert dataclasses.replace(config("pqn", second).loss, beta=4.0) == preset("paper").loss
+    ours, theirs = config("gpq", second), config("pqn", second)
+    assert theirs.training == dataclasses.replace(ours.training, ema=0.0)
+    assert dataclasses.replace(theirs.loss, beta=4.0) == preset("paper").loss
 
 
-def test_settings_of_networks_are_no_other_run_of_what_is_none(digits: Dataset) -> None:
-    grid = small_grid(
-        methods=["gpq", "pq"],
-        bits=[12],
-        seeds=[0],
-        product={"loss.lambda1": [0.0, 0.1]},
-        variation=[
-            {"name": "few", "database": 100},
-            {"name": "few, paper", "database": 100, "preset": "paper"},
-        ],
-    )
-    specs = plan(grid, digits, preset("paper")).specs
+def test_a_method_without_settings_runs_once_on_the_same_items(digits: Dataset) -> None:
+    few = [{"name": "few", "database": 100}, {"name": "few, paper", "database": 100, "preset": "paper"}]
+    product = {"loss.lambda1": [0.0, 0.1]}
+    specs = specs_of(digits, methods=["gpq", "pq"], bits=[12], seeds=[0], product=product, variation=few)
     assert [(c.method, c.variation) for c in specs] == [
         ("gpq", "few"),
         ("pq", "few"),
@@ -340,49 +268,33 @@ def test_settings_of_networks_are_no_other_run_of_what_is_none(digits: Dataset) 
     ]
 
 
-def test_a_revision_of_a_method_makes_its_runs_anew(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    def identities() -> dict[str, str]:
-        specs = plan(small_grid(bits=[12], seeds=[0]), digits, preset("paper")).specs
-        return {spec.method: spec.identity for spec in specs}
-
-    before = identities()
-    newer = dataclasses.replace(METHODS["pq"], revision=METHODS["pq"].revision + 1)
-    monkeypatch.setitem(METHODS, "pq", newer)
-    after = identities()
-    assert {name for name in before if before[name] != after[name]} == {"pq"}
-
-
 def test_queries_are_as_many_as_are_asked_for(digits: Dataset, tmp_path: Path) -> None:
-    def queries(spec: str) -> np.ndarray:
-        (spec,) = plan(
-            small_grid(methods=["pq"], bits=[12], seeds=[0], queries=spec), digits, preset("paper")
-        ).specs
-        return spec.split(digits).query
+    def queries(spec: str, protocol: str = "1") -> np.ndarray:
+        one = {"methods": ["pq"], "bits": [12], "seeds": [0], "queries": spec, "protocol": protocol}
+        return specs_of(digits, **one)[0].split(digits).query
 
-    few = queries("7-per-class")
-    assert (digits.require_labels().dense(few).sum(axis=0) == 7).all()
+    assert (digits.require_labels().dense(queries("7-per-class")).sum(axis=0) == 7).all()
     (tmp_path / "q.txt").write_text("5\n3\n1000\n")
     assert queries(str(tmp_path / "q.txt")).tolist() == [3, 5, 1000]
-    for spec, message in (
-        ("7", "--queries 7: write N-per-class, or name a file"),
-        ("0-per-class", "queries = 0"),
+    for spec, protocol, message in (
+        ("7", "1", "--queries 7: write N-per-class, or name a file"),
+        ("0-per-class", "1", "queries = 0"),
+        ("7-per-class", "2", "protocol 2 chooses queries itself"),
     ):
         with pytest.raises(UsageError, match=message):
-            queries(spec)
-    with pytest.raises(UsageError, match="protocol 2 chooses queries itself"):
-        plan(small_grid(protocol="2", queries="7-per-class"), digits, preset("paper"))
+            queries(spec, protocol)
 
 
 def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
     with pytest.raises(UsageError, match="13 bits"):
-        plan(small_grid(bits=[13]), digits, preset("paper"))
+        specs_of(digits, bits=[13])
     with pytest.raises(UsageError, match=r"nothing to run \(gpq-f: "):
-        plan(small_grid(methods=["gpq-f"]), digits, preset("paper"))
+        specs_of(digits, methods=["gpq-f"])
     with pytest.raises(DataError, match="500-per-class"):
-        plan(small_grid(labelled=["500-per-class"]), digits, preset("paper"))
-    planned = plan(small_grid(methods=["gpq-f", "pq"]), digits, preset("paper"))
-    assert set(planned.left_out) == {"gpq-f"}
-    assert {c.method for c in planned.specs} == {"pq"}
+        specs_of(digits, labelled=["500-per-class"])
+    specs, left_out = plan(small_grid(methods=["gpq-f", "pq"]), digits, preset("paper"))
+    assert set(left_out) == {"gpq-f"}
+    assert {c.method for c in specs} == {"pq"}
 
 
 def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Path) -> None:
@@ -392,24 +304,18 @@ def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Pa
         for i in range(6):
             Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
     images = open_data(f"folder:{tmp_path}")
-    grid = small_grid(
-        methods=["gpq-f", "gpq"], bits=[12], seeds=[0], labelled=["2-per-class"], queries="1-per-class"
-    )
-
-    def specs(base: Config) -> dict[str, RunSpec]:
-        return {spec.method: spec for spec in plan(grid, images, base).specs}
-
-    found = specs(preset("paper"))
-    sizes = {name: spec.settings["network"]["image_size"] for name, spec in found.items()}
+    one = {"bits": [12], "seeds": [0], "labelled": ["2-per-class"], "queries": "1-per-class"}
+    grid = small_grid(methods=["gpq-f", "gpq"], **one)
+    found = {spec.method: spec.settings for spec in plan(grid, images, preset("paper")).specs}
+    sizes = {name: settings["network"]["image_size"] for name, settings in found.items()}
     assert sizes == {"gpq-f": 224, "gpq": 0}
-    variant = found["gpq-f"]
-    config = from_dict(dict(variant.settings))
+    config = from_dict(dict(found["gpq-f"]))
     made = make_builder("gpq-f")(config, images, resolve_image_size(config, images), 2)
     with torch.no_grad():
         assert made.exported()(torch.rand(1, 3, 224, 224)).shape == (1, config.quantizer.width)
     # What is set counts.
     base = merge(preset("paper"), {"network": {"image_size": 100}})
-    assert specs(base)["gpq-f"].settings["network"]["image_size"] == 100
+    assert {s.settings["network"]["image_size"] for s in plan(grid, images, base).specs} == {100}
 
 
 def test_smaller_sets_are_parts_of_larger_ones(digits: Dataset) -> None:
