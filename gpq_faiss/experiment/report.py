@@ -301,8 +301,8 @@ def _trainings(experiment: Experiment) -> list[str]:
     for run in trained:
         t = run.about["settings"]["training"]
         text = (
-            f"{run.about['steps']:,} steps of up to {t['batch_labelled']:,} labelled items, and up to {t['batch_unlabelled']:,} unlabelled ones for those "
-            f"that use them, learning rate {t['learning_rate']:g} ({t['schedule']})"
+            f"{run.about['steps']:,} steps of up to {t['batch_labelled']:,} labelled items, and up to {t['batch_unlabelled']:,} "
+            f"unlabelled ones for those that use them, learning rate {t['learning_rate']:g} ({t['schedule']})"
         )
         rows_of.setdefault(text, []).append(experiment.row_name(run))
     usual = max(rows_of, key=lambda text: len(rows_of[text]))
