@@ -1,4 +1,4 @@
-"""Cost of GPQ: a training step, a whole training, features to codes, images to codes, and the memory of encoding.
+"""Cost of GPQ: a training step, a whole training, features to codes, and the memory of encoding.
 
     OMP_NUM_THREADS=1 python benchmarks/cost.py                      # all parts; a few minutes on one core
     OMP_NUM_THREADS=1 python benchmarks/cost.py --parts encode memory
@@ -13,7 +13,6 @@ includes other work; figures are medians, with the quartiles of the ratios of ne
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import resource
 import subprocess
@@ -26,16 +25,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import describe_machine, make_parser, read_results, run_main, save, use_threads
+from common import (
+    describe_machine,
+    machine_line,
+    make_parser,
+    numbers,
+    own_command,
+    read_results,
+    run_main,
+    save,
+    use_threads,
+)
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode as encode_vectors
-from gpq_faiss.config import Config, codebooks_for_bits, preset
+from gpq_faiss.config import Config, codebooks_for_bits, merge, preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.methods.gpq import GPQ
@@ -43,11 +50,10 @@ from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import build_from_spec
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.stages.encode import encode
 from gpq_faiss.stages.train import train
 
 TITLE = "Cost"
-PARTS = ("step", "train", "encode", "images", "memory")
+PARTS = ("step", "train", "encode", "memory")
 CLASSES, WIDTH = 10, 256
 
 Row = dict[str, Any]
@@ -74,16 +80,10 @@ def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
     return {"ratio": float(middle), "low": float(low), "high": float(high)}
 
 
-def with_backbone(backbone: str, bits: int = 48) -> Config:
+def with_backbone(backbone: str, **training: Any) -> Config:
     """The preset ``paper`` over a backbone."""
-    base = preset("paper")
-    return dataclasses.replace(
-        base,
-        quantizer=dataclasses.replace(base.quantizer, codebooks=codebooks_for_bits(bits)),
-        network=dataclasses.replace(
-            base.network, backbone=backbone, hidden=(512,) if backbone == "mlp" else ()
-        ),
-    )
+    hidden = [512] if backbone == "mlp" else []
+    return merge(preset("paper"), {"network": {"backbone": backbone, "hidden": hidden}, "training": training})
 
 
 # ------------------------------------------------------------------------------------------------------- training step
@@ -149,7 +149,7 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
 # ------------------------------------------------------------------------------------------------------ whole training
 
 
-def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
+def train_cost(scratch: Path, trainings: list[str]) -> list[Row]:
     """Trainings ``ITEMSxCLASSESxLABELS`` with the preset ``recommended``, from features on disk to the model folder."""
     rows: list[Row] = []
     for text in trainings:
@@ -174,8 +174,6 @@ def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
         np.save(scratch / "y.npy", labels)
         data = open_data(f"features:{scratch / 'x.npy'}", labels=str(scratch / "y.npy"))
         config = preset("recommended")
-        if steps:
-            config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
         first: list[tuple[int, float]] = []
 
         def told(step: int, steps: int, figures: dict[str, float], first: list[Any] = first) -> None:
@@ -229,93 +227,13 @@ def encode_cost(bits: int, rows: int, repeats: int) -> Row:
     }
 
 
-# ----------------------------------------------------------------------------------------------------- images to codes
-
-
-def make_images(folder: Path, n: int) -> Path:
-    """``n`` JPEG images of 32x32 in a folder a class."""
-    rng = np.random.default_rng(0)
-    for i in range(n):
-        # Smooth content, so that decoding costs about as much as for photographs.
-        small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        place = folder / f"class-{i % CLASSES}"
-        place.mkdir(parents=True, exist_ok=True)
-        small.resize((32, 32), Image.Resampling.BICUBIC).save(place / f"{i:05}.jpg", quality=75)
-    return folder
-
-
-def image_cost(scratch: Path, n: int, repeats: int, threads: int) -> list[Row]:
-    """Images in memory to codes, and the whole stage (files to codes.h5), against the backbone's forward pass alone."""
-    data = open_data(f"folder:{make_images(scratch / 'images', n)}")
-    config = with_backbone("vgg")
-    config = dataclasses.replace(
-        config,
-        training=dataclasses.replace(
-            config.training, steps=1, batch_labelled=20, batch_unlabelled=20, validation=0.0
-        ),
-    )
-    model = train(data, scratch / "vgg", config=config, labelled="all", protocol="none")
-    encoder = Encoder.load(model)
-    size = 128
-    from gpq_faiss.data.reader import Reader
-
-    with Reader(data, 32) as reader:
-        images, _ = reader.fetch(np.arange(n))
-    ready = torch.from_numpy(images).to(memory_format=torch.channels_last).float().div_(255)
-    network: Any = encoder.model.network
-
-    @torch.inference_mode()
-    def bare() -> None:
-        for i in range(0, n, size):
-            network.backbone(ready[i : i + size])
-
-    def memory() -> None:
-        for i in range(0, n, size):
-            vectors, _ = encoder.embed(images[i : i + size])
-            encode_vectors(vectors, encoder.model.codebooks)
-
-    def stage(keep: bool) -> Callable[[], object]:
-        return lambda: encode(
-            model,
-            data,
-            scratch / f"{keep}-codes.h5",
-            keep_features=keep,
-            batch_size=size,
-            resume=False,
-            overwrite=True,
-        )
-
-    def fresh() -> None:
-        # Otherwise features of the same model and data would be reused.
-        (scratch / "True-features.h5").unlink(missing_ok=True)
-        stage(True)()
-
-    seconds = by_turns({"bare": bare, "memory": memory, "codes": stage(False), "stage": fresh}, repeats)
-    names = {
-        "bare": "backbone forward alone, images in memory as floats",
-        "memory": "images in memory (uint8) to codes",
-        "codes": "whole stage: load model, read and decode JPEG, codes.h5",
-        "stage": "whole stage with features.h5 as well",
-    }
-    return [
-        {
-            "what": names[name],
-            "images/s": n / float(np.median(seconds[name])),
-            **ratio(seconds["bare"], seconds[name]),
-        }
-        for name in seconds
-    ]
-
-
 # --------------------------------------------------------------------------------------------------------------- memory
 
 _ENCODE = """
-import sys
-try:
-    from gpq_cli.main import cli
-except ImportError:
-    from cli.main import cli
-cli(sys.argv[1:], standalone_mode=False)
+import contextlib, sys
+from gpq_cli.main import cli
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
+    cli(sys.argv[1:])
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 """
 
@@ -330,26 +248,17 @@ def write_rows(path: Path, n: int) -> Path:
     return path
 
 
-def cpu_seconds(start: os.times_result, stop: os.times_result) -> float:
-    """Processor time of the child processes that ended meanwhile."""
-    return stop.children_user + stop.children_system - start.children_user - start.children_system
-
-
-def memory_cost(scratch: Path, sizes: list[int]) -> list[Row]:
+def memory_cost(scratch: Path, sizes: tuple[int, ...]) -> list[Row]:
     """Peak resident memory (VmHWM) of ``gpq encode`` in a separate process, for files of different lengths."""
     small = write_rows(scratch / "train.npy", 2000)
     np.save(scratch / "labels.npy", np.arange(2000) % CLASSES)
     data = open_data(f"features:{small}", labels=str(scratch / "labels.npy"))
-    config = with_backbone("linear")
-    config = dataclasses.replace(
-        config, training=dataclasses.replace(config.training, steps=2, validation=0.0)
-    )
+    config = with_backbone("linear", steps=2, validation=0.0)
     model = train(data, scratch / "linear", config=config, labelled="all", protocol="none")
     rows: list[Row] = []
     for n in sizes:
         file = write_rows(scratch / f"rows-{n}.npy", n)
         out = scratch / f"codes-{n}.h5"
-        start = os.times()
         done = subprocess.run(
             [sys.executable, "-c", _ENCODE, "encode", str(model), f"features:{file}", "--out", str(out)],
             capture_output=True,
@@ -363,7 +272,6 @@ def memory_cost(scratch: Path, sizes: list[int]) -> list[Row]:
                 "rows": n,
                 "peak MiB": int(done.stdout.split()[-1]) / 1024,
                 "input MiB": file.stat().st_size / 2**20,
-                "CPU s": cpu_seconds(start, os.times()),
             }
         )
         for made in (file, out, scratch / f"features-{n}.h5"):
@@ -391,11 +299,6 @@ _TEXT = {
         "Intra-normalised vectors in memory to packed codes, against Faiss `sa_encode` of the index that holds the same codebooks; "
         "the codes are equal. The ratio is the speed of ours over that of Faiss. Aim: at least 1.",
     ),
-    "images": (
-        "Images to codes",
-        "VGG, 32 x 32, batches of 128, float32, 48 bits. The ratio is the speed over that of the backbone's forward pass "
-        "alone. Aim: at least 0.95 for images in memory.",
-    ),
     "memory": (
         "Memory of encoding",
         "Peak resident memory of `gpq encode` on 256-d float16 rows (.npy), each in a process of its own, features.h5 and codes.h5 "
@@ -416,19 +319,8 @@ def markdown(results: dict[str, Any]) -> str:
             continue
         head, note = _TEXT[part]
         found = results["parts"][part]
-        machine = found["machine"]
-        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        text += [
-            f"## {head}",
-            "",
-            note,
-            "",
-            render(found["rows"], "markdown"),
-            f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used, shared with other jobs), "
-            f"{machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}. "
-            f"Command: `{found['command']}`",
-            "",
-        ]
+        text += [f"## {head}", "", note, "", render(found["rows"], "markdown")]
+        text += [machine_line(found["machine"], found["command"]), ""]
     return "\n".join(text)
 
 
@@ -441,24 +333,14 @@ def run_part(part: str, scratch: Path, options: argparse.Namespace) -> list[Row]
             step_cost("mlp", options.batch, 20 * options.repeats, amp=False),
         ]
     if part == "train":
-        return train_cost(scratch, options.trainings, options.steps)
+        return train_cost(scratch, options.trainings)
     if part == "encode":
         return [encode_cost(bits, options.rows, 3 * options.repeats) for bits in (12, 24, 32, 48)]
-    if part == "images":
-        return image_cost(scratch, options.images, options.repeats, options.threads)
     return memory_cost(scratch, options.sizes)
 
 
-def of_part(part: str, options: argparse.Namespace) -> str:
-    """The options that affect a part."""
-    if part == "train":
-        steps = f" --steps {options.steps}" if options.steps else ""
-        return f"--trainings {' '.join(options.trainings)}{steps}"
-    return f"--repeats {options.repeats}"
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+def main() -> None:
+    """Measure the requested parts; others keep the results of an earlier run."""
     parser = make_parser(__doc__, "cost.json")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=7, help="turns")
@@ -467,34 +349,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=int, default=100_000, help="rows of features to codes")
     parser.add_argument(
-        "--trainings",
-        nargs="+",
-        default=["300000x10x290"],
-        help="whole ones, ITEMSxCLASSESxLABELS (per class)",
+        "--trainings", nargs="+", default=["300000x10x290"], help="ITEMSxCLASSESxLABELS (per class)"
     )
-    parser.add_argument("--steps", type=int, default=0, help="of a whole training; 0: the preset's")
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[10_000, 1_000_000], help="rows, for the memory"
-    )
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure the requested parts; others keep the results of an earlier run."""
-    options = parse(arguments)
-    use_threads(options.threads)
-    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))  # for the processes of the memory part
+    parser.add_argument("--sizes", type=numbers, default=(10_000, 1_000_000), help="rows, for the memory")
+    options = parser.parse_args()
+    use_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes of the memory part
     results = read_results(options.out, {"title": TITLE, "parts": {}})
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="gpq-cost-") as scratch:
             rows = run_part(part, Path(scratch), options)
-        results["parts"][part] = {
-            "rows": rows,
-            "machine": describe_machine(),
-            "command": f"python benchmarks/cost.py --parts {part} {of_part(part, options)} --threads {options.threads}",
-        }
+        results["parts"][part] = {"rows": rows, "machine": describe_machine(), "command": own_command()}
         print(render(rows), flush=True)
         save(results, options.out, markdown)
 
