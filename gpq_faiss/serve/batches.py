@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -42,8 +41,7 @@ class Batcher(Generic[Task, Answer]):
         seen: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.run, self.most, self.wait, self.pending, self.seen = run, most, wait, pending, seen
-        self._queue: deque[tuple[Task, asyncio.Future[Answer], float]] = deque()
-        self._more = asyncio.Event()
+        self._queue: asyncio.Queue[tuple[Task, asyncio.Future[Answer], float]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "gpq-batch")
         self._worker: asyncio.Task[None] | None = None
 
@@ -54,28 +52,23 @@ class Batcher(Generic[Task, Answer]):
             BusyError: too many tasks wait.
             Exception: returned or raised by ``run``.
         """
-        if len(self._queue) >= self.pending:
+        if self._queue.qsize() >= self.pending:
             raise BusyError(f"{self.pending} requests are already waiting: try again later")
         loop = asyncio.get_running_loop()
         if self._worker is None:
             self._worker = loop.create_task(self._work())
         future: asyncio.Future[Answer] = loop.create_future()
-        self._queue.append((task, future, loop.time()))
-        self._more.set()
+        self._queue.put_nowait((task, future, loop.time()))
         return await future
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while not self._queue:
-                self._more.clear()
-                await self._more.wait()
-            due = self._queue[0][2] + self.wait
-            while len(self._queue) < self.most and (left := due - loop.time()) > 0:
-                self._more.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._more.wait(), left)
-            taken = [self._queue.popleft() for _ in range(min(self.most, len(self._queue)))]
+            taken = [await self._queue.get()]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(taken[0][2] + self.wait):
+                    while len(taken) < self.most:
+                        taken.append(await self._queue.get())
             # Cancelled callers need no answer.
             batch = [(task, future) for task, future, _ in taken if not future.done()]
             if not batch:
@@ -99,7 +92,6 @@ class Batcher(Generic[Task, Answer]):
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
-        for _, future, _ in self._queue:
-            future.cancel()
-        self._queue.clear()
+        while not self._queue.empty():
+            self._queue.get_nowait()[1].cancel()
         await asyncio.to_thread(self._thread.shutdown)

@@ -350,12 +350,13 @@ def test_a_missing_package_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_service_answers_from_the_shards_and_takes_new_ones(
-    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
+    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 
     from gpq_faiss.indexes.opening import open_index
+    from gpq_faiss.serve import service as module
     from gpq_faiss.serve.app import create_app
     from gpq_faiss.serve.guard import Settings
     from gpq_faiss.serve.service import Service
@@ -364,6 +365,7 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
     manifest = index_shards(shop / "model", codes[:4], tmp_path / "m.json")
     encoder = Encoder.load(shop / "model")
     live = LiveShards(manifest, encoder.model.codebooks, ray=nodes.address)
+    monkeypatch.setattr(module, "WATCH", 3600.0)
     service = Service(encoder, live)
     queries = np.load(shop / "queries.npy")
     settings = Settings(token="a-token-of-this-test", rate=0)  # noqa: S106

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from killing import run_killed
 
 from gpq_faiss.codes.bits import pack_codes
@@ -84,88 +88,122 @@ def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
                 snapshot.code(number)
 
 
-@pytest.mark.parametrize(
-    "ids", [list(range(40)), [*range(-2, 1), *range(3, 60, 2)]], ids=["positions", "own ids"]
+codes = st.integers(0, 2**30).map(lambda seed: draw(np.random.default_rng(seed), 1)[0])
+ids = st.integers(-3, 60).filter(lambda number: number != -1)
+texts = st.text(min_size=1, max_size=5)
+about = st.none() | st.builds(
+    lambda name, labels: Item({"name": name}, tuple(labels) or None), texts, st.lists(texts, max_size=2)
 )
-@pytest.mark.parametrize("form", FORMS)
-def test_searches_are_those_of_brute_force_whatever_was_changed(
-    tmp_path: Path, ids: list[int], form: str
-) -> None:
-    if -1 in ids:
-        ids.remove(-1)
-    path = tmp_path / "index.faiss"
-    items = make_index(path, ids, form=form)
-    rng = np.random.default_rng(5)
-    live = LiveIndex(path, Z, writable=True)
-    for step in range(14):
-        if step % 5 == 4:
-            assert live.compact()
-            assert live.snapshot.index.ntotal == len(items)
-            assert read_sidecar(path)["kind"] == form  # type: ignore[index]
-        asked: list[Any] = []
-        for _ in range(6):
-            number = int(rng.integers(0, 60))
-            code = draw(rng, 1)[0]
-            gone = number in items and rng.random() < 0.8
-            asked.append((number, None if gone else code, None))
-        for (number, code, _), answer in zip(asked, live.commit(asked), strict=True):
-            if (code is None) != (number in items):
+
+
+class Life(RuleBasedStateMachine):
+    """An index that is changed, compacted, opened again and replaced, and a plain dictionary of the same items."""
+
+    @initialize(
+        numbers=st.sets(ids, min_size=1, max_size=40) | st.just({*range(30)}), form=st.sampled_from(FORMS)
+    )
+    def begin(self, numbers: set[int], form: str) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.path, self.form = Path(self.folder.name) / "index.faiss", form
+        self.filed: dict[int, Any] = {
+            number: (code, None) for number, code in make_index(self.path, sorted(numbers), form=form).items()
+        }
+        self.changed: dict[int, Any] = {}
+        self.live = LiveIndex(self.path, Z, writable=True)
+
+    @property
+    def items(self) -> dict[int, Any]:
+        """Code, name and labels by id."""
+        return {number: one for number, one in {**self.filed, **self.changed}.items() if one is not None}
+
+    @rule(asked=st.lists(st.tuples(st.none() | ids, st.none() | codes, about), min_size=1, max_size=6))
+    def commit(self, asked: list[Any]) -> None:
+        asked = [(number, code, (code is not None and item) or None) for number, code, item in asked]
+        asked = [one for one in asked if one[0] is not None or one[1] is not None]
+        largest = max([-1, *self.filed, *self.changed])
+        for (number, code, item), answer in zip(asked, self.live.commit(asked), strict=True):
+            expected = largest + 1 if number is None else number
+            if number is not None and (code is None) == (number not in self.items):
                 assert isinstance(answer, UnknownItemError if code is None else TakenIdError)
-            elif code is None:
-                assert answer == number
-                del items[number]
-            else:
-                assert answer == number
-                items[number] = code
-        check(live, items, rng)
-    reader = LiveIndex(path, Z)
-    check(reader, items, rng)
-    live.close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["index.faiss", "index.faiss.json"]
-    plain = open_in_memory(path)
-    assert dict(zip(plain.ids.tolist(), map(bytes, plain.codes), strict=True)) == {
-        n: c.tobytes() for n, c in items.items()
-    }
-    check(LiveIndex(path, Z), items, rng)
+                continue
+            assert answer == expected
+            self.changed[expected] = None if code is None else (code, item)
+            largest = max(largest, expected)
+
+    @rule()
+    def compact(self) -> None:
+        if self.live.compact():
+            self.filed, self.changed = self.items, {}
+            assert self.live.snapshot.index.ntotal == len(self.filed)
+            assert read_sidecar(self.path)["kind"] == self.form  # type: ignore[index]
+        else:
+            assert not self.changed or not self.items
+
+    @rule(compact=st.booleans())
+    def open_again(self, compact: bool) -> None:
+        self.live.close(compact=compact)
+        if compact and self.items:
+            self.filed, self.changed = self.items, {}
+            left = {path.name.removeprefix("index.faiss") for path in self.path.parent.iterdir()}
+            assert left <= {"", ".json", ".items.sqlite"}
+        self.live = LiveIndex(self.path, Z, writable=True)
+
+    @rule(seed=st.integers(0, 99))
+    def publish(self, seed: int) -> None:
+        reader, old = LiveIndex(self.path, Z), self.live.snapshot.ntotal
+        assert not self.live.stale
+        self.filed = {
+            number: (code, None)
+            for number, code in make_index(
+                self.path, list(range(seed, seed + 20)), seed, form=self.form
+            ).items()
+        }
+        assert self.live.stale
+        assert self.live.snapshot.ntotal == old
+        assert not self.live.compact(), "what somebody else wrote is not replaced"
+        assert self.live.reload(only_stale=True)
+        assert not self.live.reload(only_stale=True)
+        assert reader.reload()
+        self.check(reader)
+
+    @invariant()
+    def found(self) -> None:
+        if hasattr(self, "live"):
+            self.check(self.live)
+
+    @rule()
+    def read(self) -> None:
+        self.check(LiveIndex(self.path, Z))
+
+    def check(self, live: LiveIndex) -> None:
+        items = self.items
+        check(live, {number: code for number, (code, _) in items.items()}, np.random.default_rng(0))
+        asked = np.array([*items, 77], np.int64)
+        found = dict(zip(asked.tolist(), live.snapshot.about(asked), strict=True))
+        assert {number: found[number] for number in items} == {
+            number: item for number, (_, item) in items.items()
+        }
+
+    def teardown(self) -> None:
+        if hasattr(self, "live"):
+            self.live.close()
+            self.folder.cleanup()
 
 
-def test_ids_are_given_beyond_all_there_were(tmp_path: Path) -> None:
-    path = tmp_path / "index.faiss"
-    make_index(path, [3, 9])
-    live = LiveIndex(path, Z, writable=True)
+TestLife = Life.TestCase
+TestLife.settings = settings(
+    max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_there_is_a_largest_id(tmp_path: Path) -> None:
+    make_index(tmp_path / "index.faiss", [3, 9])
+    live = LiveIndex(tmp_path / "index.faiss", Z, writable=True)
     code = draw(np.random.default_rng(0), 1)[0]
-    assert live.commit(
-        [(None, code, None), (9, None, None), (None, code, None), (50, code, None), (None, code, None)]
-    ) == [
-        10,
-        9,
-        11,
-        50,
-        51,
-    ]
-    assert live.commit([(51, None, None), (None, code, None)]) == [51, 52]
-    assert live.commit([(2**63 - 1, code, None)]) == [2**63 - 1]
-    refused = live.commit([(None, code, None)])[0]
-    assert isinstance(refused, TakenIdError)
+    answers = live.commit([(2**63 - 1, code, None), (None, code, None)])
+    assert answers[0] == 2**63 - 1
+    assert isinstance(answers[1], TakenIdError)
     live.close()
-
-
-def test_all_items_can_be_removed_and_others_added(tmp_path: Path) -> None:
-    path = tmp_path / "index.faiss"
-    items = make_index(path, [0, 1, 2])
-    rng = np.random.default_rng(0)
-    live = LiveIndex(path, Z, writable=True)
-    live.commit([(n, None, None) for n in items])
-    check(live, {}, rng)
-    assert not live.compact(), "an index file cannot be without items"
-    live.close()
-    live = LiveIndex(path, Z, writable=True)
-    check(live, {}, rng)
-    code = draw(rng, 1)[0]
-    live.commit([(1, code, None)])
-    check(live, {1: code}, rng)
-    live.close()
-    check(LiveIndex(path, Z), {1: code}, rng)
 
 
 def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,34 +335,6 @@ def test_one_process_changes_an_index(tmp_path: Path) -> None:
     LiveIndex(path, Z).close()
     live.close()
     LiveIndex(path, Z, writable=True).close()
-
-
-def test_a_replaced_file_is_opened_with_the_changes(tmp_path: Path) -> None:
-    path = tmp_path / "index.faiss"
-    make_index(path, list(range(10)))
-    rng = np.random.default_rng(0)
-    live = LiveIndex(path, Z, writable=True)
-    reader = LiveIndex(path, Z)
-    code = draw(rng, 1)[0]
-    live.commit([(4, None, None), (30, code, None)])
-    assert not live.stale
-    assert not live.reload(only_stale=True)
-    items = make_index(path, list(range(15)), seed=9)
-    assert live.stale
-    old = live.snapshot
-    assert not live.compact(), "what somebody else wrote is not replaced"
-    assert live.reload(only_stale=True)
-    assert old.ntotal == 10
-    del items[4]
-    items[30] = code
-    check(live, items, rng)
-    assert not live.stale
-    assert reader.reload()
-    check(reader, items, rng)
-    assert live.compact()
-    assert not live.stale
-    assert reader.stale
-    live.close()
 
 
 def test_an_unfit_file_is_refused_once_and_the_old_index_is_searched_on(tmp_path: Path) -> None:
