@@ -1,15 +1,17 @@
-"""ONNX encoders of ``gpq export-encoder``: metadata, and encoding of queries without torch."""
+"""Encoders of ``gpq export-encoder``: their metadata, and encoding of queries by ONNX, both without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, Json, ValidationError, model_validator
 
+from .data.arrays import ZIP_ERRORS
 from .data.base import Dataset, FeatureDataset
 from .data.embedder import Embedder
 from .errors import DataError, UsageError
@@ -18,59 +20,108 @@ from .inputs import check_file, check_memory, parse_json
 KIND = "gpq-encoder"
 """Value of the metadata key ``kind`` of our files."""
 FORMAT_VERSION = 1
+METADATA_FILE = "gpq.json"
+METADATA_MEMBER = f"/extra/{METADATA_FILE}"
+"""End of the name of the metadata's member in a PyTorch archive."""
+
+_METADATA_LIMIT = 64 << 20  # bytes of that member
+_CHECKED = 256 << 20  # checksums of larger archives are not verified
+
+_Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-def parse_metadata(raw: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """Checked metadata of an exported encoder, see :func:`gpq_faiss.stages.info.read_encoder_metadata`.
+class Metadata(BaseModel):
+    """What the file says of itself: all values are text, as in ONNX; lists and dicts as JSON."""
+
+    kind: str
+    format_version: int
+    model_fingerprint: str
+    codebooks_fingerprint: str
+    input_kind: Literal["features", "images"]
+    input_width: _Size | None = None
+    image_size: _Size | None = None
+    outputs: Json[list[Literal["vectors", "codes"]]]
+    codebooks: _Size
+    codewords: _Size
+    subdim: _Size
+    class_names: Json[list[str]]
+    multi_label: Json[bool] | None = None
+    versions: Json[dict[str, str]]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.input_width if self.input_kind == "features" else self.image_size) is None:
+            raise ValueError(f"the size of {self.input_kind} is missing")
+        if self.outputs not in (["vectors"], ["vectors", "codes"]):
+            raise ValueError("it names other outputs")
+        return self
+
+
+def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
+    """Metadata of a file of ``gpq export-encoder``; nothing in it is run or unpickled.
+
+    Does not need torch: a service can compare ``codebooks_fingerprint`` with that of its index.
+
+    Returns:
+        The fields of :class:`Metadata`; ``format`` (``onnx`` or ``torch``); ``verified``: whether checksums were verified (ONNX has
+        none; archives above 256 MiB are not verified).
 
     Raises:
-        DataError: not made by ``gpq export-encoder``, or damaged.
+        DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
+        UsageError: an ONNX file, but onnxruntime is not installed.
     """
+    path = Path(path)
+    check_file(path, "an exported encoder")
+    verified = False
+    try:
+        with path.open("rb") as file:
+            is_zip = file.read(2) == b"PK"
+        if is_zip:
+            with zipfile.ZipFile(path) as archive:
+                members = [m for m in archive.infolist() if m.filename.endswith(METADATA_MEMBER)]
+                if len(members) != 1 or members[0].file_size > _METADATA_LIMIT:
+                    raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
+                verified = verify_archive(archive, path)
+                raw = parse_json(archive.read(members[0]))
+    except ZIP_ERRORS as error:
+        raise DataError(
+            f"{path} is truncated or damaged ({_line(error)}): export the encoder again"
+        ) from None
+    if not is_zip:
+        raw = _session_metadata(_open_session(path), path)
+    about = _parse(raw if isinstance(raw, dict) else {}, path)
+    form = "torch" if is_zip else "onnx"
+    return {**about.model_dump(exclude_none=True), "format": form, "verified": verified}
+
+
+def verify_archive(archive: zipfile.ZipFile, path: Path) -> bool:
+    """Verify the checksums of a zip archive; False if it is too large for that. Raises DataError: they differ."""
+    if sum(member.file_size for member in archive.infolist()) > _CHECKED:
+        return False
+    broken = archive.testzip()
+    if broken is not None:
+        raise DataError(f"{path} is damaged (in {broken}): copy or make it again")
+    return True
+
+
+def _parse(raw: dict[str, Any], path: Path) -> Metadata:
     if raw.get("kind") != KIND:
         raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
-    numbers = {"format_version", "input_width", "image_size", "codebooks", "codewords", "subdim"}
-    values = {"outputs", "class_names", "multi_label", "versions"}
     try:
-        found: dict[str, Any] = {
-            key: int(text) if key in numbers else parse_json(text) if key in values else str(text)
-            for key, text in raw.items()
-        }
-        _check(found)
-    except (ValueError, TypeError) as error:
+        about = Metadata.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = " ".join(f"{'.'.join(map(str, first['loc']))} {first['msg']}".split())[:160]
+        raise DataError(f"{path}: its description is damaged ({why}): export the encoder again") from None
+    if about.format_version != FORMAT_VERSION:
         raise DataError(
-            f"{path}: its description is damaged ({_line(error)}): export the encoder again"
-        ) from None
-    if found["format_version"] != FORMAT_VERSION:
-        raise DataError(
-            f"{path} has format {found['format_version']}, this version reads {FORMAT_VERSION}: update gpq-faiss"
+            f"{path} has format {about.format_version}, this version reads {FORMAT_VERSION}: update gpq-faiss"
         )
-    return found
+    return about
 
 
-def _check(found: dict[str, Any]) -> None:
-    size = "input_width" if found.get("input_kind") == "features" else "image_size"
-    needed = {
-        "format_version", "model_fingerprint", "codebooks_fingerprint", "input_kind", size, "outputs", "codebooks",
-        "codewords", "subdim", "class_names", "versions",
-    }  # fmt: skip
-    missing = sorted(needed - set(found))
-    if missing:
-        raise ValueError(f"{missing[0]} is missing")
-    if not isinstance(found["class_names"], list) or not isinstance(found["versions"], dict):
-        raise ValueError("class names or versions are of the wrong kind")
-    if found["outputs"] not in (["vectors"], ["vectors", "codes"]):
-        raise ValueError("it names other outputs")
-    if min(found[key] for key in (size, "codebooks", "codewords", "subdim")) < 1:
-        raise ValueError("a size is below 1")
-
-
-def open_session(path: Path) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a file, on the CPU.
-
-    Raises:
-        DataError: missing, or not an ONNX file.
-        UsageError: onnxruntime is not installed.
-    """
+def _open_session(path: Path) -> Any:
+    """An ``onnxruntime.InferenceSession`` of a file, on the CPU."""
     try:
         import onnxruntime
     except ImportError:
@@ -91,8 +142,7 @@ def open_session(path: Path) -> Any:
         raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
 
 
-def read_session_metadata(session: Any, path: Path) -> dict[str, str]:
-    """Metadata of an open file, as text. Raises DataError: damaged."""
+def _session_metadata(session: Any, path: Path) -> dict[str, str]:
     try:
         return dict(session.get_modelmeta().custom_metadata_map)
     except UnicodeDecodeError as error:
@@ -110,12 +160,12 @@ class OnnxEncoder(Embedder):
     Attributes:
         path: the file.
         session: of onnxruntime.
-        about: metadata of the file (:func:`gpq_faiss.stages.info.read_encoder_metadata`).
+        about: metadata of the file.
     """
 
     path: Path
     session: Any
-    about: dict[str, Any]
+    about: Metadata
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> OnnxEncoder:
@@ -128,20 +178,21 @@ class OnnxEncoder(Embedder):
         path = Path(path)
         if device not in ("cpu", "auto"):
             raise UsageError(f"{path} runs on the CPU: leave out --device {device}, or give the model folder")
-        session = open_session(path)
-        about = parse_metadata(read_session_metadata(session, path), path)
-        size = about["input_width"] if about["input_kind"] == "features" else about["image_size"]
-        shape = [size] if about["input_kind"] == "features" else [3, size, size]
+        session = _open_session(path)
+        found = cls(path, session, _parse(_session_metadata(session, path), path))
+        M, _, d = found.shape
+        shape = (
+            [found.input_width] if found.input_kind == "features" else [3, found.image_size, found.image_size]
+        )
+        wanted = [(found.input_kind, "tensor(float)", shape), ("vectors", "tensor(float)", [M * d])]
         try:
-            inputs, outputs = session.get_inputs(), session.get_outputs()
-            found = [(one.name, one.type, one.shape[1:]) for one in (*inputs, outputs[0])]
+            nodes = [*session.get_inputs(), session.get_outputs()[0]]
+            fits = [(one.name, one.type, one.shape[1:]) for one in nodes] == wanted
         except UnicodeDecodeError:
-            found = []
-        wanted = [(about["input_kind"], "tensor(float)", shape)]
-        wanted += [("vectors", "tensor(float)", [about["codebooks"] * about["subdim"]])]
-        if found != wanted:
+            fits = False
+        if not fits:
             raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
-        return cls(path, session, about)
+        return found
 
     @property
     def source(self) -> Path:
@@ -151,32 +202,32 @@ class OnnxEncoder(Embedder):
     @property
     def input_kind(self) -> str:
         """``features`` or ``images``."""
-        return str(self.about["input_kind"])
+        return self.about.input_kind
 
     @property
     def input_width(self) -> int:
         """Width of input features (0 for images)."""
-        return int(self.about.get("input_width", 0))
+        return self.about.input_width or 0
 
     @property
     def image_size(self) -> int:
         """Side of input images in pixels (0 for features)."""
-        return int(self.about.get("image_size", 0))
+        return self.about.image_size or 0
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, K and d of the codebooks."""
-        return int(self.about["codebooks"]), int(self.about["codewords"]), int(self.about["subdim"])
+        return self.about.codebooks, self.about.codewords, self.about.subdim
 
     @property
     def fingerprint(self) -> str:
         """Hash of weights and codebooks, stored in features, codes and indexes."""
-        return str(self.about["model_fingerprint"])
+        return self.about.model_fingerprint
 
     @property
     def codebooks_fingerprint(self) -> str:
         """Hash of the codebooks; an index must have the same."""
-        return str(self.about["codebooks_fingerprint"])
+        return self.about.codebooks_fingerprint
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""

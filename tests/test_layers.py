@@ -48,7 +48,7 @@ ONLY_IN = {
     "fastapi": {"serve"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
-    "pydantic": {"config", "serve", "experiment"},
+    "pydantic": {"config", "experiment", "exported", "serve"},
     "prometheus_client": {"serve"},
     "python_multipart": {"serve"},
     "ray": {"cluster"},

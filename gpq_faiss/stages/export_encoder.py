@@ -10,7 +10,7 @@ variable, other sizes are fixed. The graph normalises its input. Sub-vectors wit
 such items, and programs that use the file should as well.
 
 The file is written only after its graph has been compared with the model. Its metadata identify model and codebooks:
-:func:`gpq_faiss.stages.info.read_encoder_metadata` reads them without running the graph.
+:func:`gpq_faiss.exported.read_encoder_metadata` reads them without running the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import logging
 import math
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata as packages
 from pathlib import Path
@@ -34,12 +34,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import __version__
-from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.reader import Reader
 from ..encoder import Encoder
-from ..errors import DataError, MismatchError, UsageError
-from ..exported import FORMAT_VERSION, KIND
+from ..errors import DataError, UsageError
+from ..exported import FORMAT_VERSION, KIND, METADATA_FILE
 from ..files import atomic_path, check_output
 from ..nn.model import Model
 from ..nn.posterior import PosteriorNetwork
@@ -50,9 +49,6 @@ Format = Literal["onnx", "torch"]
 Floats = NDArray[np.float32]
 Run = Callable[[Floats], list[NDArray[Any]]]
 """An exported graph: input to its outputs."""
-
-METADATA_FILE = "gpq.json"
-"""Member of a .pt2 archive (in its folder ``extra``) with the metadata."""
 
 OPSET = 18  # written without conversion, and supported by runtimes since 2023
 TOLERANCE = 1e-4
@@ -108,7 +104,7 @@ def export_encoder(
     out: str | Path,
     *,
     format: Format | None = None,
-    check: Dataset | str | NDArray[Any] | None = None,
+    check: object = None,
     with_codes: bool = False,
     tolerance: float = TOLERANCE,
     overwrite: bool = False,
@@ -123,8 +119,7 @@ def export_encoder(
         model_dir: model folder.
         out: the file; ``.onnx`` or ``.pt2`` determines the format.
         format: ``onnx`` or ``torch``, needed for other suffixes.
-        check: real input for the comparison: a data set or DATA name (64 evenly spaced items are used), or an array: features [n, W], or
-            RGB images [n, 3, S, S], uint8 or float in [0, 1].
+        check: real input for the comparison, anything that :func:`gpq_faiss.open_data` takes; 64 evenly spaced items are used.
         with_codes: add an output ``codes``, uint8 [B, M]: unpacked codeword indices.
         tolerance: maximum difference per coordinate.
         overwrite: replace ``out``.
@@ -147,23 +142,24 @@ def export_encoder(
         _require_onnx()
     encoder = Encoder.load(model_dir)
     given = None if check is None else _given_input(encoder, check)
-    graph = _Graph(encoder.model.network, encoder.model.codebooks if with_codes else None).eval()
+    model = encoder.model
+    graph = _Graph(model.network, model.codebooks if with_codes else None).eval()
     size = sum(t.numel() * t.element_size() for t in graph.state_dict().values())
     if kind == "onnx" and size > ONNX_LIMIT:
         raise DataError(
-            f"{encoder.model.folder} has {size / 2**30:.1f} GiB of weights, more than one ONNX file can hold (2 GiB): "
-            "export it as .pt2"
+            f"{model.folder} has {size / 2**30:.1f} GiB of weights, more than one ONNX file can hold (2 GiB): export it as .pt2"
         )
-    metadata = _metadata(encoder.model, kind, with_codes)
     with _quiet(), torch.no_grad():
-        program = _trace(graph, encoder.model)
-        if kind == "onnx":
-            data = _to_onnx(program, encoder.model, metadata, with_codes)
-            run = _onnx_runner(data, encoder.model.input_kind)
-        else:
-            data = _to_torch(program, metadata)
-            run = _torch_runner(data)
-        result = _compare(encoder, run, given, with_codes, tolerance)
+        try:
+            program = _trace(graph, model)
+            write, runner = (_to_onnx, _onnx_runner) if kind == "onnx" else (_to_torch, _torch_runner)
+            data = write(program, model, _metadata(model, kind, with_codes))
+        except Exception as error:  # dynamo, fx, sympy, converter, checker and protobuf: no common base
+            other = ": export it as .pt2" if kind == "onnx" else ""
+            raise DataError(
+                f"{model.folder}: its network cannot be exported ({_line(error)}){other}"
+            ) from error
+        result = _compare(encoder, runner(data), given, with_codes, tolerance)
     log.debug("%s: within %.1e of the model on %d items", out, result.max_difference, result.items)
     with atomic_path(out) as temporary:
         temporary.write_bytes(data)
@@ -180,7 +176,7 @@ def _format_of(out: Path, format: Format | None) -> Format:
         raise UsageError(
             f"{out} has neither of the suffixes .onnx and .pt2: name the file so, or give the format"
         )
-    if format is not None and by_suffix is not None and format != by_suffix:
+    if None not in (format, by_suffix) and format != by_suffix:
         raise UsageError(
             f"{out} is to be of format {format}, but its suffix says {by_suffix}: change one of them"
         )
@@ -218,90 +214,22 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-# The input of the check ------------------------------------------------------------------------------------------
-
-
-def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArray[Any]:
-    """At most 64 items of the caller's input: float32 [n, W], or uint8 or float32 [n, 3, S, S]."""
-    model = encoder.model
-    if not isinstance(check, np.ndarray):
-        dataset = open_data(check)
-        encoder.check(dataset)
-        if not len(dataset):
-            raise DataError(f"{dataset.name} is empty: there is nothing to check the export on")
-        with Reader(dataset, model.image_size) as reader:
-            values, _ = reader.fetch(_spread(len(dataset)))
-        return values
-    shape: tuple[int, ...]
-    shape = (
-        (model.input_width,) if model.input_kind == "features" else (3, model.image_size, model.image_size)
-    )
-    if check.ndim != len(shape) + 1 or check.shape[1:] != shape:
-        raise MismatchError(
-            f"the array to check on has shape {list(check.shape)}, but {model.folder} takes n items of {list(shape)}"
-        )
-    if not len(check):
-        raise DataError("the array to check on is empty: give at least one item")
-    values = check[_spread(len(check))]
-    if model.input_kind == "images" and values.dtype == np.uint8:
-        return np.ascontiguousarray(values)
-    if values.dtype.kind not in ("f" if model.input_kind == "images" else "fiu"):
-        raise DataError(
-            f"the array to check on is {values.dtype}: features are numbers, images uint8 or float in [0, 1]"
-        )
-    values = np.ascontiguousarray(values, dtype=np.float32)
-    if not np.isfinite(values).all():
-        raise DataError("the array to check on contains NaN or infinity: leave such items out")
-    if model.input_kind == "images" and (values.min() < 0 or values.max() > 1):
-        raise DataError("the images to check on are not in [0, 1]: divide them by 255, or give uint8")
-    return values
-
-
-def _spread(n: int) -> NDArray[np.int64]:
-    """At most 64 positions spread evenly over 0 .. n-1."""
-    return np.unique(np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.int64))
-
-
-def _random_input(model: Model, n: int) -> NDArray[Any]:
-    """Plausible items: features as the training data were spread, or images uint8 of soft blobs and noise."""
-    rng = np.random.default_rng([0, n])
-    if model.input_kind == "features":
-        normalise = cast(Any, model.network).backbone.input
-        mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
-        return np.asarray(mean + std * rng.standard_normal((n, model.input_width)), dtype=np.float32)
-    side = model.image_size
-    coarse = rng.integers(0, 256, (n, 3, 4, 4)).astype(np.float64)
-    at = np.arange(side) * 4 // side
-    blobs = coarse[:, :, at][:, :, :, at] + rng.normal(0, 20, (n, 3, side, side))
-    return blobs.clip(0, 255).astype(np.uint8)
-
-
-def _graph_input(values: NDArray[Any]) -> Floats:
-    if values.dtype == np.uint8:
-        return np.ascontiguousarray(values.astype(np.float32) / np.float32(255))
-    return np.ascontiguousarray(values, dtype=np.float32)
-
-
 # Tracing and the two formats ---------------------------------------------------------------------------------------
 
 
 def _trace(graph: _Graph, model: Model) -> torch.export.ExportedProgram:
     """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
     example = torch.from_numpy(_graph_input(_random_input(model, 2)))
-    try:
-        program = torch.export.export(
-            graph, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False
-        )
-    except Exception as error:  # dynamo, fx, sympy and the layers themselves: no common base
-        raise DataError(f"{model.folder}: its network cannot be exported ({_line(error)})") from error
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine are nobody's business
     return program
 
 
-def _to_torch(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
+def _to_torch(program: torch.export.ExportedProgram, model: Model, about: dict[str, str]) -> bytes:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata)})
+    torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(about)})
     return buffer.getvalue()
 
 
@@ -315,31 +243,24 @@ def _torch_runner(data: bytes) -> Run:
     return run
 
 
-def _to_onnx(
-    program: torch.export.ExportedProgram, model: Model, metadata: dict[str, str], with_codes: bool
-) -> bytes:
+def _to_onnx(program: torch.export.ExportedProgram, model: Model, about: dict[str, str]) -> bytes:
     import onnx
 
-    try:
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=[model.input_kind],
-            output_names=["vectors", "codes"][: 1 + with_codes],
-            external_data=False,
-            verbose=False,
-        )
-        assert exported is not None
-        proto = exported.model_proto
-        _tidy(proto)
-        onnx.helper.set_model_props(proto, metadata)
-        onnx.checker.check_model(proto, full_check=True)
-        return cast(bytes, proto.SerializeToString())
-    except Exception as error:  # exporter, converter, checker and protobuf: no common base
-        raise DataError(
-            f"{model.folder}: its network cannot be exported to ONNX ({_line(error)}): export it as .pt2"
-        ) from error
+    exported = torch.onnx.export(
+        program,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=[model.input_kind],
+        output_names=json.loads(about["outputs"]),
+        external_data=False,
+        verbose=False,
+    )
+    assert exported is not None
+    proto = exported.model_proto
+    _tidy(proto)
+    onnx.helper.set_model_props(proto, about)
+    onnx.checker.check_model(proto, full_check=True)
+    return cast(bytes, proto.SerializeToString())
 
 
 def _tidy(proto: Any) -> None:
@@ -363,38 +284,71 @@ def _tidy(proto: Any) -> None:
         part.ClearField("doc_string")
 
 
-def _onnx_runner(data: bytes, name: str) -> Run:
+def _onnx_runner(data: bytes) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # From bytes, so that it cannot lean on any other file.
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-    def run(x: Floats) -> list[NDArray[Any]]:
-        return [np.asarray(a) for a in session.run(None, {name: x})]
-
-    return run
+    (name,) = (node.name for node in session.get_inputs())
+    return lambda x: [np.asarray(a) for a in session.run(None, {name: x})]
 
 
 # The comparison ------------------------------------------------------------------------------------------------------
 
 
+def _given_input(encoder: Encoder, check: object) -> NDArray[Any]:
+    """At most 64 items of the caller's input, spread evenly: float32 [n, W], or uint8 [n, 3, S, S]."""
+    dataset = open_data(check)
+    encoder.check(dataset)
+    if not len(dataset):
+        raise DataError(f"{dataset.name} is empty: there is nothing to check the export on")
+    rows = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLE)).astype(np.int64))
+    with Reader(dataset, encoder.model.image_size) as reader:
+        return reader.fetch(rows)[0]
+
+
+def _random_input(model: Model, n: int) -> NDArray[Any]:
+    """Plausible items: features as the training data were spread, or images uint8 of soft blobs and noise."""
+    rng = np.random.default_rng([0, n])
+    if model.input_kind == "features":
+        normalise = cast(Any, model.network).backbone.input
+        mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
+        return np.asarray(mean + std * rng.standard_normal((n, model.input_width)), dtype=np.float32)
+    side = model.image_size
+    coarse = rng.integers(0, 256, (n, 3, 4, 4)).astype(np.float64)
+    at = np.arange(side) * 4 // side
+    blobs = coarse[:, :, at][:, :, :, at] + rng.normal(0, 20, (n, 3, side, side))
+    return blobs.clip(0, 255).astype(np.uint8)
+
+
+def _graph_input(values: NDArray[Any]) -> Floats:
+    scale = np.float32(255 if values.dtype == np.uint8 else 1)
+    return np.ascontiguousarray(values.astype(np.float32) / scale)
+
+
 def _compare(
     encoder: Encoder, run: Run, given: NDArray[Any] | None, with_codes: bool, tolerance: float
 ) -> Check:
-    inputs = [_random_input(encoder.model, n) for n in _BATCHES]
+    model, folder = encoder.model, encoder.model.folder
+    M, _, d = model.codebooks.shape
     worst, items = 0.0, 0
-    for values in [*inputs, *([given] if given is not None else [])]:
+    for values in [*(_random_input(model, n) for n in _BATCHES), *([] if given is None else [given])]:
         expected, fine = encoder.embed(values, queries=True)
+        x, n = _graph_input(values), len(values)
         try:
-            outputs = run(_graph_input(values))
+            outputs = run(x)
         except Exception as error:  # onnxruntime's and torch's errors have no common base
             raise DataError(
-                f"{encoder.model.folder}: the exported network does not run on a batch of {len(values)} "
-                f"({_line(error)}); nothing was written"
+                f"{folder}: the exported network does not run on a batch of {n} ({_line(error)}); nothing was written"
             ) from error
-        _check_shapes(encoder.model, outputs, len(values), with_codes)
+        wanted = [(np.dtype(np.float32), (n, M * d)), (np.dtype(np.uint8), (n, M))][: 1 + with_codes]
+        found = [(a.dtype, a.shape) for a in outputs]
+        if found != wanted:
+            raise DataError(
+                f"{folder}: the exported network gives {found}, not {wanted}; nothing was written"
+            )
         if fine.any():
             # A sub-vector without a direction is rounding noise divided by almost nothing: it has no code to protect.
             difference = np.abs(outputs[0][fine].astype(np.float64) - expected[fine]).max()
@@ -404,69 +358,45 @@ def _compare(
             raise DataError("none of the items to check on has a direction in every sub-space: give others")
         if worst > tolerance:
             raise DataError(
-                f"{encoder.model.folder}: the exported network differs from the model by up to {worst:.2g}, the limit "
+                f"{folder}: the exported network differs from the model by up to {worst:.2g}, the limit "
                 f"is {tolerance:g}; nothing was written: use the other format, or allow more with --tolerance"
             )
         if with_codes:
-            vectors, coded = encoder.embed(values)
-            both = fine & coded
-            codes = outputs[1][both]
-            if isinstance(encoder.model.network, PosteriorNetwork):
-                _check_sums(encoder.model, _graph_input(values)[both], codes, tolerance)
-            else:
-                _check_codes(encoder.model, vectors[both], codes)
+            _, coded = encoder.embed(values)
+            _check_codes(model, x[fine & coded], outputs[1][fine & coded], tolerance)
     if not items:
         raise DataError(
-            f"{encoder.model.folder}: the network gives no vector with a direction for random input: "
+            f"{folder}: the network gives no vector with a direction for random input: "
             "train it again, or give real items to check on"
         )
     return Check(worst, items, 0 if given is None else len(given))
 
 
-def _check_shapes(model: Model, outputs: Sequence[NDArray[Any]], n: int, with_codes: bool) -> None:
-    M, _, d = model.codebooks.shape
-    wanted = [(np.dtype(np.float32), (n, M * d)), (np.dtype(np.uint8), (n, M))][: 1 + with_codes]
-    found = [(a.dtype, a.shape) for a in outputs]
-    if found != wanted:
+def _check_codes(model: Model, x: Floats, codes: NDArray[np.uint8], tolerance: float) -> None:
+    """Codes must be as near to the items as the model's own; where two are equally near, either may be."""
+    network: Any = model.network
+    Z = torch.from_numpy(model.codebooks)
+    M, K, _ = Z.shape
+    fine = int(codes.max(initial=0)) < K
+    if fine and len(codes):
+        chosen = torch.from_numpy(codes.astype(np.int64))
+        with torch.no_grad():
+            if isinstance(network, PosteriorNetwork):
+                features, raw = network.features(torch.from_numpy(x))
+                posterior = network.posterior(raw)
+                own = network.assign(features, posterior)
+                above = network.cost(features, posterior, chosen) - network.cost(features, posterior, own)
+                # Logits are at most some tens: an error of the tolerance in a probability changes a cost by less than 40 of it.
+                fine = bool((above <= 40 * tolerance).all())
+            else:
+                items = network(torch.from_numpy(x)).unflatten(1, (M, -1))
+                cosine = torch.einsum("nmd,mkd->nmk", items.double(), Z.double())
+                of_chosen = cosine.gather(2, chosen[:, :, None])[:, :, 0]
+                fine = bool((of_chosen >= cosine.amax(dim=2) - _CODE_MARGIN).all())
+    if not fine:
         raise DataError(
-            f"{model.folder}: the exported network gives {found}, not {wanted}; nothing was written"
+            f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written"
         )
-
-
-def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> None:
-    """Every index must be that of a nearest codeword; where two are equally near, either may be."""
-    M, K, d = model.codebooks.shape
-    cosine = np.einsum("nmd,mkd->nmk", vectors.reshape(-1, M, d), model.codebooks, dtype=np.float64)
-    wrong = int(codes.max(initial=0)) >= K
-    if not wrong and len(codes):
-        chosen = np.take_along_axis(cosine, codes[:, :, None].astype(np.int64), axis=2)[:, :, 0]
-        wrong = bool((chosen < cosine.max(axis=2) - _CODE_MARGIN).any())
-    if wrong:
-        raise _not_nearest(model)
-
-
-def _check_sums(model: Model, x: Floats, codes: NDArray[np.uint8], tolerance: float) -> None:
-    """Codes must approximate the target as well as the model's: near ties may differ."""
-    network = cast(PosteriorNetwork, model.network)
-    _, K, _ = model.codebooks.shape
-    if int(codes.max(initial=0)) >= K:
-        raise _not_nearest(model)
-    with torch.no_grad():
-        features, raw = network.features(torch.from_numpy(x))
-        posterior = network.posterior(raw)
-        own, exported = (
-            network.cost(features, posterior, chosen)
-            for chosen in (network.assign(features, posterior), torch.from_numpy(codes.astype(np.int64)))
-        )
-    # Logits are at most some tens: an error of the tolerance in a probability changes a cost by less than 40 of it.
-    if bool((exported > own + 40 * tolerance).any()):
-        raise _not_nearest(model)
-
-
-def _not_nearest(model: Model) -> DataError:
-    return DataError(
-        f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written"
-    )
 
 
 # What the file says of itself ------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from gpq_faiss.codes.encode import encode
 from gpq_faiss.data.split import load_split
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.exported import read_encoder_metadata
 from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
@@ -31,7 +32,7 @@ from gpq_faiss.nn.model import load_model
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.info import info, read_encoder_metadata
+from gpq_faiss.stages.info import info
 from gpq_faiss.store import Header, RowWriter, write_arrays
 
 M, K, D, N = 5, 16, 12, 23
@@ -307,7 +308,7 @@ def test_an_archive_that_is_too_large_to_be_read_through_is_said_to_be_unverifie
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert info(files[name])["verified"] is True
-    monkeypatch.setattr("gpq_faiss.stages.info.common._HASH_LIMIT", 10)
+    monkeypatch.setattr("gpq_faiss.exported._CHECKED", 10)
     assert info(files[name])["verified"] is False
 
 
