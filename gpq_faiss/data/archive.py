@@ -148,9 +148,6 @@ def open_archive(path: Path, wanted: Callable[[str], bool] = is_image_name) -> A
     """Index the members of a ``.tar`` or ``.tar.gz`` (recognised by the content) whose names are ``wanted``; default: images.
 
     A plain tar stays on disk; a gzipped one is decompressed into memory, within the limits above and of free memory.
-
-    Raises:
-        DataError: missing, not a tar archive, damaged, truncated, too large, or with member names that point outside.
     """
     buffer = None
     try:

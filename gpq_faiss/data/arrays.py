@@ -47,11 +47,7 @@ class NpyHeader(NamedTuple):
 
 
 def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
-    """Read the header of a ``.npy`` array, up to the array's first byte; ``size`` is that of the file or archive member, in bytes.
-
-    Raises:
-        DataError: not a plain array, truncated, or with trailing data.
-    """
+    """Read the header of a ``.npy`` array, up to the array's first byte; ``size`` is that of the file or archive member, in bytes."""
     start = file.read(8)
     if start[:2] == b"PK":
         raise DataError(f"{where} is a zip archive, not one array: name it .npz, or save one array as .npy")
@@ -83,11 +79,7 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
 
 
 def read_npy(path: Path, what: str) -> NDArray[Any]:
-    """The array of a ``.npy`` file; ``what`` is the expected content, for errors.
-
-    Raises:
-        DataError: missing, not a plain array, damaged, truncated, or larger than free memory.
-    """
+    """The array of a ``.npy`` file; ``what`` is the expected content, for errors."""
     size = check_file(path, what)
     try:
         with path.open("rb") as file:
@@ -128,11 +120,7 @@ def npz_arrays(path: Path) -> dict[str, NpyHeader]:
 
 
 def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
-    """Read one array of an ``.npz`` and check its checksum; ``memory`` is the budget in bytes (default: free memory).
-
-    Raises:
-        DataError: damaged, or larger than the budget.
-    """
+    """Read one array of an ``.npz`` and check its checksum; ``memory`` is the budget in bytes (default: free memory)."""
     where = f"{path}: {name!r}"
     with _archive(path) as archive:
         with archive.open(f"{name}.npy") as file:

@@ -124,11 +124,7 @@ class Dataset(ABC):
         return {name: taker(column) for name, column in self.texts.items()}
 
     def require_labels(self) -> Labels:
-        """The labels.
-
-        Raises:
-            DataError: the source has none.
-        """
+        """The labels."""
         if self.labels is None or not self.labels.has().any():
             raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
         return self.labels
@@ -151,12 +147,7 @@ class FeatureDataset(Dataset):
         """float32 [n, width], unchecked."""
 
     def read(self, rows: Rows) -> NDArray[np.float32]:
-        """float32 [n, width], C-contiguous, every row finite and not all zero.
-
-        Raises:
-            DataError: rows (named) with NaN or infinity, or all zero (no direction, so no code); or a damaged
-                file.
-        """
+        """float32 [n, width], C-contiguous, every row finite and not all zero."""
         x = np.ascontiguousarray(self._read(rows), dtype=np.float32)
         # The sum of squares is 0 for a zero row and not finite for NaN and infinity; float64 avoids overflow and
         # underflow.
@@ -194,11 +185,7 @@ class ImageDataset(Dataset):
 
     @abstractmethod
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts.
-
-        Raises:
-            DataError: too many are bad.
-        """
+        """Images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
 
     def image_path(self, i: int) -> str | None:
         """File path of image ``i``, if it is a file."""

@@ -136,11 +136,7 @@ class Columns:
         keep: Sequence[str] = (),
         class_names: Sequence[str] | None = None,
     ) -> Described:
-        """Labels, ids and texts of the rows; columns of ids and names that are not given are found by :data:`IDS` and :data:`NAMES`.
-
-        Raises:
-            DataError: no such column, or unusable contents.
-        """
+        """Labels, ids and texts of the rows; columns of ids and names that are not given are found by :data:`IDS` and :data:`NAMES`."""
         guess = first_of(IDS, self.names) if ids is None else None
         texts = guess if guess is not None and is_text(self.types[guess]) else None
         ids = ids if guess is None or texts is not None else guess
@@ -159,11 +155,7 @@ class Columns:
         )
 
     def vectors(self, wanted: str | None, free: Sequence[str], remedy: str) -> str | None:
-        """The column of vectors: ``wanted``, one of :data:`FEATURES`, or the only list of ``free``; None: there is no list.
-
-        Raises:
-            DataError: several lists, or ``wanted`` is none.
-        """
+        """The column of vectors: ``wanted``, one of :data:`FEATURES`, or the only list of ``free``; None: there is no list."""
         lists = [name for name in free if is_list(self.types[name])]
         found = wanted or first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
         if (found is None and lists) or (found is not None and found not in lists):

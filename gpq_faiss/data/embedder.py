@@ -76,21 +76,13 @@ class Embedder(ABC):
 
         Returns:
             The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else it has no code).
-
-        Raises:
-            DataError: an invalid or unreadable item; names its row.
-            UsageError: item vectors from an ONNX file, which encodes queries only.
         """
         if self.input_kind == "features":
             return self._vectors(to_vectors(values, self.input_width), queries)
         return self._vectors(to_images(values, self.image_size), queries)
 
     def check(self, dataset: Dataset) -> None:
-        """Check that data fit the model.
-
-        Raises:
-            MismatchError: another kind or width; names both.
-        """
+        """Check that data fit the model."""
         if dataset.kind != self.input_kind:
             raise MismatchError(
                 f"{self.source} takes {self.input_kind}, but {dataset.name} holds {dataset.kind}: "
@@ -113,9 +105,6 @@ class Embedder(ABC):
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Yield rows and vectors of the items at ``rows`` (default: all) in batches, without broken images.
         ``queries`` as in :meth:`embed`.
-
-        Raises:
-            DataError: an item without a direction in some sub-space (rows are named), or too many broken images.
         """
         return self._batches(
             dataset, rows, start, batch_size, run=lambda values: self._vectors(values, queries)

@@ -218,11 +218,6 @@ def open_features(
         labels, ids: files of labels and ids instead of those inside (:func:`.label_files.read_labels`, :func:`.id_files.read_ids`).
         keep: text columns to store with the items, besides their names (:data:`NAMES`).
         memory: budget in bytes for the decompressed size of a compressed file (default: free memory).
-
-    Raises:
-        UsageError: ``keep`` for a file without columns.
-        DataError: missing, empty, truncated or of another format; larger than the budget; not a matrix of numbers; ids or labels that
-            do not fit.
     """
     files = files_of(path)
     opened = [_open(file, labels is None, memory, keep) for file in files]

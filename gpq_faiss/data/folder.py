@@ -155,9 +155,6 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         path: the folder or archive, or the URL of one. An archive is copied (:func:`.paths.local_path`); images of a folder are downloaded
             at each read.
         max_bad: allowed fraction of broken images.
-
-    Raises:
-        DataError: missing, unreadable, without any image, or a damaged archive.
     """
     path = os.fspath(path)
     bare = without_secrets(path)

@@ -45,11 +45,7 @@ def _unknown(spec: str) -> UsageError:
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
-    """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``.
-
-    Raises:
-        UsageError: an unknown scheme, or a missing or superfluous path (the message lists the forms); a plugin that fails.
-    """
+    """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``."""
     scheme, colon, rest = spec.partition(":")
     if not is_form(spec):
         raise _unknown(spec)
@@ -70,12 +66,7 @@ _PEEKED = 16 << 20
 
 
 def form_of(path: str, image_column: str = "image") -> str:
-    """The scheme of a path without prefix, by its ending, and for folders, archives and Parquet by what is in them.
-
-    Raises:
-        UsageError: the path of nothing known, or of something that fits several schemes (the message names them).
-        DataError: an unreadable or damaged file.
-    """
+    """The scheme of a path without prefix, by its ending, and for folders, archives and Parquet by what is in them."""
     bare = without_secrets(path)
     ending = os.path.splitext(bare.lower().removesuffix(".gz"))[1]
     local = None if is_url(path) else Path(path).expanduser()

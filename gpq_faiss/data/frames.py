@@ -38,9 +38,6 @@ def open_frame(
     Args:
         vectors: a column of lists, or columns of numbers, one per dimension; default: the only column of lists, or one called
             ``features``, ``embedding`` ...; else all remaining columns of numbers.
-
-    Raises:
-        DataError: pyarrow is not installed, no such column, or unusable contents.
     """
     name = type(source).__name__
     try:
@@ -194,9 +191,6 @@ def open_hf(
         vectors: column of vectors instead of images; default without images: the only column of lists of numbers.
         ids, names, keep: columns; default: the usual names.
         max_bad: allowed fraction of broken images.
-
-    Raises:
-        DataError: not such a data set, damaged, or without these columns.
     """
     folder = isinstance(source, str)
     name = f"hf:{source}" if folder else type(source).__name__

@@ -36,9 +36,6 @@ def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
 
     Args:
         what: the option that names the file, for errors.
-
-    Raises:
-        DataError: missing, unreadable, or not a list of whole numbers of 64 bits.
     """
     path = local_path(path)
     where = f"{what} {path}".strip()

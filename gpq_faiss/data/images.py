@@ -93,11 +93,7 @@ def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
 
 
 def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """An opened Pillow image as upright uint8 [H, W, 3].
-
-    Raises:
-        BrokenImageError: too large, with a side of one pixel, or it cannot be decoded.
-    """
+    """An opened Pillow image as upright uint8 [H, W, 3]."""
     width, height = image.size
     if width * height > max_pixels:
         raise BrokenImageError(name, f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
@@ -167,9 +163,6 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
     Returns:
         uint8 [size, size, 3]; ``image`` itself if it has that shape.
-
-    Raises:
-        UsageError: ``size`` below 1.
     """
     if size < 1:
         raise UsageError(f"image size {size} is not possible: at least 1 pixel")
@@ -197,10 +190,6 @@ def load_batch(
 
     Returns:
         (uint8 [n_ok, 3, size, size], ok bool [n]), without broken images.
-
-    Raises:
-        DataError: more images are broken than the data set's limit allows.
-        UsageError: ``size`` below 1.
     """
     if isinstance(dataset, ArrayImages) and dataset.images.shape[1:3] == (size, size):
         return dataset.planes(rows), np.ones(len(rows), dtype=bool)
@@ -283,11 +272,7 @@ class FileImages(ImageDataset):
         return shown(self.paths[i])
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; None for broken ones (counted in :attr:`bad`).
-
-        Raises:
-            DataError: too many are broken.
-        """
+        """Images [H, W, 3]; None for broken ones (counted in :attr:`bad`)."""
         out: list[NDArray[np.uint8] | None] = []
         for i in row_numbers(rows, len(self)).tolist():
             try:
@@ -408,11 +393,7 @@ def left_out(
     max_bad: float,
     remedy: str = "repair them",
 ) -> str:
-    """A note on items that are left out: ``"3 of 1,000 images missing, left out (a.jpg, ...)"``.
-
-    Raises:
-        DataError: more than ``max_bad`` of them, or all.
-    """
+    """A note on items that are left out: ``"3 of 1,000 images missing, left out (a.jpg, ...)"``."""
     bad, total = shares
     what, examples = f"{bad:,} of {total:,} {what}", "; ".join(first[:3]) + ("; ..." if bad > 3 else "")
     if bad > max_bad * total or bad == total:
@@ -440,11 +421,7 @@ def listed_images(  # noqa: PLR0913
     texts: Mapping[str, Sequence[str]] | None = None,
     max_bad: float = 0.01,
 ) -> FileImages:
-    """A data set of listed files, as :func:`file_images`; missing ones are counted and left out, the others keep their ids.
-
-    Raises:
-        DataError: no images, or more than ``max_bad`` missing (names the first three).
-    """
+    """A data set of listed files, as :func:`file_images`; missing ones are counted and left out, the others keep their ids."""
     if not len(paths):
         raise DataError(f"{name} lists no images")
     sizes = np.array([_file_size(path) for path in paths], dtype=np.int64)

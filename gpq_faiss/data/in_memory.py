@@ -34,9 +34,6 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
 
     Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these; for images of
     3 x 3 pixels the last axis is the colour. Other sizes are resized as in training (:func:`.images.resize_square`).
-
-    Raises:
-        DataError: an invalid or unreadable image; names its index.
     """
     if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
         return np.require(values, requirements=("C", "W"))  # as torch requires
@@ -170,10 +167,6 @@ def open_items(source: Any, *, with_labels: bool, max_bad: float) -> Dataset:
     Args:
         with_labels: look for labels.
         max_bad: allowed fraction of unreadable items.
-
-    Raises:
-        UsageError: no length or no access by index.
-        DataError: items of unknown form, or different items at each read.
     """
     name = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):

@@ -39,10 +39,6 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
         dataset: keeps its ids for ``position``.
         ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`), or the ids themselves.
         id_from: ``path``: from the name of each item as listed; ``content``: from the bytes of its file or vector.
-
-    Raises:
-        UsageError: ``path`` for items without names.
-        DataError: not one id per item; two items with the same id (names both).
     """
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
@@ -69,11 +65,7 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
 
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
-    """``dataset`` with names from a list or a file, one per item: ``.npy`` of strings, or text with one per line.
-
-    Raises:
-        DataError: missing, unreadable, or not one name per item.
-    """
+    """``dataset`` with names from a list or a file, one per item: ``.npy`` of strings, or text with one per line."""
     where = f"--names {names} has" if isinstance(names, str) else "names:"
     if not isinstance(names, str):
         listed = [str(name) for name in names]

@@ -46,9 +46,6 @@ def labels_from_array(
         read: slice -> rows.
         where: name of the array in errors.
         class_names: C names (default: the class numbers).
-
-    Raises:
-        DataError: another form.
     """
     try:
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
@@ -78,11 +75,7 @@ def _whole(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
-    """Labels from texts: class numbers if all of them are (-1 is none), else class names in sorted order.
-
-    Raises:
-        DataError: no item has a label, or numbers are out of range.
-    """
+    """Labels from texts: class numbers if all of them are (-1 is none), else class names in sorted order."""
     flat = [text for cell in cells for text in cell]
     if flat and all(_INTEGER.fullmatch(text) for text in flat):
         if all(len(cell) <= 1 for cell in cells):
@@ -123,11 +116,7 @@ def label_cell(value: Any) -> tuple[str, ...]:
 
 
 def labels_of(values: Any, n: int) -> Labels:
-    """Labels from an array or tensor of class numbers [N] (-1: none) or 0/1 [N, C], or from a list of names or numbers.
-
-    Raises:
-        UsageError, DataError: not labels, or not for ``n`` items.
-    """
+    """Labels from an array or tensor of class numbers [N] (-1: none) or 0/1 [N, C], or from a list of names or numbers."""
     values = without_gradient(values)
     if isinstance(values, Labels):
         found = values
@@ -186,9 +175,6 @@ def read_labels(path: str, n: int) -> Labels:
     ``.npy``: class numbers [N], -1 for none, or 0/1 [N, C]. Anything else is text with one item per line (an empty line
     is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class separated by commas; a
     header line is skipped.
-
-    Raises:
-        DataError: missing, unreadable, not for ``n`` items, or values that are not labels.
     """
     file = local_path(path)
     try:
@@ -237,9 +223,6 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
         path: CSV with a header line, or Parquet.
         label_column: default: the first existing one of :data:`LABEL_COLUMNS`. A cell is a class name or number, or several separated
             by ``|`` (in Parquet also a list); empty: no label.
-
-    Raises:
-        DataError: missing columns, a repeated item, or no label for any item of the data set.
     """
     try:
         return _with_table(dataset, local_path(path), label_column)

@@ -84,26 +84,20 @@ class Labels:
     Attributes:
         packed: uint8 [N, ceil(C/8)], ``np.packbits`` order; a zero row is an unlabelled item.
         class_names: C names, unique.
-
-    Raises:
-        DataError: the shape or type does not fit the class names, a padding bit is set, or C is out of range.
     """
 
     packed: NDArray[np.uint8]
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        width = (self.n_classes + 7) // 8
-        packed = self.packed
+        width, packed = (self.n_classes + 7) // 8, self.packed
         if packed.ndim != 2 or packed.dtype != np.uint8 or packed.shape[1] != width:
-            raise DataError(
-                f"packed labels are {packed.dtype} {list(packed.shape)}: "
-                f"{self.n_classes} classes need uint8 [N, {width}]"
-            )
+            what = f"packed labels are {packed.dtype} {list(packed.shape)}"
+            raise DataError(f"{what}: {self.n_classes} classes need uint8 [N, {width}]")
         if not 1 <= self.n_classes <= MAX_CLASSES:
             raise DataError(f"labels have {self.n_classes:,} classes: 1 to {MAX_CLASSES:,} are possible")
-        padding = 8 * width - self.n_classes
-        if padding and len(packed) and int(np.bitwise_or.reduce(packed[:, -1])) & ((1 << padding) - 1):
+        padding = (1 << (8 * width - self.n_classes)) - 1
+        if (packed[:, -1] & padding).any():
             raise DataError(
                 f"packed labels have bits set beyond their {self.n_classes} classes: damaged or foreign"
             )
@@ -111,10 +105,6 @@ class Labels:
     @classmethod
     def from_ids(cls, ids: NDArray[Any] | Sequence[int], class_names: Sequence[str] | None = None) -> Labels:
         """Labels from one class number per item; -1 is unlabelled. Names default to the class numbers.
-
-        Args:
-            ids: integers [N] in -1 .. C-1.
-            class_names: C names; without them C is the largest number + 1 (at least 1).
 
         Raises:
             DataError: not whole numbers in one dimension, below -1, or at or beyond C; the rows are named.
@@ -124,43 +114,28 @@ class Labels:
             [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
         """
         array = np.asarray(ids)
-        if array.size == 0:
-            array = array.astype(np.int64)
+        array = array if array.size else array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iub":
             raise DataError(f"labels are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
-        if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise DataError(f"label {int(array.max()):,}: at most {MAX_CLASSES:,} classes are possible")
-        array = array.astype(np.int64)
-        low = np.flatnonzero(array < -1)
-        if low.size:
-            raise DataError(
-                f"label {int(array[low[0]])} at {named_rows(low)}: "
-                "labels are class numbers from 0, or -1 for none"
-            )
         limit = MAX_CLASSES if class_names is None else len(class_names)
-        high = np.flatnonzero(array >= limit)
+        low, high = np.flatnonzero(array < -1), np.flatnonzero(array >= limit)
+        if low.size:
+            what = f"label {int(array[low[0]])} at {named_rows(low)}"
+            raise DataError(f"{what}: labels are class numbers from 0, or -1 for none")
         if high.size:
-            what = (
-                f"at most {limit:,} classes are possible"
-                if class_names is None
-                else f"there are {limit} class names"
-            )
+            most = f"at most {limit:,} classes are possible"
+            what = most if class_names is None else f"there are {limit} class names"
             raise DataError(f"label {int(array[high[0]]):,} at {named_rows(high)} is out of range: {what}")
-        count = max(1, int(array.max(initial=-1)) + 1)
-        names = _names(class_names, count)
+        array = array.astype(np.int64)
+        names = _names(class_names, max(1, int(array.max(initial=-1)) + 1))
         packed = np.zeros((len(array), (len(names) + 7) // 8), dtype=np.uint8)
         rows = np.flatnonzero(array >= 0)
-        chosen = array[rows]
-        packed[rows, chosen >> 3] = (128 >> (chosen & 7)).astype(np.uint8)
+        packed[rows, array[rows] >> 3] = (128 >> (array[rows] & 7)).astype(np.uint8)
         return cls(packed, names)
 
     @classmethod
     def from_multihot(cls, array: NDArray[Any], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from a 0/1 matrix [N, C] of any number type; a zero row is unlabelled.
-
-        Raises:
-            DataError: not two-dimensional, a value other than 0 and 1 (the rows are named), too many columns.
-        """
+        """Labels from a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises DataError: anything else."""
         array = np.asarray(array)
         if array.ndim != 2 or array.dtype.kind not in "iubf" or array.shape[1] == 0:
             raise DataError(f"multi-hot labels are {array.dtype} {list(array.shape)}: 0/1 [N, C] is needed")
@@ -184,16 +159,11 @@ class Labels:
 
     @classmethod
     def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from the class names of each item (empty: unlabelled); classes in sorted order.
-
-        Raises:
-            DataError: a name that is not in ``class_names``, or no name at all and no ``class_names``.
-        """
+        """Labels from the class names of each item (empty: unlabelled); classes in sorted order. Raises DataError: an unknown name."""
         rows = [tuple(map(composed, item)) for item in items]
-        if class_names is None:
-            class_names = sorted({name for row in rows for name in row})
-            if not class_names:
-                raise DataError("no item has a label, so the classes are unknown: label some items")
+        class_names = class_names or sorted({name for row in rows for name in row})
+        if not class_names:
+            raise DataError("no item has a label, so the classes are unknown: label some items")
         labels = cls.unlabelled(len(rows), class_names)
         position = {name: c for c, name in enumerate(labels.class_names)}
         for i, row in enumerate(rows):
@@ -235,9 +205,7 @@ class Labels:
         return np.asarray(packed.any(axis=1), dtype=np.bool_)
 
     def dense(
-        self,
-        rows: Rows | None = None,
-        dtype: type[np.number[Any]] | type[bool] = np.float32,
+        self, rows: Rows | None = None, dtype: type[np.number[Any]] | type[bool] = np.float32
     ) -> NDArray[Any]:
         """Multi-hot matrix [n, C] of 0 and 1 in ``dtype``."""
         packed = self.packed if rows is None else self.packed[rows]
@@ -248,11 +216,7 @@ class Labels:
         return np.asarray(self.packed[:, c >> 3] & np.uint8(128 >> (c & 7)), dtype=np.bool_)
 
     def class_ids(self) -> NDArray[np.int64]:
-        """The single class of each item, -1 if unlabelled: int64 [N].
-
-        Raises:
-            DataError: an item has several labels.
-        """
+        """The single class of each item, -1 if unlabelled: int64 [N]."""
         if self.multi_label:
             several = np.flatnonzero(self.per_item > 1)
             raise DataError(f"one label per item is needed, but {rows_that(several, 'have')} several")
@@ -279,10 +243,7 @@ class Labels:
         return Labels(np.ascontiguousarray(self.packed[rows]), self.class_names)
 
     def masked(self, rows: NDArray[Any]) -> Labels:
-        """The same N items with labels at ``rows`` only; others become unlabelled.
-
-        Used to hide labels from the training.
-        """
+        """The same N items with labels at ``rows`` only; others become unlabelled."""
         packed = np.zeros_like(self.packed)
         packed[rows] = self.packed[rows]
         return Labels(packed, self.class_names)

@@ -70,9 +70,6 @@ def choose_concepts(
             sequence, or one text with commas).
         names: all concepts.
         counts: int64 [C], images of each.
-
-    Raises:
-        UsageError: a number out of range, an unknown name, or no names.
     """
     wanted = [part.strip() for part in concepts.split(",")] if isinstance(concepts, str) else list(concepts)
     if wanted == ["all"]:
@@ -121,10 +118,6 @@ def open_nuswide(root: str, *, concepts: str | Sequence[str], max_bad: float) ->
     The concepts are by default the 21 most frequent over the whole list (195,834 images have one of them);
     images without any of the concepts are left out and counted. Classes are in the order of the concept
     list. ids are row numbers in the official image list.
-
-    Raises:
-        DataError: a part is missing or damaged, parts do not fit together, or too many images are missing.
-        UsageError: unknown concepts (:func:`choose_concepts`).
     """
     folder = Path(root).expanduser()
     if not folder.is_dir():

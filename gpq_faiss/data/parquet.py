@@ -29,9 +29,6 @@ def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[A
     Args:
         what: expected content, for errors.
         texts: columns (as named by :func:`leaves`) to read as dictionaries.
-
-    Raises:
-        DataError: pyarrow is not installed; missing, not Parquet, truncated or damaged, on opening or in the body.
     """
     try:
         import pyarrow
@@ -74,11 +71,7 @@ def decoded_bytes(file: Any, column: str, groups: Sequence[int] | None = None) -
 
 
 def read_column(path: Path, column: str, what: str, memory: int | None = None) -> Any:
-    """A column as ``pyarrow.ChunkedArray``, texts as dictionaries; ``memory`` is the budget in bytes (default: free memory).
-
-    Raises:
-        DataError: see :func:`open_parquet`; or larger than the budget.
-    """
+    """A column as ``pyarrow.ChunkedArray``, texts as dictionaries; ``memory`` is the budget in bytes (default: free memory)."""
     with open_parquet(path, what) as file:
         stored = [file.schema.column(i) for i in leaves(file, column)]
         check_memory(decoded_bytes(file, column), f"{path}: {column!r}", memory)
@@ -112,9 +105,6 @@ def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDA
         where: name in errors.
         start: number of its first row.
         width: required length of rows; 0: that of the first.
-
-    Raises:
-        DataError: rows of different lengths, missing rows or missing numbers.
     """
     import pyarrow
 

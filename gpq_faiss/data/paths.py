@@ -25,16 +25,8 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 100_000
 _SAMPLED, _SAMPLE = 64, 64 << 10  # blocks of a large file in its fingerprint, and their bytes
 _VERSION = (
-    "ETag",
-    "etag",
-    "Content-MD5",
-    "md5Hash",
-    "Digest",
-    "Last-Modified",
-    "LastModified",
-    "mtime",
-    "created",
-)
+    "ETag", "etag", "Content-MD5", "md5Hash", "Digest", "Last-Modified", "LastModified", "mtime", "created",
+)  # fmt: skip
 """Keys of a file's version in fsspec file systems."""
 _EXTRA = "pip install 'gpq-faiss[remote]'"
 
@@ -75,8 +67,7 @@ def cache_folder() -> Path:
     """Folder of copies of remote files."""
     if own := os.environ.get("GPQ_CACHE"):
         return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpq-faiss"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpq-faiss"
 
 
 def remote_error(url: str, error: Exception) -> DataError:
@@ -99,21 +90,14 @@ def remote_reason(error: Exception) -> str:
 
 
 def remote_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of ``url``, and its path there.
-
-    Raises:
-        DataError: fsspec, or its package for such URLs, is not installed.
-        UsageError: an unknown kind of URL.
-    """
-    scheme = url.partition(":")[0].lower()
-    shown = without_secrets(url)
-    try:
-        import fsspec
-    except ImportError:
-        raise DataError(f"reading {shown} needs fsspec: {_EXTRA}") from None
+    """The fsspec file system of ``url``, and its path there. Raises DataError, UsageError: there is none."""
+    scheme, shown = url.partition(":")[0].lower(), without_secrets(url)
+    http = scheme in {"http", "https"}
     options: dict[str, Any] = {}
     try:
-        if scheme in {"http", "https"}:
+        import fsspec
+
+        if http:
             import aiohttp
 
             # No limit for the whole file, but for a minute without data.
@@ -122,9 +106,11 @@ def remote_system(url: str) -> tuple[Any, str]:
             options["client_kwargs"] = {"timeout": waiting, "trust_env": True, "headers": headers}
         system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
-        remedy = _EXTRA if scheme in {"http", "https"} else "install that package"
-        why = "aiohttp is missing" if error.name == "aiohttp" else " ".join(str(error).split())[:120]
-        raise DataError(f"reading {shown} needs another package ({why}): {remedy}") from None
+        own = error.name in {"fsspec", "aiohttp"}
+        what = str(error.name) if own else f"another package ({' '.join(str(error).split())[:120]})"
+        raise DataError(
+            f"reading {shown} needs {what}: {_EXTRA if own or http else 'install that package'}"
+        ) from None
     except ValueError:
         raise UsageError(f"{shown}: there is no file system for {scheme}://") from None
     except Exception as error:  # file systems have their own errors, for example for credentials
@@ -138,37 +124,32 @@ def version_of(info: dict[str, Any]) -> dict[str, str]:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Local file: a path with ``~`` expanded, or the copy of a URL.
-
-    Raises:
-        DataError: the URL cannot be read, or the cache folder cannot be written.
-        UsageError: an unknown kind of URL.
-    """
+    """Local file: a path with ``~`` expanded, or the copy of a URL. Raises DataError: it cannot be copied."""
     url = os.fspath(path)
     if not is_url(url):
         return Path(url).expanduser()
     system, remote = remote_system(url)
+    bare = without_secrets(url)
     try:
         info = system.info(remote)
     except Exception as error:
         raise remote_error(url, error) from None
     if info.get("type") == "directory":
-        raise DataError(f"{without_secrets(url)} is a folder: name a file")
+        raise DataError(f"{bare} is a folder: name a file")
     mark = {"size": info.get("size")} | version_of(info)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", without_secrets(url).rstrip("/").rpartition("/")[2])[
-        -100:
-    ].lstrip(".")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", bare.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
     target = cache_folder() / fingerprint(url) / (name or "file")
     about = target.with_name(f"{target.name}.origin.json")
-    if _is_current(target, about, mark):
-        return target
-    _copy(url, system, remote, info.get("size"), (target, about), mark)
+    if not _is_current(target, about, mark):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(target, error) from None
+        _copy(url, system, remote, (target, about), mark)
     return target
 
 
 def _is_current(target: Path, about: Path, mark: dict[str, Any]) -> bool:
-    if not (target.is_file() and about.is_file()):
-        return False
     try:
         known = read_json(about, "the origin of a copy")
         return bool(known["version"] == mark and known["content"] == file_fingerprint(target))
@@ -176,36 +157,22 @@ def _is_current(target: Path, about: Path, mark: dict[str, Any]) -> bool:
         return False
 
 
-def _copy(
-    url: str, system: Any, remote: str, size: int | None, targets: tuple[Path, Path], mark: dict[str, Any]
-) -> None:
+def _copy(url: str, system: Any, remote: str, targets: tuple[Path, Path], mark: dict[str, Any]) -> None:
     import fsspec
 
-    try:
-        targets[0].parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(targets[0], error) from None
-    with (
-        stage(f"copying {without_secrets(url)}", size or 0, "byte") as copying,
-        atomic_paths(*targets) as (new, about),
-    ):
-
-        class Watch(fsspec.Callback):  # type: ignore[misc]
-            def relative_update(self, inc: int = 1) -> None:
-                copying.advance(inc)
-
+    bare, size = without_secrets(url), mark["size"]
+    with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_paths(*targets) as (new, about):
+        watch = fsspec.Callback()
+        watch.relative_update = copying.advance
         try:
-            system.get_file(remote, str(new), callback=Watch())
+            system.get_file(remote, str(new), callback=watch)
             there = new.stat().st_size
         except Exception as error:
             raise remote_error(url, error) from None
         if size is not None and there != size:
-            raise DataError(f"{without_secrets(url)} was truncated: {there:,} of {size:,} bytes; start again")
-        about.write_text(
-            json.dumps(
-                {"url": without_secrets(url), "version": mark, "content": file_fingerprint(new)}, indent=2
-            )
-        )
+            raise DataError(f"{bare} was truncated: {there:,} of {size:,} bytes; start again")
+        origin = {"url": bare, "version": mark, "content": file_fingerprint(new)}
+        about.write_text(json.dumps(origin, indent=2))
 
 
 def _expanded(pattern: str) -> Iterator[str]:
@@ -234,12 +201,7 @@ def _globbed(pattern: str) -> Sequence[str]:
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """The files of a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL, in numeric order.
-
-    Raises:
-        DataError: a pattern without matches, or as :func:`local_path`.
-        UsageError: an invalid range.
-    """
+    """The files of a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL, in numeric order. Raises DataError: none."""
     text = os.fspath(path)
     if not is_url(text):
         file = Path(text).expanduser()

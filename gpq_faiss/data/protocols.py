@@ -8,21 +8,13 @@ supervised hashing?"): three quarters of the classes are seen, and items are hal
 classes, train25 and test25 of the others. Labelled is train75, queries are test25, and the database, whose items are
 the unlabelled ones, is train25 + test75. CIFAR-10: 9,000 queries, 21,000 labelled, 30,000 in the database.
 
-An item with several labels belongs to protocol 2's seen or unseen side by a rule (:data:`RULES`). The database is half
-of all items under every rule, so the share of queries is what a rule decides: the paper has 35,272 queries for 85,415
-database items of NUS-WIDE-21, or 0.413. On the 195,834 real label rows, in the mean over all 54,264 ways to choose 6 unseen
-concepts of 21, the rules give: ``any`` 0.473 (46,317 queries for 97,917), ``half`` 0.316, ``majority`` 0.185, ``all`` 0.151.
-So ``any`` is the default. It is also the one rule under which no image that the training may use as labelled shows an
-unseen concept. (``benchmarks/nuswide.py`` counts them again.)
+An item with several labels belongs to protocol 2's seen or unseen side by a rule (:data:`RULES`). The default ``any`` is nearest to the
+paper's share of queries on NUS-WIDE-21 (0.413; ``benchmarks/nuswide.py``), and the one rule under which no labelled image shows an
+unseen concept.
 
-*Protocol transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database are items of
-the others. That is the first of the two protocols that Sablayrolles et al. propose,
-retrieval on a disjoint set of classes, where class mAP does not reward codes that keep only the training's classes. (In protocol 2,
-GPQ's variant, the unlabelled training items are the database, including unseen classes.) Deviations: they keep a data set's train/test
-split (learn from train75, index train25, query test25); here all items of seen classes are for training, and half of the items of unseen
-classes are queries. The choice of classes and the halves are those of protocol 2 with the same
-seed, so the queries are the same. Their second protocol, transfer learning, trains a classifier of the unseen classes on codes,
-without ranking; it is not implemented.
+*Protocol transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database are the halves of
+the others, with the classes and queries of protocol 2. It is the first protocol of Sablayrolles et al., but for their data set's
+train/test split, which is not used. (In protocol 2, GPQ's variant, the unlabelled training items are the database.)
 
 Unlabelled items have unknown relevance, so they are neither queries nor in the database, but the training may use them (not in protocol
 transfer, as they might be of an unseen class).
@@ -31,6 +23,8 @@ transfer, as they might be of an unseen class).
 from __future__ import annotations
 
 import fnmatch
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -39,19 +33,11 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from .base import Dataset
-from .drawing import (
-    QUERY,
-    draw,
-    ids_or_rows,
-    parse_labelled,
-    parse_queries,
-    permuted,
-    read_rows,
-    require_each_class,
-    resolve_labelled,
-)
-from .labels import Labels, rows_that
+from .id_files import read_ids
+from .labels import Labels, named_rows, rows_that
 from .split import Rows, Split, load_split
+
+__all__ = ["PROTOCOLS", "RULES", "UNSEEN_SHARE", "Rule", "Split", "load_split", "make_split"]
 
 Rule = Literal["any", "half", "majority", "all"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -60,27 +46,148 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 PROTOCOLS = ("1", "2", "transfer", "gpq-authors", "none")
 UNSEEN_SHARE = 0.25
 """Default share of unseen classes in protocol transfer."""
+_QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
 
-_CLASSES, _HALVES = 2, 3  # random streams, besides those of drawn items
-__all__ = [
-    "PROTOCOLS",
-    "RULES",
-    "UNSEEN_SHARE",
-    "Rule",
-    "Split",
-    "authors_split",
-    "check_protocol",
-    "load_split",
-    "make_split",
-    "no_queries",
-    "parse_labelled",
-    "protocol1",
-    "protocol2",
-    "read_rows",
-    "resolve_labelled",
-    "transfer",
-    "unseen_items",
-]
+
+# Draws ------------------------------------------------------------------------------------------------------------------
+
+
+def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
+    """``rows`` in a random order that depends only on seed, purpose (``stream``) and class."""
+    return np.random.default_rng([seed, stream, c]).permutation(rows)
+
+
+def _draw(
+    labels: Labels, free: NDArray[np.bool_], wanted: Callable[[int, int, int], int], seed: int, stream: int
+) -> Rows:
+    """Draw items per class, none twice; ``free`` [N] marks available items and is updated.
+
+    Args:
+        wanted: (class, its number of items, of free items) -> number to draw.
+    """
+    counts = labels.counts()
+    taken = [np.empty(0, np.int64)]
+    # Rarest classes first, so that common ones do not use up shared items.
+    for c in (int(c) for c in np.argsort(counts, kind="stable") if counts[c]):
+        # The order is of the whole class, so that larger draws contain smaller ones.
+        order = _permuted(np.flatnonzero(labels.column(c)), seed, stream, c)
+        order = order[free[order]]
+        taken.append(order[: wanted(c, int(counts[c]), len(order))])
+        free[taken[-1]] = False
+    return np.sort(np.concatenate(taken))
+
+
+def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled") -> Rows:
+    """Rows of the items listed in a file: ``.npy`` integers, or text with one per line.
+
+    The numbers are ids if all of them are ids of the data set, else row numbers (from 0).
+    """
+    values = np.unique(read_ids(path, what))
+    if not len(values):
+        raise DataError(f"{what} {path} holds no number: ids or row numbers, one per line, are needed")
+    order = np.argsort(ids, kind="stable")
+    at = np.searchsorted(ids[order], values)
+    known = ids[order][np.minimum(at, len(ids) - 1)] == values
+    if known.all():
+        return np.sort(order[at]).astype(np.int64)
+    if values[0] >= 0 and values[-1] < len(ids):
+        return values
+    unknown = int(values[~known][0])
+    why = f"{unknown} is neither an id of the data nor a row number below {len(ids):,}"
+    raise DataError(f"{what} {path}: {why} ({int((~known).sum()):,} in all)")
+
+
+def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file"], float]:
+    """Kind and number of ``--labelled``. Raises UsageError: a number that is neither N-per-class nor a fraction (0.05 or 5%)."""
+    if spec == "all":
+        return "all", 1.0
+    if match := re.fullmatch(r"(\d+)-per-class", spec):
+        if int(match[1]) == 0:
+            raise UsageError("--labelled 0-per-class: at least 1 item of each class must be labelled")
+        return "count", int(match[1])
+    try:
+        fraction = float(spec[:-1]) / 100 if spec.endswith("%") else float(spec)
+    except ValueError:
+        return "file", 0.0
+    if not 0 < fraction <= 1:
+        hint = f" (did you mean {spec}-per-class?)" if spec.isdigit() and int(spec) else ""
+        raise UsageError(f"--labelled {spec}: a fraction is above 0 and at most 1{hint}")
+    return "fraction", fraction
+
+
+def _parse_queries(spec: str) -> int | str:
+    """``--queries``: a number per class, or a file. Raises UsageError: a number that is not N-per-class."""
+    if match := re.fullmatch(r"(\d+)-per-class", spec):
+        return int(match[1])
+    try:
+        float(spec)
+    except ValueError:
+        return spec
+    raise UsageError(f"--queries {spec}: write N-per-class, or name a file")
+
+
+def _labelled_rows(path: str, labels: Labels, ids: NDArray[np.int64], what: str) -> Rows:
+    """Rows of a file. Raises DataError: see :func:`read_rows`; or one has no label."""
+    rows = read_rows(path, ids, what)
+    bare = rows[~labels.has()[rows]]
+    if bare.size:
+        raise DataError(f"{what} {path}: {rows_that(bare, 'have')} no label in the data: leave such rows out")
+    return rows
+
+
+def resolve_labelled(
+    spec: str | None,
+    labels: Labels,
+    free: NDArray[np.bool_],
+    *,
+    seed: int,
+    ids: NDArray[np.int64],
+    reserved: str = "",
+) -> Rows:
+    """Choose the items whose labels the training may use.
+
+    Args:
+        spec: ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None:
+            a twelfth of each class, the paper's 500 on CIFAR-10.
+        labels: of all items.
+        free: bool [N], available items; updated.
+        reserved: use of the unavailable items, for messages ("10 queries").
+
+    Raises:
+        UsageError: invalid ``spec``.
+        DataError: a class without or with too few items; an invalid file, or one that names queries or unlabelled items.
+    """
+    kind, number = ("fraction", 1 / 12) if spec is None else parse_labelled(spec)
+    free &= labels.has()
+
+    def wanted(c: int, total: int, left: int) -> int:
+        if kind == "fraction":
+            return min(left, max(1, round(number * total)))
+        if left < number:
+            others = f" (the others: {reserved})" if reserved else ""
+            there = f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free{others}"
+            raise DataError(f"{there}; --labelled {spec} needs {int(number):,}: lower --labelled")
+        return int(number)
+
+    if kind == "file":
+        rows = _labelled_rows(str(spec), labels, ids, "--labelled")
+        clash = rows[~free[rows]]
+        if clash.size:
+            why = f"cannot be used ({reserved or 'not available'}): leave such rows out"
+            raise DataError(f"--labelled {spec}: {named_rows(clash)} {why}")
+    elif kind == "all":
+        rows = np.flatnonzero(free)
+    else:
+        rows = _draw(labels, free, wanted, seed, _LABELLED)
+    free[rows] = False
+    counts = labels.take(rows).counts()
+    if not counts.all():
+        bare = labels.class_names[int(np.flatnonzero(counts == 0)[0])]
+        raise DataError(f"no labelled item for class '{bare}': label one, or leave the class out")
+    return rows
+
+
+# Protocols --------------------------------------------------------------------------------------------------------------
 
 
 def protocol1(
@@ -105,43 +212,33 @@ def protocol1(
         UsageError: an invalid argument.
         DataError: a class has too few items or no labelled one; a file is wrong, or the two files overlap.
     """
-    ids = ids_or_rows(labels, ids)
-    has = labels.has()
-    free = has.copy()
+    ids = np.arange(len(labels)) if ids is None else ids
+    free = labels.has()
     if isinstance(queries, int) and queries < 1:
         raise UsageError(f"queries = {queries}: at least 1 of each class is needed (or protocol none)")
     from_file = labelled is not None and parse_labelled(labelled)[0] == "file"
     if from_file:
-        assert labelled is not None
-        free[read_rows(labelled, ids)] = False
+        free[read_rows(str(labelled), ids)] = False
+
+    def wanted(c: int, total: int, left: int) -> int:
+        count = queries if isinstance(queries, int) else max(total // 60, min(10, total // 10))
+        if left < count and not (queries is None and from_file):
+            there = f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free"
+            raise DataError(f"{there}; {count:,} queries are requested: lower --queries")
+        return min(left, count)
+
     if queries is None or isinstance(queries, int):
-
-        def wanted(c: int, total: int, left: int) -> int:
-            count = max(total // 60, min(10, total // 10)) if queries is None else queries
-            if left < count and not (queries is None and from_file):
-                raise DataError(
-                    f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"{count:,} queries are requested: lower --queries"
-                )
-            return min(left, count)
-
-        query = draw(labels, free, wanted, seed, QUERY)
-        reserved = "queries" if queries is None else f"{queries:,} queries"
+        query = _draw(labels, free, wanted, seed, _QUERY)
     else:
-        query = read_rows(queries, ids, "queries")
-        if not has[query].all():
-            raise DataError(
-                f"queries {queries}: {rows_that(query[~has[query]], 'have')} no label: leave such rows out"
-            )
-        reserved = "queries"
+        query = _labelled_rows(str(queries), labels, ids, "queries")
     if not len(query):
         raise DataError(
             f"{len(labels):,} items are too few to set queries apart: take more, or protocol none"
         )
-    free = has.copy()
+    free = labels.has()
     free[query] = False
+    reserved = f"{queries:,} queries" if isinstance(queries, int) else "queries"
     chosen = resolve_labelled(labelled, labels, free, seed=seed, ids=ids, reserved=reserved)
-    require_each_class(labels, chosen)
     return _rest_is_database(labels, query, chosen, "1", seed)
 
 
@@ -156,17 +253,9 @@ def unseen_items(labels: Labels, unseen: NDArray[np.bool_], rule: Rule = "any") 
     """Which items are on the unseen side of protocol 2: bool [N]; ``unseen`` is bool [C]. See :data:`RULES`."""
     if rule not in RULES:
         raise UsageError(f"no rule '{rule}' for items of several labels: choose one of {', '.join(RULES)}")
-    hidden = labels.select_classes(np.flatnonzero(unseen)).per_item
-    total = labels.per_item
-    if rule == "any":
-        side = hidden > 0
-    elif rule == "half":
-        side = 2 * hidden >= total
-    elif rule == "majority":
-        side = 2 * hidden > total
-    else:
-        side = hidden == total
-    return np.asarray(side & (total > 0), dtype=np.bool_)
+    hidden, total = labels.select_classes(np.flatnonzero(unseen)).per_item, labels.per_item
+    least = {"any": np.minimum(total, 1), "half": (total + 1) // 2, "majority": total // 2 + 1, "all": total}
+    return np.asarray((hidden >= least[rule]) & (total > 0), dtype=np.bool_)
 
 
 def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArray[np.int64]:
@@ -177,7 +266,7 @@ def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArra
             f"protocol {name} needs two classes with items, there are {len(present)}: use protocol 1"
         )
     n_seen = min(len(present) - 1, max(1, int(share * len(present) + 1e-9)))
-    return np.sort(permuted(present, seed, _CLASSES)[:n_seen])
+    return np.sort(_permuted(present, seed, _CLASSES)[:n_seen])
 
 
 def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
@@ -185,13 +274,59 @@ def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> 
     if labels.multi_label:
         groups = [(0, np.flatnonzero(labels.has() & ~hidden_side)), (1, np.flatnonzero(hidden_side))]
     else:
-        present = np.flatnonzero(labels.counts())
-        groups = [(int(c), np.flatnonzero(labels.column(int(c)))) for c in present]
+        groups = [(c, np.flatnonzero(labels.column(c))) for c in range(labels.n_classes)]
     first = np.zeros(len(labels), dtype=bool)
     for stream, rows in groups:
         # The odd item goes to the training half, so that classes of one item can be learnt.
-        first[permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
+        first[_permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
     return first
+
+
+def _of_unseen_classes(
+    labels: Labels,
+    seen: NDArray[np.int64],
+    seed: int,
+    labelled: str | None,
+    ids: NDArray[np.int64] | None,
+    name: str,
+    rule: Rule = "any",
+) -> Split:
+    """Protocols 2 and transfer: half of the unseen side are queries."""
+    has = labels.has()
+    unseen = labels.counts() > 0
+    unseen[seen] = False
+    hidden = unseen_items(labels, unseen, rule)
+    first = _first_halves(labels, hidden, seed)
+    query = np.flatnonzero(hidden & ~first)
+    if not len(query):
+        raise DataError(f"{len(labels):,} items are too few for protocol {name}: no query is left")
+    if name == "2":
+        database, train = has & (hidden == first), has & ~hidden & first
+        others = database | ~has
+    else:
+        database, train = hidden & first, has & ~hidden
+        others = np.zeros(len(labels), dtype=bool)
+    chosen = resolve_labelled(
+        labelled or "all",
+        labels.masked(np.flatnonzero(train)).select_classes(seen),
+        train.copy(),
+        seed=seed,
+        ids=np.arange(len(labels)) if ids is None else ids,
+        reserved="not in the seen training half" if name == "2" else "not of the seen classes",
+    )
+    rest = train | others
+    rest[chosen] = False
+    return Split(
+        len(labels),
+        query,
+        chosen,
+        np.flatnonzero(rest),
+        np.flatnonzero(database),
+        name,
+        seed,
+        tuple(int(c) for c in seen),
+        (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",),
+    )
 
 
 def protocol2(
@@ -219,67 +354,7 @@ def protocol2(
         DataError: fewer than two classes with items, or too few items.
     """
     seen = _seen_by_share(labels, seed, seen_share, "2")
-    has = labels.has()
-    hidden_side = unseen_items(labels, _others(labels, seen), rule)
-    train = _first_halves(labels, hidden_side, seed)
-    query = np.flatnonzero(hidden_side & ~train)
-    database = np.flatnonzero(has & (hidden_side == train))
-    free = has & ~hidden_side & train
-    if not len(query):
-        raise DataError(f"{len(labels):,} items are too few for protocol 2: no query is left")
-    train75 = free.copy()
-    visible = labels.masked(np.flatnonzero(train75)).select_classes(seen)
-    chosen = resolve_labelled(
-        labelled or "all",
-        visible,
-        free,
-        seed=seed,
-        ids=ids_or_rows(labels, ids),
-        reserved="not in the seen training half",
-    )
-    require_each_class(labels, chosen, seen)
-    rest = ~has | (train75 & free)
-    rest[database] = True
-    rest[chosen] = False
-    return Split(
-        len(labels),
-        query,
-        chosen,
-        np.flatnonzero(rest),
-        database,
-        "2",
-        seed,
-        tuple(int(c) for c in seen),
-        (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",),
-    )
-
-
-def _others(labels: Labels, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Unseen classes with items: bool [C]."""
-    unseen = labels.counts() > 0
-    unseen[seen] = False
-    return unseen
-
-
-def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
-    """Classes with items that match none of ``names`` (with wildcards ``*`` and ``?``)."""
-    unseen = np.zeros(labels.n_classes, dtype=bool)
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        found = [fnmatch.fnmatchcase(known, name) for known in labels.class_names]
-        if not any(found):
-            known = ", ".join(labels.class_names[:5])
-            raise UsageError(
-                f"protocol transfer:{names}: no class is called '{name}': the {labels.n_classes:,} classes are {known}"
-                + (" ..." if labels.n_classes > 5 else "")
-            )
-        unseen |= np.array(found)
-    present = labels.counts() > 0
-    if not (present & unseen).any() or not (present & ~unseen).any():
-        left = "none" if not (present & unseen).any() else "all"
-        raise UsageError(
-            f"protocol transfer:{names}: {left} of the classes with items are named: name some of them"
-        )
-    return np.flatnonzero(present & ~unseen)
+    return _of_unseen_classes(labels, seen, seed, labelled, ids, "2", rule)
 
 
 def transfer(
@@ -295,13 +370,10 @@ def transfer(
     Items with any unseen class are on the unseen side, so that no training item shows such a class. Unlabelled items are not used.
 
     Args:
-        labels: of all items.
-        seed: of the choice of classes and of the halves.
         labelled: None or ``all`` for all items of seen classes; else as in :func:`resolve_labelled`, within them (the others are then
             unlabelled).
         unseen: share of unseen classes, rounded up (default :data:`UNSEEN_SHARE`: 3 of 10, as in
             protocol 2), or their names, separated by commas, with wildcards ``*`` and ``?`` (``Balinese-*,Latin-*``).
-        ids: int64 [N]; default the row numbers.
 
     Raises:
         UsageError: an invalid argument; a name that no class has.
@@ -310,33 +382,7 @@ def transfer(
     share = _share(unseen)
     name = f"transfer:{unseen}" if unseen else "transfer"
     seen = _seen_by_name(labels, unseen) if share is None else _seen_by_share(labels, seed, 1 - share, name)
-    hidden_side = unseen_items(labels, _others(labels, seen), "any")
-    searched = _first_halves(labels, hidden_side, seed) & hidden_side
-    query = np.flatnonzero(hidden_side & ~searched)
-    if not len(query):
-        raise DataError(f"{len(labels):,} items are too few for protocol {name}: no query is left")
-    free = labels.has() & ~hidden_side
-    train = np.flatnonzero(free)
-    chosen = resolve_labelled(
-        labelled or "all",
-        labels.masked(train).select_classes(seen),
-        free,
-        seed=seed,
-        ids=ids_or_rows(labels, ids),
-        reserved="not of the seen classes",
-    )
-    require_each_class(labels, chosen, seen)
-    return Split(
-        len(labels),
-        query,
-        chosen,
-        np.setdiff1d(train, chosen),
-        np.flatnonzero(searched),
-        name,
-        seed,
-        tuple(int(c) for c in seen),
-        (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",),
-    )
+    return _of_unseen_classes(labels, seen, seed, labelled, ids, name)
 
 
 def _share(unseen: str) -> float | None:
@@ -346,26 +392,37 @@ def _share(unseen: str) -> float | None:
     except ValueError:
         return None
     if not 0 < share < 1:
-        raise UsageError(
-            f"protocol transfer:{unseen}: a share of classes is above 0 and below 1; a class of that name is "
-            f"named by a pattern (transfer:[{unseen[0]}]{unseen[1:]})"
-        )
+        remedy = f"a class of that name is named by a pattern (transfer:[{unseen[0]}]{unseen[1:]})"
+        raise UsageError(f"protocol transfer:{unseen}: a share of classes is above 0 and below 1; {remedy}")
     return share
 
 
-def check_protocol(protocol: str) -> str:
-    """The name of a protocol without its argument: ``transfer`` for ``transfer:0.5``.
+def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
+    """Classes with items that match none of ``names`` (with wildcards ``*`` and ``?``)."""
+    present = labels.counts() > 0
+    unseen = np.zeros(labels.n_classes, dtype=bool)
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        found = np.array([fnmatch.fnmatchcase(known, name) for known in labels.class_names])
+        if not found.any():
+            known = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")
+            what = f"no class is called '{name}': the {labels.n_classes:,} classes are {known}"
+            raise UsageError(f"protocol transfer:{names}: {what}")
+        unseen |= found
+    named = present & unseen
+    if not named.any() or named.sum() == present.sum():
+        what = "all" if named.any() else "none"
+        raise UsageError(f"protocol transfer:{names}: {what} of the classes with items are named: name some")
+    return np.flatnonzero(present & ~unseen)
 
-    Raises:
-        UsageError: no such protocol, or it has no argument.
-    """
+
+def check_protocol(protocol: str) -> str:
+    """The name of a protocol without its argument: ``transfer`` for ``transfer:0.5``. Raises UsageError: there is no such protocol."""
     name, colon, given = protocol.partition(":")
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
     if colon and (name != "transfer" or not given.strip(", ")):
-        raise UsageError(
-            f"protocol {protocol}: only transfer has an argument after a colon: a share of classes, or their names"
-        )
+        what = "only transfer has an argument after a colon: a share of classes, or their names"
+        raise UsageError(f"protocol {protocol}: {what}")
     if colon:
         _share(given)
     return name
@@ -375,37 +432,27 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
     """The authors' scheme on CIFAR-10: sorted by class, every 60th item of a class a query, the first 500 of the others labelled.
 
     It is their scheme, not their exact split: here the sort is stable, while theirs is the default ``np.argsort``, whose order of equal
-    labels depends on NumPy and the processor. In a comparison 72 of the 1,000 queries were the same.
-
-    Nothing is random; the seed is only recorded.
+    labels depends on NumPy and the processor. In a comparison 72 of the 1,000 queries were the same. Nothing is random; the seed is only
+    recorded.
 
     Args:
         labels: one per item.
         labelled: ``N-per-class`` for another N; None or ``all`` for their 500.
-        seed: recorded.
-
-    Raises:
-        UsageError: another form of ``labelled``.
-        DataError: several labels per item, or a class with too few.
     """
-    count = 500
-    if labelled not in (None, "all"):
-        kind, number = parse_labelled(str(labelled))
-        if kind != "count":
-            raise UsageError(f"protocol gpq-authors takes --labelled N-per-class, not {labelled}")
-        count = int(number)
+    kind, number = parse_labelled("500-per-class" if labelled in (None, "all") else str(labelled))
+    if kind != "count":
+        raise UsageError(f"protocol gpq-authors takes --labelled N-per-class, not {labelled}")
     of_item = labels.class_ids()
     queries, chosen = [], []
     for c in range(labels.n_classes):
         rows = np.flatnonzero(of_item == c)
         mark = np.arange(len(rows)) % 60 == 0
-        if len(rows) - int(mark.sum()) < count:
-            raise DataError(
-                f"class '{labels.class_names[c]}' has {len(rows):,} items; protocol gpq-authors needs {count:,} "
-                f"besides {int(mark.sum())} queries: lower --labelled"
-            )
+        if len(rows) - int(mark.sum()) < number:
+            needed = f"needs {int(number):,} besides {int(mark.sum())} queries: lower --labelled"
+            there = f"class '{labels.class_names[c]}' has {len(rows):,} items"
+            raise DataError(f"{there}; protocol gpq-authors {needed}")
         queries.append(rows[mark])
-        chosen.append(rows[~mark][:count])
+        chosen.append(rows[~mark][: int(number)])
     query, picked = np.sort(np.concatenate(queries)), np.sort(np.concatenate(chosen))
     return _rest_is_database(labels, query, picked, "gpq-authors", seed)
 
@@ -413,13 +460,9 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
 def no_queries(
     labels: Labels, seed: int = 0, labelled: str | None = None, *, ids: NDArray[np.int64] | None = None
 ) -> Split:
-    """No queries: for models that are not evaluated. ``labelled`` as in :func:`protocol1`.
-
-    Raises:
-        DataError: as :func:`protocol1`.
-    """
-    chosen = resolve_labelled(labelled, labels, labels.has(), seed=seed, ids=ids_or_rows(labels, ids))
-    require_each_class(labels, chosen)
+    """No queries: for models that are not evaluated. ``labelled`` and errors as in :func:`protocol1`."""
+    ids = np.arange(len(labels)) if ids is None else ids
+    chosen = resolve_labelled(labelled, labels, labels.has(), seed=seed, ids=ids)
     return _rest_is_database(labels, np.empty(0, np.int64), chosen, "none", seed)
 
 
@@ -445,26 +488,25 @@ def make_split(
     protocol = str(protocol)
     labelled = str(labelled) if isinstance(labelled, float) else labelled
     name = check_protocol(protocol)
-    if queries is not None and protocol != "1":
+    if queries is not None and name != "1":
         raise UsageError(
             f"protocol {protocol} chooses queries itself: leave out --queries, or use protocol 1"
         )
     if seed < 0:
         raise UsageError(f"seed {seed}: it must not be negative")
     labels, ids = dataset.require_labels(), dataset.ids
-    if isinstance(queries, str):
-        queries = parse_queries(queries)
+    queries = _parse_queries(queries) if isinstance(queries, str) else queries
+    if name == "1" and dataset.name.partition(":")[0] == "nuswide":
+        queries = 100 if queries is None else queries
+        labelled = labelled or "500-per-class"
     try:
-        if protocol == "1":
-            if dataset.name.partition(":")[0] == "nuswide":
-                queries = 100 if queries is None else queries
-                labelled = labelled or "500-per-class"
+        if name == "1":
             return protocol1(labels, seed, labelled, queries, ids=ids)
-        if protocol == "2":
+        if name == "2":
             return protocol2(labels, seed, labelled, rule=rule, ids=ids)
         if name == "transfer":
             return transfer(labels, seed, labelled, protocol.partition(":")[2], ids=ids)
-        if protocol == "none":
+        if name == "none":
             return no_queries(labels, seed, labelled, ids=ids)
         return authors_split(labels, labelled, seed=seed)
     except DataError as error:

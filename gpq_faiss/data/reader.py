@@ -130,22 +130,14 @@ class Reader:
         return self.array[rows[ok]], ok
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
-        """The readable items at ``rows`` and a mask bool [len(rows)].
-
-        Raises:
-            DataError: too many are broken, or none of these is readable.
-        """
+        """The readable items at ``rows`` and a mask bool [len(rows)]."""
         values, ok = self._fetch(rows)
         if len(rows) and not ok.any():
             raise DataError(f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read")
         return values, ok
 
     def count_broken(self, rows: NDArray[np.int64]) -> None:
-        """Count broken images found by another process.
-
-        Raises:
-            DataError: too many are broken.
-        """
+        """Count broken images found by another process."""
         if isinstance(self.dataset, ImageDataset):
             new = np.setdiff1d(rows, self.dataset.bad.positions)
             if len(new):

@@ -33,9 +33,6 @@ class Split:
         name: protocol.
         seed: random seed.
         seen_classes: classes available in training (protocols 2 and transfer); None: all.
-
-    Raises:
-        DataError: queries, labelled and unlabelled overlap, or a query or labelled item is in the database.
     """
 
     n: int
@@ -78,11 +75,7 @@ class Split:
         return masked if self.seen_classes is None else masked.select_classes(np.array(self.seen_classes))
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON, with one compressed byte per item.
-
-        Raises:
-            DataError: the file cannot be written.
-        """
+        """Write as JSON, with one compressed byte per item."""
         write_json(
             path,
             {
@@ -100,11 +93,7 @@ class Split:
 
     @classmethod
     def load(cls, path: str | Path) -> Split:
-        """Read a file written by :meth:`save`.
-
-        Raises:
-            DataError: missing, of another format, or damaged.
-        """
+        """Read a file written by :meth:`save`."""
         value = read_json(path, "a split")
         try:
             if value["split_format"] != _FORMAT:

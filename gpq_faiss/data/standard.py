@@ -69,9 +69,6 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
     Args:
         root: folder with (or for) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default :data:`CACHE`.
         download: download it if missing.
-
-    Raises:
-        DataError: not found and not downloadable, or damaged; names the file and where to put it.
     """
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
@@ -105,12 +102,7 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes in so many dimensions (3 for images, 1 for labels), plain or gzipped.
-
-    Raises:
-        DataError: missing, not idx, of another type or number of dimensions, empty, too large,
-            truncated, with trailing bytes, or damaged gzip data.
-    """
+    """Read an idx file of unsigned bytes in so many dimensions (3 for images, 1 for labels), plain or gzipped."""
     header = 4 + 4 * dimensions
     try:
         with path.open("rb") as file:
@@ -159,9 +151,6 @@ def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> Arr
     Args:
         root: folder with the four idx files (plain or .gz; also torchvision's ``FashionMNIST/raw`` below it).
         download: download them if missing.
-
-    Raises:
-        DataError: not found and not downloadable, damaged, or inconsistent images and labels.
     """
     folder = (CACHE if root is None else Path(root)).expanduser()
     files = _find(folder)

@@ -15,11 +15,7 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
 def _separator(line: str, path: Path) -> str:
-    """What separates the columns of a header line: of commas, semicolons and tabs the one that gives the most columns.
-
-    Raises:
-        DataError: two of them give as many.
-    """
+    """What separates the columns of a header line: of commas, semicolons and tabs the one that gives the most columns."""
     if path.suffix.lower() in {".tsv", ".tab"}:
         return "\t"
     if line.startswith("sep=") and len(line) == 5:  # Excel's own mark
@@ -39,9 +35,6 @@ class Table:
     Attributes:
         header: names of the columns, stripped; empty for an empty text.
         separated: how the columns of a text are separated if not by commas, for notes: ``"; separated by tabs"``.
-
-    Raises:
-        DataError: missing, not such a file, or a header that is not CSV.
     """
 
     def __init__(self, path: Path, what: str, *, parquet: bool) -> None:
@@ -83,9 +76,6 @@ class Table:
         """Cells of columns, one after another, stripped if they are texts; and where each row is, for errors. To be called once.
 
         Blank lines of a text are skipped.
-
-        Raises:
-            DataError: damaged, or a line with another number of cells than the header.
         """
         if self._parquet is not None:
             found = [[v.strip() if isinstance(v, str) else v for v in self._parquet.cells(n)] for n in names]

@@ -92,11 +92,7 @@ def _parse(
 
 
 def _labels_file(path: Path, n_items: int) -> Labels:
-    """Labels from a separate file: text (0/1 columns or one class number per line) or ``.npy`` (ids or multi-hot).
-
-    Raises:
-        DataError: missing, damaged, or not one row for each of the ``n_items``.
-    """
+    """Labels from a separate file: text (0/1 columns or one class number per line) or ``.npy`` (ids or multi-hot)."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path, "labels, a row for each image,")
         found: Labels | None = Labels.from_ids(array) if array.ndim == 1 else Labels.from_multihot(array)
@@ -133,9 +129,6 @@ def open_list(path: str, *, root: str | None, labels: str | None, max_bad: float
         root: base folder of relative paths (default: the list's).
         labels: a file of labels, one row per line, for a list of bare paths.
         max_bad: allowed fraction of missing images, and of broken ones among the others.
-
-    Raises:
-        DataError: missing, not text, lines of different forms, or too many images missing.
     """
     file = Path(path).expanduser()
     lines = read_lines(file, "a list of images")
@@ -200,9 +193,6 @@ def open_table(
         image_column, label_column: names of the columns. If the default ``label`` is missing, all items are unlabelled.
         keep: further text columns to store with the items.
         max_bad: allowed fraction of missing images, and of broken ones among the others.
-
-    Raises:
-        DataError: missing, damaged, without these columns, a row without a path, bad ids, too many images missing.
     """
     file = Path(path).expanduser()
     table = Table(file, "a table of images", parquet=form == "parquet")

@@ -133,9 +133,6 @@ class ParquetVectors(Vectors):
 
     Args:
         memory: budget in bytes for decoded row groups (default: free memory).
-
-    Raises:
-        DataError: rows of different lengths, missing rows, or not numbers; a row group larger than the budget.
     """
 
     def __init__(self, path: Path, column: str, memory: int | None = None) -> None:

@@ -131,9 +131,6 @@ def open_webdataset(
         label_column: extension, or field of ``.json``, of the labels.
         keep: further extensions or fields to store as text with the items.
         max_bad: allowed fraction of samples without an image or with a damaged label, and of broken images among the others.
-
-    Raises:
-        DataError: a shard is missing, damaged or not a tar; no samples; too many bad ones; or invalid labels.
     """
     name = f"webdataset:{without_secrets(path)}"
     extensions = {suffix[1:] for suffix in IMAGE_SUFFIXES} | {*_LABELS, image_column, label_column, *keep}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpq_faiss.data.drawing import parse_labelled
 from gpq_faiss.data.open import open_data
+from gpq_faiss.data.protocols import parse_labelled
 from gpq_faiss.errors import DataError, UsageError
 
 
