@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -26,6 +30,33 @@ def put(root: Path, *names: str) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png(i))
+
+
+def raw_tar(*members: tuple[str, bytes, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, kind, data in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.linkname = kind, len(data), "/etc/passwd"
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def save(path: Path, content: Any) -> Path:
+    """Bytes or text as they are; arrays and columns in the form of the suffix."""
+    if isinstance(content, bytes | str):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    elif path.suffix == ".npy":
+        np.save(path, content)
+    elif path.suffix == ".npz":
+        np.savez(path, **content)
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as h5:
+            for name, array in content.items():
+                h5[name] = array
+    else:
+        pq.write_table(pa.table(content), path)
+    return path
 
 
 def data_folder() -> Path:

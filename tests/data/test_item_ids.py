@@ -113,12 +113,6 @@ def test_features_bring_names(tmp_path: Path) -> None:
         open_data(f"features:{tmp_path / 'x.npy'}", keep="title")
 
 
-def test_ids_from_nowhere_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.eye(3, 4, dtype=np.float32))
-    with pytest.raises(UsageError, match="--id-from name: choose from"):
-        open_data(f"features:{tmp_path / 'x.npy'}", id_from="name")  # type: ignore[arg-type]
-
-
 def test_repeated_names_are_told(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("a\nb\na\na\n")
     data = open_data(np.eye(4), names=str(tmp_path / "names.txt"))

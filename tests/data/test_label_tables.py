@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import parse_labelled
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import DataError
 
 
 @pytest.fixture
@@ -88,44 +87,6 @@ def test_what_does_not_fit_is_said(vectors: str, tmp_path: Path) -> None:
     assert names_of(open_data(vectors, labels=str(table))) == [("cat",), ("dog",), (), ("cat",)]
 
 
-def test_a_share_may_be_a_percentage() -> None:
-    assert parse_labelled("5%") == parse_labelled("0.05")
-    assert parse_labelled("100%") == ("fraction", 1.0)
-    for bad in ("0%", "101%", "-3%"):
-        with pytest.raises(UsageError, match="fraction"):
-            parse_labelled(bad)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("l.csv", b"id,label\n10,cat\n20,d\xff\n", "is not UTF-8 text"),
-        ("l.csv", b'id,label\n10,"cat\n', "is not CSV"),
-        ("l.csv", b"id,label\n10,cat,3\n", "line 2: 3 fields, the header has 2"),
-        ("l.csv", b"id,label\n", "has no rows"),
-        (
-            "l.csv",
-            b"id,label\n77,cat\n",
-            "no value of the column 'id' with a label is an id or name of the data",
-        ),
-    ],
-)
-def test_a_table_that_cannot_be_labels_is_refused(
-    vectors: str, tmp_path: Path, file: str, content: bytes, message: str
-) -> None:
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        open_data(vectors, labels=str(tmp_path / file), ids=str(tmp_path / "ids.npy"))
-
-
-def test_a_parquet_of_labels_names_its_items(vectors: str, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"title": ["a"], "label": ["cat"]}), tmp_path / "l.parquet")
-    with pytest.raises(DataError, match=r"has no column 'id or .*'title'"):
-        open_data(vectors, labels=str(tmp_path / "l.parquet"))
-
-
 def test_empty_lines_of_a_table_are_skipped(vectors: str, tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("id,label\n\n10,cat\n\n")
     data = open_data(vectors, labels=str(tmp_path / "l.csv"), ids=str(tmp_path / "ids.npy"))
@@ -158,25 +119,6 @@ def test_the_mark_of_excel_is_no_header(vectors: str, tmp_path: Path) -> None:
     table.write_text("sep=;\nid;label\n3;cat;x\n")
     with pytest.raises(DataError, match=r"l\.csv line 3: 3 fields, the header has 2"):
         open_data(vectors, labels=str(table))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n", "a table with a column of ids or names"),
-        ("id,label,label\n0,a,b\n1,b,a\n", "has the column 'label' twice: rename one of them"),
-        ("id;label;id\n0;a;0\n", "has the column 'id' twice: rename one of them"),
-        ('id,label\n0,"a\n', "is not CSV"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_one_line(
-    vectors: str, tmp_path: Path, text: str, message: str
-) -> None:
-    (tmp_path / "l.csv").write_text(text)
-    with pytest.raises(DataError, match=message) as caught:
-        open_data(vectors, labels=str(tmp_path / "l.csv"))
-    assert "\n" not in str(caught.value)
-    assert "l.csv" in str(caught.value)
 
 
 def test_rows_of_zeros_and_ones_may_have_semicolons(vectors: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from gpq_faiss.data.base import BadItems, FeatureDataset, ImageDataset
-from gpq_faiss.data.labels import Labels, Rows, named_rows, rows_that
+from gpq_faiss.data.labels import Labels, Rows, named_rows
 from gpq_faiss.errors import DataError
 
 DENSE = arrays(np.bool_, st.tuples(st.integers(0, 30), st.integers(1, 20)))
@@ -99,13 +99,6 @@ def test_wrong_labels(make: object, message: str) -> None:
 def test_named_rows() -> None:
     assert named_rows([3]) == "row 3"
     assert named_rows(np.arange(1005)) == "rows 0, 1, 2, 3, 4 and 1,000 more"
-
-
-def test_verbs_agree_with_the_number_of_rows() -> None:
-    assert rows_that([3], "hold") == "row 3 holds"
-    assert rows_that([3], "are") == "row 3 is"
-    assert rows_that([3], "have") == "row 3 has"
-    assert rows_that([3, 8], "hold") == "rows 3, 8 hold"
 
 
 def test_fingerprint_covers_content_and_names() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from image_files import put
 
-from gpq_faiss.data.base import FeatureDataset, ImageDataset
+from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.forms import FORMS, parse_spec
 from gpq_faiss.data.item_ids import stable_id
 from gpq_faiss.data.open import open_data
@@ -45,22 +45,6 @@ def test_every_form_of_images(here: Path) -> None:
     labels = open_data("csv:t.csv", root="images", label_column="mark").labels
     assert labels is not None
     assert labels.class_names == ("u", "v")
-
-
-def test_parquet_form(here: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"image": ["a/0.png", "b/1.png"], "label": ["x", "y"]}), "t.parquet")
-    assert open_data("parquet:t.parquet", root="images").name == "parquet:t.parquet"
-
-
-def test_features_form(here: Path) -> None:
-    dataset = open_data("features:f.npy", labels="y.npy")
-    assert isinstance(dataset, FeatureDataset)
-    assert dataset.width == 3
-    assert dataset.labels is not None
-    assert dataset.labels.class_ids().tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("spec", ["mnist", "mnist:x", "", ":", "Digits", "no\nsuch", "a\0b"])
@@ -175,52 +159,6 @@ def test_texts_in_a_column_of_ids_are_names(here: Path, form: str, caplog: pytes
     assert "holds texts: they are the names; ids are row numbers" in caplog.text
     stable = open_data(path, id_from="path", **root)  # type: ignore[arg-type]
     assert stable.ids.tolist() == [stable_id(name.encode()) for name in data.texts["name"].tolist()]
-
-
-def test_a_table_of_texts_and_numbers_for_ids_is_refused(here: Path) -> None:
-    (here / "i.csv").write_text("image,id\na/0.png,7\nb/1.png,x8\n")
-    with pytest.raises(DataError, match=r"line 3: id 'x8' is not a 64-bit integer .* --keep name"):
-        open_data("i.csv", root="images")
-    (here / "i.csv").write_text("image,name\na/0.png,7\nb/1.png,x8\n")
-    assert open_data("i.csv", root="images", keep="name").texts["name"].tolist() == ["7", "x8"]
-
-
-@pytest.mark.parametrize("scheme", ["nuswide", "folder", "list", "csv", "parquet", "features"])
-def test_a_path_is_needed_and_must_exist(scheme: str, here: Path) -> None:
-    for spec in (scheme, scheme + ":"):
-        with pytest.raises(UsageError, match="lacks its path"):
-            open_data(spec)
-    with pytest.raises(DataError, match=r"nowhere\.x not found") as caught:
-        open_data(f"{scheme}:nowhere.x")
-    assert not isinstance(caught.value, UsageError)
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "why"),
-    [
-        ("digits:x", {}, "takes no path"),
-        ("digits", {"labels": "y.npy"}, "--labels does not apply to digits"),
-        ("folder:images", {"root": "images"}, "--root does not apply to folder"),
-        ("folder:images", {"label_column": "x"}, "--label-column does not apply"),
-        ("list:l.txt", {"image_column": "x"}, "--image-column does not apply"),
-        ("csv:t.csv", {"concepts": "81"}, "--concepts does not apply to csv"),
-        ("cifar10:a", {"root": "b"}, "names its folder already"),
-        ("nuswide:images", {"root": "b"}, "names its folder already"),
-        ("digits", {"max_bad": 2.0}, "give a fraction"),
-        ("cifar10:", {}, "lacks its path"),
-        ("folder:a\0b", {}, "is not a path"),
-    ],
-)
-def test_options_that_cannot_be_right(spec: str, options: dict[str, object], why: str, here: Path) -> None:
-    with pytest.raises(UsageError, match=why):
-        open_data(spec, **options)  # type: ignore[arg-type]
-
-
-def test_max_bad_reaches_the_source(here: Path) -> None:
-    (here / "images" / "b" / "1.png").unlink()
-    with pytest.raises(DataError, match="1 of 2 images missing"):
-        open_data("list:l.txt", root="images")
-    assert len(open_data("list:l.txt", root="images", max_bad=0.5)) == 1
 
 
 def test_local_folders_of_the_downloaded_sets(here: Path) -> None:

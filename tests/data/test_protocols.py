@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from gpq_faiss.data.protocols import (
     protocol1,
     protocol2,
     read_rows,
-    resolve_labelled,
     transfer,
     unseen_items,
 )
@@ -73,16 +70,6 @@ def test_the_authors_split_is_their_rule() -> None:
         authors_split(CIFAR, "0.1")
     with pytest.raises(DataError, match="class '0' has 1,000 items"):
         authors_split(Labels.from_ids(np.zeros(1000, int)), "1000-per-class")
-
-
-def test_nuswide_numbers_are_exact() -> None:
-    """100 queries and 500 labelled of each concept, none counted for two concepts."""
-    labels = multi(20_000, 9, 1)
-    split = protocol1(labels, 0, "500-per-class", 100)
-    assert sizes(split)[:2] == (900, 4500)
-    assert len(split.database) == labels.has().sum() - 5400
-    assert len(split.unlabelled) == 20_000 - 5400
-    assert not labels.has()[np.setdiff1d(split.unlabelled, split.database)].any()
 
 
 @settings(max_examples=60, deadline=None)
@@ -247,23 +234,6 @@ def test_the_training_sees_no_hidden_label() -> None:
         np.testing.assert_array_equal(one.packed, two.packed)
 
 
-def test_protocol2_hides_unseen_classes_from_the_training() -> None:
-    labels = multi()
-    split = protocol2(labels, 4)
-    assert split.seen_classes is not None
-    assert len(split.seen_classes) == 6  # three quarters of 9, rounded down
-    view = split.training_labels(labels)
-    assert view.class_names == tuple(labels.class_names[c] for c in split.seen_classes)
-    np.testing.assert_array_equal(
-        view.dense(split.labelled), labels.dense(split.labelled)[:, list(split.seen_classes)]
-    )
-    some = protocol2(labels, 4, "5-per-class")
-    assert len(some.labelled) == 30
-    np.testing.assert_array_equal(some.database, split.database)
-    np.testing.assert_array_equal(some.query, split.query)
-    assert np.isin(np.setdiff1d(split.labelled, some.labelled), some.unlabelled).all()
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_for_several_labels(rule: Any) -> None:
     dense = np.array(
@@ -371,14 +341,6 @@ def test_too_few_items_say_what_to_lower() -> None:
         protocol1(labels, 0, None, 0)
 
 
-def test_free_items_are_used_up_by_a_draw() -> None:
-    free = np.arange(60_000) < 30_000
-    rows = resolve_labelled("7-per-class", CIFAR, free, seed=1, ids=np.arange(60_000))
-    assert len(rows) == 70
-    assert rows.max() < 30_000
-    assert not free[rows].any()
-
-
 def test_make_split_by_name() -> None:
     digits = open_digits()
     assert sizes(make_split(digits))[0] == 100  # ten of each digit
@@ -444,55 +406,6 @@ def test_overlap_is_refused() -> None:
         Split(3, np.array([2, 1]), none, none, none, "x", 0)
     with pytest.raises(DataError, match="below 3"):
         Split(3, np.array([3]), none, none, none, "x", 0)
-
-
-def real_nuswide() -> Labels:
-    """Labels of the images with one of the 21 most frequent concepts; classes in alphabetical order, as officially."""
-    root = os.environ.get("GPQ_DATA")
-    if not root:
-        pytest.skip("GPQ_DATA is not set")
-    folder = Path(root) / "nuswide"
-    names = [line.split("\t")[1].strip() for line in (folder / "label_ids.txt").read_text().splitlines()]
-    with gzip.open(folder / "mul_label_ids.txt.gz", "rt") as file:
-        items = [[int(word) for word in line.split()] for line in file]
-    dense = np.zeros((1 + max(item[0] for item in items), 81), bool)
-    for item, *concepts in items:
-        dense[item, concepts] = True
-    top = sorted(np.argsort(-dense.sum(axis=0), kind="stable")[:21].tolist(), key=lambda c: names[c])
-    some = dense[:, top]
-    return Labels.from_multihot(some[some.any(axis=1)], [names[c] for c in top])
-
-
-def test_the_real_nuswide_labels() -> None:
-    """195,834 images with one of the 21 most frequent concepts: the paper's sizes of protocol 1, and protocol 2's halves."""
-    labels = real_nuswide()
-    assert len(labels) == 195_834
-    assert sizes(protocol1(labels, 0, "500-per-class", 100)) == (2100, 10_500, 183_234, 183_234)
-    expected = {"any": 61_140, "half": 41_554, "majority": 25_418, "all": 23_126}
-    for rule in RULES:
-        split = protocol2(labels, rule=rule)
-        query, labelled, unlabelled, database = sizes(split)
-        assert (query, database, unlabelled) == (expected[rule], 97_917, 97_917)
-        assert query + labelled + database == 195_834
-        assert split.seen_classes is not None
-        assert len(split.seen_classes) == 15
-        assert split.hash == protocol2(labels, rule=rule).hash
-    assert protocol2(labels).hash == protocol2(labels, rule="any").hash != protocol2(labels, 1).hash
-
-
-def test_the_default_rule_is_nearest_to_the_papers_proportions() -> None:
-    """35,272 queries for 85,415 database items, in the mean over choices of the unseen concepts."""
-    labels = real_nuswide()
-    draws = np.random.default_rng(0)
-    choices = [draws.permutation(21)[:6] for _ in range(300)]
-    distinct, items = np.unique(labels.packed, axis=0, return_counts=True)
-    sets = Labels(distinct, labels.class_names)
-    share = {}
-    for rule in RULES:
-        sides = [items @ unseen_items(sets, np.isin(np.arange(21), chosen), rule) for chosen in choices]
-        share[rule] = float(np.mean(sides)) / len(labels)
-    distance = {rule: abs(value - 35_272 / 85_415) for rule, value in share.items()}
-    assert min(distance, key=distance.__getitem__) == "any"
 
 
 def test_by_default_no_labelled_item_shows_an_unseen_class() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.images import load_batch
 from gpq_faiss.data.nuswide import choose_concepts
-from gpq_faiss.data.standard import DEBIAN, FASHION_CLASSES, open_cifar10, open_fashion_mnist, read_idx
+from gpq_faiss.data.standard import FASHION_CLASSES, open_cifar10, open_fashion_mnist, read_idx
 from gpq_faiss.errors import DataError, UsageError
 
 # digits
@@ -125,13 +125,6 @@ def test_cifar10_offline_names_the_remedy(tmp_path: Path, monkeypatch: pytest.Mo
     assert "\n" not in message
 
 
-def test_cifar10_in_place_of_its_folder_a_file(tmp_path: Path) -> None:
-    archive = tmp_path / "images.tar.gz"
-    archive.write_bytes(b"")
-    with pytest.raises(DataError, match=r"images.tar.gz is a file: name the folder .* read by folder:"):
-        open_cifar10(str(archive))
-
-
 def test_cifar10_with_a_foreign_archive_does_not_go_to_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,16 +223,6 @@ def test_fashion_mnist_offline_names_the_remedy(tmp_path: Path, monkeypatch: pyt
         open_fashion_mnist(str(tmp_path))
     assert "train-images-idx3-ubyte" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_real_fashion_mnist() -> None:
-    if not DEBIAN.is_dir():
-        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
-    dataset = open_fashion_mnist(str(DEBIAN), download=False)
-    assert dataset.labels is not None
-    assert dataset.labels.counts().tolist() == [7000] * 10
-    assert dataset.official is not None
-    assert int(dataset.official.sum()) == 10_000
 
 
 # nuswide

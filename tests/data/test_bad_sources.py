@@ -1,0 +1,288 @@
+"""Every reader on what it cannot use: one line that says what, where and what to do, whichever the form."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from image_files import png, put, raw_tar, save
+
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, UsageError
+
+N, W = 500, 7
+X = np.random.default_rng(0).standard_normal((N, W)).astype(np.float32) + 3
+Y = np.random.default_rng(1).integers(-1, 4, N)
+IDS = np.random.default_rng(2).permutation(10_000)[:N]
+ROWS = [[0.0, 1.0], [1.0, 0.0]]
+
+
+def header_only(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
+    """A .npy that claims a shape and holds nothing."""
+    out = io.BytesIO()
+    about = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, about)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def tar(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = png(0)) -> bytes:
+    return raw_tar((name, kind, data))
+
+
+def whole(suffix: str) -> Any:
+    """Sound content of a file of vectors."""
+    columns = {"features": list(X), "label": [None if y < 0 else int(y) for y in Y], "id": IDS}
+    return X if suffix == ".npy" else columns if suffix == ".parquet" else {"x": X, "labels": Y, "ids": IDS}
+
+
+def floats(*rows: Any) -> dict[str, Any]:
+    return {"features": pa.array(rows, pa.list_(pa.float32()))}
+
+
+VECTORS: list[tuple[str, Any, str]] = [
+    ("a.xyz", b"1 2", "not from .xyz"),
+    *[(f"a{s}", b"", "empty") for s in (".npy", ".npz", ".h5", ".parquet")],
+    *[(f"a{s}", b"hello world " * 50, "not an? ") for s in (".npy", ".npz", ".h5", ".parquet")],
+    ("a.npy", header_only((10**12, 512)), "truncated"),
+    ("a.npy", b"PK\3\4" + b"x" * 99, "is a zip archive, not one array"),
+    ("a.npy", b"\x93NUMPY" + pickle.dumps([1]), "save a plain array"),
+    ("a.npy", np.asfortranarray(X), "ascontiguousarray"),
+    ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
+    ("a.npy", X[:0], "no row"),
+    ("a.npy", X[:, :0], "no column"),
+    ("a.npy", np.array([[{}]], object), "Python objects"),
+    ("a.npy", np.array([["a"]]), "numbers"),
+    ("a.npy", X.astype(complex), "numbers"),
+    ("a.npz", {"a": X, "b": X}, "which array"),
+    ("a.npz", {"a": X[0]}, "which array"),
+    ("a.npz", {"x": X, "labels": Y[:5]}, "5 labels"),
+    ("a.npz", {"x": X, "labels": Y - 5}, "label -"),
+    ("a.npz", {"x": X, "ids": IDS[:5]}, "5 ids"),
+    ("a.npz", {"x": X, "ids": IDS / 2}, "whole numbers"),
+    ("a.npz", {"x": X, "ids": IDS.astype(np.uint64) + 2**63}, "signed 64 bits"),
+    ("a.npz", {"x": X, "name": np.arange(N)}, "'name' is int64: texts are needed"),
+    ("a.h5", {"other": X}, "none of the datasets"),
+    ("a.h5", {"x": "hello"}, "not an array of numbers"),
+    ("a.h5", {"x": X[0]}, "numbers"),
+    ("a.h5", {"x": X, "y": Y[:3]}, "3 labels"),
+    ("a.parquet", floats([1, 2], [1, 2], [3]), "1 numbers at row 2"),
+    ("a.parquet", floats([1, 2], None), "no vector at row 1"),
+    ("a.parquet", floats([1, None]), "missing numbers"),
+    ("a.parquet", floats(), "no rows"),
+    ("a.parquet", {"a": ROWS, "b": ROWS}, "which column holds the vectors"),
+    ("a.parquet", {"features": ROWS, "id": [1, None]}, "'id' has 1 empty cells"),
+    ("a.parquet", {"features": ROWS, "id": [1.0, 2.0]}, "ids are whole numbers"),
+]
+LABELS: list[tuple[str, Any, str]] = [
+    ("l.npy", np.zeros(3, int), "labels of 3 items, the data has 4"),
+    ("l.npy", np.array(3), "0 items"),
+    ("l.npy", np.array([0, 1, 2, 70_000]), "at most 65,535"),
+    ("l.npy", np.array([0, 1, -7, 0]), "label -7 at row 2"),
+    ("l.npy", np.array([0, 1, 0.5, 0]), "row 2 are not whole"),
+    ("l.npy", np.full((4, 2), 2), "other than 0 and 1"),
+    ("l.npy", np.array(["a"] * 4, object), "Python objects"),
+    ("l.npy", header_only((10**15,), "<i8"), "truncated"),
+    ("l.txt", "a\nb\n", "2 lines"),
+    ("l.txt", "", "0 lines"),
+    ("l.txt", "\n\n\n\n", "no item has a label"),
+    ("l.txt", b"\xfa\xfe\n", "not UTF-8 text"),
+    ("l.txt", "0\n1\n-5\n2", "label -5"),
+    ("l.txt", "0\n99999\n1\n2", "99,999"),
+    ("l.txt", "0|99999\n1\n1\n2", "99999 is out of range"),
+    ("l.csv", "0,1\n1\n1,1\n0,0", "different lengths"),
+    ("l.csv", "0,1\n1,2\n1,1\n0,0", "not all 0 or 1"),
+    ("l.csv", "Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n", "a table with a column of ids or names"),
+    ("l.csv", "id,label,label\n0,a,b\n1,b,a\n", "has the column 'label' twice: rename one of them"),
+    ("l.csv", "id;label;id\n0;a;0\n", "has the column 'id' twice: rename one of them"),
+    ("l.csv", "sep=;\nid;label\n3;cat;x\n", "line 3: 3 fields, the header has 2"),
+    ("l.csv", b"id,label\n1,cat\n2,d\xff\n", "is not UTF-8 text"),
+    ("l.csv", 'id,label\n1,"cat\n', "is not CSV"),
+    ("l.csv", "id,label\n", "has no rows"),
+    ("l.csv", "id,label\n1,cat\n1,dog\n", "'1' occurs more than once"),
+    ("l.csv", "id,label\n77,cat\n", "no value of the column 'id' with a label is an id or name of the data"),
+    ("l.parquet", {"title": ["a"], "label": ["cat"]}, "has no column 'id or .*'title'"),
+]
+LISTS = [
+    ("a.png 1 0\nb.png 1\n", "line 2: 2 labels"),
+    ("a.png 1 0\n\nb.png 1 0 1\n", "line 3: 2 labels"),
+    ("a.png 1 0\nb.png 1 2\n", "line 2: 2 labels"),
+    ("a.png 1 0\nb.png x 1\n", "line 2: 2 labels"),
+    ("a.png 5\nb.png\n", "line 2: one class number"),
+    ("a.png 5\nb.png x\n", "line 2: one class number"),
+    ("a.png 5\nb.png -2\n", "-2 .. 5"),
+    ("a.png 5\nb.png 99999999999999999999\n", "class numbers from 0"),
+    ("a.png 5\nb.png 4000000\n", "out of range"),
+    ("", "is empty"),
+    ("a.png 1 0\n\0\n", "not a text"),
+    (b"\xfe\x80a b", "not UTF-8"),
+    ("a.png\nno.png\n", r"1 of 2 images missing \(.*no.png\), above the limit of 1 %: check --root"),
+    ("a\tb.png\n", "a.tb.png"),
+]
+TABLES: list[tuple[Any, str]] = [
+    ("", "is empty"),
+    ("image,label\n", "no rows"),
+    ("path,label\na.png,x\n", "no column 'image' .* 'path', 'label'.*--image-column"),
+    ("image,image\na.png,x\n", "twice"),
+    ("image,label\na.png\n", "line 2: 1 fields, the header has 2"),
+    ("image,label\na.png,x,y\n", "line 2: 3 fields"),
+    ("image,label\n,x\n", "line 2: no path"),
+    ('image,label\n"a.png"x,y\n', "not CSV"),
+    ('image,label\n"a.png,y\n', "not CSV"),
+    ("image,id\na.png,x\na.png,1\n", "id 'x' .* --keep name"),
+    ("image,id\na.png,1.5\n", "id '1.5'"),
+    ("image,id\na.png,\n", "id ''"),
+    ("image,id\na.png,9223372036854775808\n", "64-bit"),
+    ("image,id\na.png,-1\n", "no result"),
+    ("image,id\na.png,4\nb.png,5\nb.png,4\n", "line 4: id 4 is already that of line 2"),
+    (b"image,label\n\xff\xfe,\x80\n", "not UTF-8"),
+    ({"image": [1, 2]}, "holds int, a path is expected"),
+    ({"image": ["a.png", None]}, "row 1: no path"),
+    ({"picture": ["a.png"]}, "no column 'image'"),
+]
+ARCHIVES = [
+    (tar("../a/x.png"), "points outside"),
+    (tar("/a/x.png"), "points outside"),
+    (tar("a\\x.png"), "points outside"),
+    (tar("a/x.png", tarfile.SYMTYPE, b""), "no image|no samples"),
+    (tar("a/x.png", tarfile.LNKTYPE, b""), "no image|no samples"),
+    (tar("a/x.png", tarfile.FIFOTYPE, b""), "no image|no samples"),
+    (raw_tar(("a/x.png", tarfile.REGTYPE, png(0)), ("a/x.png", tarfile.REGTYPE, png(1))), "two members"),
+    (tar("a/x.png", data=bytes(3000))[:2000], "truncated"),
+    (b"", "readable tar"),
+    (b"neither tar nor gzip" * 100, "readable tar"),
+    (gzip.compress(b"no tar" * 1000), "readable tar"),
+    (gzip.compress(tar("a/x.png"))[:-30], "readable tar"),
+    (gzip.compress(tar("a/x.txt", data=bytes(80 << 20))), "unpacks to more than 67,108,864 bytes"),
+    (tar("readme.md"), "no images|has no samples"),
+]
+GIVEN: list[tuple[str, dict[str, Any], str]] = [
+    ("features:no.npy", {}, "not found"),
+    ("features:no-*.npy", {}, "no file matches"),
+    ("features:x.npy", {"keep": "title"}, "no columns to keep"),
+    ("features:x.npy", {"id_from": "path"}, "have no paths"),
+    ("features:x.npy", {"id_from": "name"}, "--id-from name: choose from"),
+    ("features:x.npy", {"labels": "no.npy"}, "not found"),
+    ("features:x.npy", {"labels": "images"}, "is a folder"),
+    ("features:x.npy", {"ids": "y.npy", "id_from": "path"}, "both say"),
+    ("webdataset:x-{3..1}.tar", {}, "is not a range"),
+    ("webdataset:x-{0..999999999}.tar", {}, "is not a range"),
+    ("csv:t.csv", {"label_column": "lable"}, r"no column 'lable'.*--label-column"),
+    ("csv:t.csv", {"keep": "price"}, "no column 'price'"),
+    ("csv:t.csv", {"keep": "mark,mark"}, "each once"),
+    ("list:images", {}, "is a folder"),
+    ("digits", {"keep": "title"}, "does not apply to digits"),
+    ("digits:x", {}, "takes no path"),
+    ("digits", {"labels": "y.npy"}, "--labels does not apply to digits"),
+    ("digits", {"max_bad": 2.0}, "give a fraction"),
+    ("digits", {"max_bad": float("nan")}, "give a fraction"),
+    ("folder:images", {"root": "images"}, "--root does not apply to folder"),
+    ("folder:images", {"label_column": "x"}, "--label-column does not apply"),
+    ("list:l.txt", {"image_column": "x"}, "--image-column does not apply"),
+    ("csv:t.csv", {"concepts": "81"}, "--concepts does not apply to csv"),
+    ("cifar10:a", {"root": "b"}, "names its folder already"),
+    ("nuswide:images", {"root": "b"}, "names its folder already"),
+    ("cifar10:", {}, "lacks its path"),
+    ("folder:a\0b", {}, "is not a path"),
+]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four vectors, a folder of images and a table, in the working directory."""
+    put(tmp_path, "a.png", "b.png", "images/a/0.png")
+    np.save(tmp_path / "x.npy", np.eye(4, 5, dtype=np.float32))
+    np.save(tmp_path / "y.npy", np.arange(4))
+    (tmp_path / "t.csv").write_text("image,label,mark\na.png,x,u\n")
+    (tmp_path / "l.txt").write_text("a.png 1 0\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(spec: Any, **options: Any) -> str:
+    with pytest.raises((DataError, UsageError)) as caught:
+        open_data(spec, **options).read(slice(None))
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
+
+
+@pytest.mark.parametrize(("name", "content", "why"), VECTORS)
+def test_vectors(here: Path, name: str, content: Any, why: str) -> None:
+    save(here / name, content)
+    assert_says(refused(f"features:{name}"), why, name)
+
+
+def assert_says(message: str, why: str, name: str) -> None:
+    assert re.search(why, message), message
+    assert name in message
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5", ".parquet"])
+@pytest.mark.parametrize("share", [0.01, 0.6, 0.99, 1.01])
+def test_vectors_cut_off_or_longer(here: Path, suffix: str, share: float) -> None:
+    path = here / f"a{suffix}"
+    save(path, whole(suffix))
+    size = path.stat().st_size
+    if share > 1 and suffix != ".npy":
+        pytest.skip("what follows the end of these forms is not theirs")
+    os.truncate(path, int(size * share))
+    assert_says(refused(f"features:{path}"), "truncated|damaged|not an? |bytes after", path.name)
+
+
+@pytest.mark.parametrize(("name", "content", "why"), LABELS)
+def test_labels(here: Path, name: str, content: Any, why: str) -> None:
+    save(here / name, content)
+    assert_says(refused("features:x.npy", labels=name), why, name)
+
+
+@pytest.mark.parametrize(("content", "why"), LISTS)
+def test_lists(here: Path, content: Any, why: str) -> None:
+    save(here / "bad.txt", content)
+    assert_says(refused("list:bad.txt"), why, "")
+
+
+@pytest.mark.parametrize(("content", "why"), TABLES)
+def test_tables(here: Path, content: Any, why: str) -> None:
+    form = "parquet" if isinstance(content, dict) else "csv"
+    save(here / f"bad.{form}", content)
+    assert_says(refused(f"{form}:bad.{form}"), why, f"bad.{form}")
+
+
+@pytest.mark.parametrize(("content", "why"), ARCHIVES)
+@pytest.mark.parametrize("form", ["folder", "webdataset"])
+@pytest.mark.filterwarnings("error")
+def test_archives(here: Path, content: bytes, why: str, form: str) -> None:
+    save(here / "bad.tar", content)
+    before = sorted(here.rglob("*"))
+    assert_says(refused(f"{form}:bad.tar"), why, "bad.tar")
+    assert sorted(here.rglob("*")) == before, "nothing is extracted"
+
+
+@pytest.mark.parametrize(("spec", "options", "why"), GIVEN)
+def test_options_and_paths(here: Path, spec: str, options: dict[str, Any], why: str) -> None:
+    assert_says(refused(spec, **options), why, "")
+
+
+@pytest.mark.parametrize(
+    "scheme", ["nuswide", "folder", "list", "csv", "parquet", "features", "webdataset", "hf"]
+)
+def test_a_path_is_needed_and_must_exist(scheme: str, here: Path) -> None:
+    for spec in (scheme, scheme + ":"):
+        assert "lacks its path" in refused(spec)
+    assert "nowhere.x not found" in refused(f"{scheme}:nowhere.x")
+
+
+def test_what_is_no_regular_file_is_missing(here: Path) -> None:
+    os.mkfifo(here / "pipe.png")
+    (here / "bad.txt").write_text("pipe.png\n")
+    assert "1 of 1 images missing" in refused("list:bad.txt", max_bad=1.0)
+    assert "is a device or a pipe" in refused("features:x.npy", labels="/dev/zero")
