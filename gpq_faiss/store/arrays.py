@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..files import atomic_path
 from ..inputs import check_memory
 from .foreign import dataset, open_hdf5
-from .sink import Sink
+from .sink import PACKED, new_hdf5
 
 _MAX_BYTES = 4 << 30  # per array
 
@@ -37,26 +34,12 @@ def write_arrays(
         DataError: the file cannot be written.
     """
     path = Path(path)
-    with atomic_path(path) as temporary:
-        sink = Sink(temporary)
-        try:
-            with h5py.File(sink, "w", libver=("v110", "v110")) as h5:
-                for name, array in arrays.items():
-                    options: dict[str, Any] = {}
-                    if compress and array.ndim and array.nbytes > 64:
-                        options = {
-                            "chunks": _chunks(array),
-                            "compression": "gzip",
-                            "compression_opts": 1,
-                            "shuffle": True,
-                            "fletcher32": True,
-                        }
-                    h5.create_dataset(name, data=array, **options)
-                for name, value in attributes.items():
-                    h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
-            sink.check()
-        finally:
-            sink.close()
+    with new_hdf5(path) as (h5, _):
+        for name, array in arrays.items():
+            packed = compress and array.ndim and array.nbytes > 64
+            h5.create_dataset(name, data=array, **({"chunks": _chunks(array), **PACKED} if packed else {}))
+        for name, value in attributes.items():
+            h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
     return path
 
 
@@ -80,7 +63,7 @@ def read_arrays(
         DataError: missing, empty, of another format, truncated or damaged.
     """
     path = Path(path)
-    with open_hdf5(path, what) as h5, _guard(path):
+    with open_hdf5(path, what) as h5:
         attributes = {
             str(name): value.item() if isinstance(value, np.generic) else value
             for name, value in h5.attrs.items()
@@ -88,19 +71,9 @@ def read_arrays(
         arrays = {}
         for name in h5 if names is None else [name for name in h5 if name in names]:
             found = dataset(h5, name, path)
-            if found.size * found.dtype.itemsize > _MAX_BYTES:
+            size = found.size * found.dtype.itemsize
+            if size > _MAX_BYTES:
                 raise DataError(f"{path}: {name!r} has more than {_MAX_BYTES >> 30} GiB: {what} is needed")
-            check_memory(found.size * found.dtype.itemsize, f"{path}: {name!r}")
+            check_memory(size, f"{path}: {name!r}")
             arrays[str(name)] = np.asarray(found[()])
     return arrays, attributes
-
-
-@contextlib.contextmanager
-def _guard(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError:
-        raise DataError(f"{path} does not fit in memory: use a machine with more") from None
-    except (ValueError, TypeError, OverflowError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} is truncated or damaged ({why}): make it again") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,31 @@ def open_hdf5(path: Path, what: str) -> Iterator[Any]:
     Raises:
         DataError: missing, empty, of another format, truncated or damaged, on opening or in the body.
     """
-    try:
+    with damaged(path):
         if check_file(path, what) == 0:
             raise DataError(f"{path} is empty (0 bytes): {what} is needed")
         if not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file: {what} is needed")
         with h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking=False) as h5:
             yield h5
+
+
+@contextlib.contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Context that turns the errors of h5py and numpy for damaged bytes of ``path`` into one line that names it."""
+    try:
+        yield
+    except DataError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
     except PermissionError:
         raise DataError(f"{path} cannot be read: no permission") from None
-    except (OSError, RuntimeError, KeyError) as error:
-        # h5py's exceptions for HDF5's error stack.
-        raise DataError(f"{path} is truncated or damaged ({_short(error)}): make or copy it again") from error
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]
+    except MemoryError:
+        raise DataError(f"{path} does not fit in memory: use a machine with more") from None
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} is truncated or damaged ({why}): make or copy it again") from error
 
 
 def dataset(h5: Any, name: str, path: Path) -> Any:
@@ -130,21 +140,14 @@ class Hdf5Array:
                 return np.asarray(found[rows])
             wanted, inverse = np.unique(np.arange(len(self))[rows], return_inverse=True)
             out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
-            row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
-            longest = max(1, _RUN_BYTES // max(1, row_bytes))
-            # HDF5 is slow for scattered rows; runs over small gaps are faster.
-            first = 0
-            while first < len(wanted):
-                last = first + 1
-                while (
-                    last < len(wanted)
-                    and wanted[last] - wanted[last - 1] <= _GAP
-                    and wanted[last] - wanted[first] < longest
-                ):
-                    last += 1
-                run = found[int(wanted[first]) : int(wanted[last - 1]) + 1]
-                out[first:last] = run[wanted[first:last] - wanted[first]]
-                first = last
+            # HDF5 is slow for scattered rows; runs over small gaps, of bounded length, are faster.
+            longest = max(1, _RUN_BYTES // max(1, self.dtype.itemsize * math.prod(self.shape[1:])))
+            gaps = np.diff(wanted, prepend=wanted[:1]) > _GAP
+            run = np.cumsum(gaps) * (len(self) + 1) + wanted // longest
+            bounds = [*np.flatnonzero(np.diff(run, prepend=-1)).tolist(), len(wanted)]
+            for first, last in pairwise(bounds):
+                start = int(wanted[first])
+                out[first:last] = found[start : int(wanted[last - 1]) + 1][wanted[first:last] - start]
             return out[inverse]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -92,26 +93,26 @@ class Header:
         text = json.dumps([*rest, self.multi_label, self.extra], sort_keys=True)
         return fingerprint(str(FORMAT_VERSION), text, self.codebooks_fingerprint)
 
-    def columns(self) -> dict[str, tuple[np.dtype[Any], int]]:
-        """Dataset name -> type and width (0: one-dimensional)."""
-        value = np.dtype("<f4") if self.kind == "features" else np.dtype("u1")
-        columns = {str(self.kind): (value, self.width), "ids": (np.dtype("<i8"), 0)}
+    def columns(self) -> dict[str, np.dtype[Any]]:
+        """Dataset name -> type of a row: a number, or an array of ``width`` numbers."""
+        kind = "<f4" if self.kind == "features" else "u1"
+        columns = {str(self.kind): np.dtype((kind, (self.width,))), "ids": np.dtype("<i8")}
         if self.class_names:
-            columns["labels"] = (np.dtype("u1"), (self.n_classes + 7) // 8)
+            columns["labels"] = np.dtype(("u1", ((self.n_classes + 7) // 8,)))
         return columns
 
-    def check_rows(self, values: NDArray[Any], labels: NDArray[Any] | None, where: str) -> None:
+    def check_rows(self, columns: Mapping[str, NDArray[Any]], where: str) -> None:
         """Raises DataError, naming ``where``: set padding bits in codes or labels, or features that are not finite."""
-        if self.kind == "features":
-            if not np.isfinite(values).all():
+        for name, values in columns.items():
+            if name == "features" and not np.isfinite(values).all():
                 rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
                 raise DataError(
                     f"{where}: {len(rows)} rows hold NaN or infinity (the first is row {rows[0]})"
                 )
-        elif self.bits % 8 and len(values) and int(values[:, -1].max()) >> self.bits % 8:
-            raise DataError(f"{where}: codes have bits set beyond their {self.bits}: damaged or foreign")
-        padding = -self.n_classes % 8
-        if labels is not None and len(labels) and padding:
-            used = int(np.bitwise_or.reduce(labels[:, -1]))
-            if used & ((1 << padding) - 1):
+            last = (
+                int(np.bitwise_or.reduce(values[:, -1])) if name in ("codes", "labels") and len(values) else 0
+            )
+            if name == "codes" and self.bits % 8 and last >> self.bits % 8:
+                raise DataError(f"{where}: codes have bits set beyond their {self.bits}: damaged or foreign")
+            if name == "labels" and last & ((1 << -self.n_classes % 8) - 1):
                 raise DataError(f"{where}: labels have bits beyond {self.n_classes} classes")

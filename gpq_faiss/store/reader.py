@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, MismatchError, UsageError
 from ..inputs import check_memory, parse_json
-from .foreign import dataset, open_hdf5
+from .foreign import damaged, dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
 from .texts import TextColumn, Texts, text_columns
 
@@ -47,7 +47,7 @@ class RowReader:
         self._stack = contextlib.ExitStack()
         try:
             self._h5 = self._stack.enter_context(open_hdf5(self.path, _WHAT))
-            with self._guard():
+            with damaged(self.path):
                 self._check()
             if kind is not None and self.header.kind != kind:
                 raise MismatchError(f"{self.path} holds {self.header.kind}, but {kind} are needed")
@@ -60,47 +60,24 @@ class RowReader:
             self.close()
             raise
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Context that turns h5py's errors for damaged bytes into one line."""
-        try:
-            yield
-        except DataError as error:
-            text = str(error)
-            raise DataError(text if str(self.path) in text else f"{self.path}: {text}") from error
-        except MemoryError:
-            raise DataError(f"{self.path} does not fit in memory: use a machine with more") from None
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
-            why = " ".join(str(error).split())[:120]
-            raise DataError(f"{self.path} is truncated or damaged ({why}): encode the data again") from error
-
     def _text(self, name: str) -> str:
-        value = self._h5.attrs.get(name)
-        if isinstance(value, bytes):
-            value = value.decode()
-        if not isinstance(value, str):
-            raise DataError(f"{self.path} has no attribute {name!r}: {_WHAT} is needed")
-        return value
-
-    def _json(self, name: str, kind: type) -> Any:
-        value = parse_json(self._text(name))
-        if not isinstance(value, kind):
-            raise DataError(f"{self.path}: attribute {name!r} is not a JSON {kind.__name__}")
-        return value
+        value = self._h5.attrs.get(name, "")
+        return value.decode() if isinstance(value, bytes) else str(value)
 
     def _check(self) -> None:
-        attrs = self._h5.attrs
-        kind = self._text("kind")
-        version = int(attrs["format_version"]) if "format_version" in attrs else -1
+        attrs, kind = self._h5.attrs, self._text("kind")
         if kind not in ("features", "codes") or not bool(attrs.get("complete", False)):
             raise DataError(f"{self.path} is not {_WHAT}, or it is incomplete")
-        if version != FORMAT_VERSION:
+        if (version := int(attrs["format_version"])) != FORMAT_VERSION:
             raise DataError(f"{self.path} has format {version}, not {FORMAT_VERSION}: encode the data again")
-        stored = dataset(self._h5, "codebooks", self.path)
+        stored, main = dataset(self._h5, "codebooks", self.path), dataset(self._h5, kind, self.path)
         if stored.dtype != np.float32 or stored.ndim != 3 or stored.size * 4 > _MAX_CODEBOOK_BYTES:
             raise DataError(f"codebooks are {stored.dtype} {list(stored.shape)}: damaged or foreign")
-        names = self._json("class_names", list)
-        main = dataset(self._h5, kind, self.path)
+        names, extra, versions = (
+            parse_json(self._text(name)) for name in ("class_names", "extra", "versions")
+        )
+        if not (isinstance(names, list) and isinstance(extra, dict) and isinstance(versions, dict)):
+            raise DataError("its attributes are not the JSON that they should be: damaged or foreign")
         self.header = Header(
             kind=kind,  # type: ignore[arg-type]  # one of the two, checked above
             width=int(main.shape[1]) if main.ndim == 2 else 0,
@@ -109,21 +86,21 @@ class RowReader:
             data_fingerprint=self._text("data_fingerprint"),
             class_names=tuple(str(name) for name in names),
             multi_label=bool(attrs["multi_label"]),
-            extra=self._json("extra", dict),
+            extra=extra,
         )
         if self.header.codebooks_fingerprint != self._text("codebooks_fingerprint"):
             raise DataError("its codebooks have changed since it was written: it is damaged")
         if self.header.fingerprint() != self._text("header_fingerprint"):
             raise DataError("its metadata have changed since it was written: it is damaged")
-        self.versions: dict[str, str] = self._json("versions", dict)
+        self.versions: dict[str, str] = versions
         self.ntotal = int(attrs["ntotal"])
         self._columns: dict[str, Any] = {}
-        for name, (dtype, width) in self.header.columns().items():
+        for name, row in self.header.columns().items():
             column = dataset(self._h5, name, self.path)
-            shape = (self.ntotal, width) if width else (self.ntotal,)
-            if column.dtype != dtype or tuple(column.shape) != shape or self.ntotal < 1:
+            shape = (self.ntotal, *row.shape)
+            if column.dtype != row.base or tuple(column.shape) != shape or self.ntotal < 1:
                 raise DataError(
-                    f"{name!r} is {column.dtype} {list(column.shape)}, not {dtype} {list(shape)}: damaged"
+                    f"{name!r} is {column.dtype} {list(column.shape)}, not {row.base} {list(shape)}: damaged"
                 )
             # HDF5 reads missing chunks as zeros, undetected by checksums.
             chunks = math.prod(-(-n // size) for n, size in zip(shape, column.chunks or shape, strict=True))
@@ -140,6 +117,16 @@ class RowReader:
             raise UsageError(f"rows {start}:{stop} are outside the {self.ntotal:,} of {self.path}")
         return start, stop
 
+    def _rows(self, name: str, start: int, stop: int | None) -> NDArray[Any]:
+        start, stop = self._span(start, stop)
+        column = self._columns[name]
+        size = (stop - start) * column.dtype.itemsize * math.prod(column.shape[1:])
+        check_memory(size, f"{self.path}: {name} of {stop - start:,} rows")
+        with damaged(self.path):
+            found = np.asarray(column[start:stop])
+            self.header.check_rows({name: found}, f"{self.path} (from row {start:,})")
+        return found
+
     def block(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Rows ``start:stop`` of the main dataset: float32 [n, M*d] or uint8 [n, code_size].
 
@@ -147,39 +134,20 @@ class RowReader:
             UsageError: outside the file.
             DataError: the bytes are damaged.
         """
-        start, stop = self._span(start, stop)
-        column = self._columns[self.header.kind]
-        check_memory(
-            (stop - start) * column.dtype.itemsize * column.shape[1], f"{self.path}: {stop - start:,} rows"
-        )
-        with self._guard():
-            values = np.asarray(column[start:stop])
-            self.header.check_rows(values, None, f"{self.path} (from row {start:,})")
-        return values
+        return self._rows(self.header.kind, start, stop)
 
     def ids(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """Ids of rows ``start:stop``, int64 [n]. Raises as :meth:`block`."""
-        start, stop = self._span(start, stop)
-        check_memory(8 * (stop - start), f"{self.path}: {stop - start:,} ids")
-        with self._guard():
-            return np.asarray(self._columns["ids"][start:stop], dtype=np.int64)
+        return self._rows("ids", start, stop)
 
     def labels(self, start: int = 0, stop: int | None = None) -> NDArray[np.uint8] | None:
         """Packed labels of rows ``start:stop``, uint8 [n, ceil(C/8)], or None. Raises as :meth:`block`."""
-        start, stop = self._span(start, stop)
-        if "labels" not in self._columns:
-            return None
-        column = self._columns["labels"]
-        check_memory((stop - start) * column.shape[1], f"{self.path}: labels of {stop - start:,} rows")
-        with self._guard():
-            labels = np.asarray(column[start:stop], dtype=np.uint8)
-            self.header.check_rows(np.empty((0, self.header.width), np.uint8), labels, str(self.path))
-        return labels
+        return self._rows("labels", start, stop) if "labels" in self._columns else None
 
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
         """Text columns of rows ``start:stop`` by name; ``name`` is the path or key of an item. Raises as :meth:`block`."""
         start, stop = self._span(start, stop)
-        with self._guard():
+        with damaged(self.path):
             return {name: column.span(start, stop) for name, column in self._texts.items()}
 
     @property

@@ -1,12 +1,43 @@
-"""File I/O below HDF5 with safe error handling."""
+"""Writing HDF5 files atomically, with safe error handling."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import DataError
+import h5py
+
+from ..files import atomic_path
+from .header import CACHE_BYTES
+
+PACKED = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
+"""Options of compressed datasets."""
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path, done_with: Path | None = None) -> Iterator[tuple[Any, Sink]]:
+    """Context with a new HDF5 file, which becomes ``path`` at its end, and its :class:`Sink`.
+
+    Args:
+        done_with: a folder of unfinished work, removed together with that (:func:`..files.atomic_path`).
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    with atomic_path(path, done_with=done_with) as temporary:
+        sink = Sink(temporary)
+        try:
+            with h5py.File(sink, "w", libver=("v110", "v110"), rdcc_nbytes=CACHE_BYTES) as h5:
+                yield h5, sink
+            sink.check()
+        except Exception:
+            sink.check()  # HDF5's own error follows from the first one
+            raise
+        finally:
+            sink.close()
 
 
 def write_at(file: IO[bytes], offset: int, data: Any) -> None:
@@ -14,24 +45,7 @@ def write_at(file: IO[bytes], offset: int, data: Any) -> None:
     view = memoryview(data).cast("B")
     file.seek(offset)
     while view.nbytes:
-        written = file.write(view)
-        view = view[written:]
-
-
-def read_exactly(file: IO[bytes], size: int, name: str) -> bytearray:
-    """``size`` bytes from the current position.
-
-    Raises:
-        DataError: the file ends before.
-    """
-    data = bytearray(size)
-    view = memoryview(data)
-    while view.nbytes:
-        got = file.readinto(view)  # type: ignore[attr-defined]
-        if not got:
-            raise DataError(f"{name} ends {len(view):,} bytes early: it is truncated")
-        view = view[got:]
-    return data
+        view = view[file.write(view) :]
 
 
 class Sink:
@@ -44,8 +58,7 @@ class Sink:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b", buffering=0)
-        self._at = 0
-        self._end = 0
+        self._at = self._end = 0
         self.error: BaseException | None = None
 
     def check(self) -> None:
@@ -56,6 +69,13 @@ class Sink:
     def close(self) -> None:
         self._file.close()
 
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end}[whence]
         return self._at
@@ -65,11 +85,9 @@ class Sink:
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
-        try:
-            if self.error is None:
+        if self.error is None:
+            with self._kept():
                 write_at(self._file, self._at, data)
-        except BaseException as error:
-            self.error = error
         self._at += size
         self._end = max(self._end, self._at)
         return size
@@ -82,23 +100,19 @@ class Sink:
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         got = 0
-        try:
+        with self._kept():
             self._file.seek(self._at)
             while got < len(view) and (n := self._file.readinto(view[got:])):
                 got += n
-        except BaseException as error:
-            self.error = self.error or error
         view[got:] = bytes(len(view) - got)
         self._at += len(view)
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
         self._end = self._at if size is None else size
-        try:
-            if self.error is None:
+        if self.error is None:
+            with self._kept():
                 self._file.truncate(self._end)
-        except BaseException as error:
-            self.error = error
         return self._end
 
     def flush(self) -> None:

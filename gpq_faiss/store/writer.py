@@ -20,7 +20,6 @@ from .. import __version__
 from ..errors import DataError
 from ..files import (
     LOCK,
-    atomic_path,
     check_output,
     lock_folder,
     open_own,
@@ -30,8 +29,8 @@ from ..files import (
     write_json,
 )
 from ..progress import stage
-from .header import CACHE_BYTES, FORMAT_VERSION, Header
-from .sink import Sink, read_exactly, write_at
+from .header import FORMAT_VERSION, Header
+from .sink import PACKED, Sink, new_hdf5, write_at
 from .texts import Texts, write_texts
 
 _CHUNK_BYTES = 1 << 20
@@ -91,7 +90,6 @@ class RowWriter:
         self._last_commit = time.monotonic()
 
     def _restore(self, resume: bool) -> None:
-        columns = self.header.columns()
         progress = self._progress() if resume else None
         if progress is not None:
             self.rows, self.state = progress
@@ -99,10 +97,10 @@ class RowWriter:
             for entry in self.partial.iterdir():
                 if entry.name != LOCK and (entry.is_symlink() or not entry.is_dir()):
                     entry.unlink()
-        for name, (dtype, width) in columns.items():
+        for name, row in self.header.columns().items():
             file = open_own(self.partial / f"{name}.raw", "r+b" if progress else "w+b", buffering=0)
             self._files[name] = file
-            file.truncate(self.rows * dtype.itemsize * max(1, width))
+            file.truncate(self.rows * row.itemsize)
 
     def _progress(self) -> tuple[int, dict[str, Any]] | None:
         """Rows and state of a partial file with the same header, or None (the reason is logged)."""
@@ -114,13 +112,11 @@ class RowWriter:
             progress = read_json(file, "the progress of a partial file")
             rows, state = int(progress["rows"]), dict(progress["state"])
             if progress["header"] == self.header.fingerprint():
-                why = "its columns are shorter than its recorded progress"
-                for name, (dtype, width) in self.header.columns().items():
-                    if (self.partial / f"{name}.raw").stat().st_size < rows * dtype.itemsize * max(1, width):
-                        break
-                else:
+                sizes = {name: rows * row.itemsize for name, row in self.header.columns().items()}
+                if all((self.partial / f"{name}.raw").stat().st_size >= sizes[name] for name in sizes):
                     _log.info("%s: resuming after row %s", self.path, f"{rows:,}")
                     return rows, state
+                why = "its columns are shorter than its recorded progress"
         except (DataError, KeyError, TypeError, ValueError, OSError):
             why = "it is damaged"
         _log.warning("%s: its partial file is discarded: %s", self.path, why)
@@ -140,7 +136,7 @@ class RowWriter:
             values: float32 or uint8 [n, width], depending on the kind.
             ids: int64 [n].
             labels: uint8 [n, ceil(C/8)], packed; needed exactly where the header has class names.
-            state: as :meth:`set_state`, recorded together with these rows.
+            state: small JSON (source position, count of bad items), recorded together with these rows.
 
         Raises:
             DataError: wrong shape or type, unusable values, or the disk is full.
@@ -150,28 +146,22 @@ class RowWriter:
         if labels is not None and "labels" not in columns:
             raise DataError(f"{self.path}: labels are given but the header has no class names")
         blocks: dict[str, NDArray[Any]] = {}
-        for name, (dtype, width) in columns.items():
-            array = given[name]
-            shape = (len(values), width) if width else (len(values),)
-            if array is None or array.dtype != dtype or array.shape != shape:
+        for name, row in columns.items():
+            array, shape = given[name], (len(values), *row.shape)
+            if array is None or array.dtype != row.base or array.shape != shape:
                 got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
-                raise DataError(f"{self.path}: {name} are {got}, {dtype} {list(shape)} is needed")
-            blocks[name] = np.ascontiguousarray(array, dtype=dtype)
-        self.header.check_rows(values, labels, f"{self.path} (from row {self.rows:,})")
+                raise DataError(f"{self.path}: {name} are {got}, {row.base} {list(shape)} is needed")
+            blocks[name] = np.ascontiguousarray(array, dtype=row.base)
+        self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
         try:
             for name, block in blocks.items():
-                if block.size:
-                    write_at(self._files[name], self.rows * block.itemsize * (block[0].size), block)
+                write_at(self._files[name], self.rows * columns[name].itemsize, block.reshape(-1))
             # One statement, so that an interrupt finds rows and state either both before or both after.
             self.rows, self.state = self.rows + len(values), self.state if state is None else dict(state)
             if time.monotonic() - self._last_commit >= self._commit_seconds:
                 self.commit()
         except OSError as error:
             raise write_error(self.path, error) from error
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Store small JSON (source position, count of bad items) with the rows appended so far."""
-        self.state = dict(state)
 
     def commit(self) -> None:
         """Make the rows so far survive a crash.
@@ -202,47 +192,26 @@ class RowWriter:
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
-        with atomic_path(self.path, done_with=self.partial) as temporary:
-            sink = Sink(temporary)
-            try:
-                with h5py.File(sink, "w", libver=("v110", "v110"), rdcc_nbytes=CACHE_BYTES) as h5:
-                    self._fill(h5, sink, texts or {})
-                sink.check()
-            except Exception:
-                sink.check()  # HDF5's own error follows from the first one
-                raise
-            finally:
-                sink.close()
+        with new_hdf5(self.path, self.partial) as (h5, sink):
+            self._fill(h5, sink, texts or {})
         self.close()
         return self.path
 
     def _fill(self, h5: Any, sink: Sink, texts: Mapping[str, Callable[[NDArray[np.int64]], Texts]]) -> None:
         header = self.header
-        for name, (dtype, width) in header.columns().items():
-            row_bytes = dtype.itemsize * max(1, width)
-            chunk = min(self.rows, max(1, _CHUNK_BYTES // row_bytes))
-            tail = (width,) if width else ()
-            column = h5.create_dataset(
-                name,
-                (self.rows, *tail),
-                dtype,
-                chunks=(chunk, *tail),
-                compression="gzip",
-                compression_opts=1,
-                shuffle=True,
-                fletcher32=True,
-            )
-            file = self._files[name]
+        columns = header.columns()
+        for name, row in columns.items():
+            chunk = min(self.rows, max(1, _CHUNK_BYTES // row.itemsize))
+            shape, chunks = (self.rows, *row.shape), (chunk, *row.shape)
+            column = h5.create_dataset(name, shape, row.base, chunks=chunks, **PACKED)
             with stage(f"writing {name}", self.rows, "row") as writing:
-                for start in range(0, self.rows, chunk):
-                    n = min(chunk, self.rows - start)
-                    file.seek(start * row_bytes)
-                    data = read_exactly(file, n * row_bytes, file.name)
-                    column[start : start + n] = np.frombuffer(data, dtype).reshape(n, *tail)
+                for start, block in self._blocks(name, row, chunk):
+                    column[start : start + len(block)] = block
                     sink.check()
-                    writing.advance(n)
+                    writing.advance(len(block))
         for name in sorted(texts):
-            write_texts(h5, name, map(texts[name], self._id_blocks()))
+            ids = self._blocks("ids", columns["ids"], _CHUNK_BYTES // 8)
+            write_texts(h5, name, (texts[name](block) for _, block in ids))
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
         versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
         attributes: dict[str, Any] = {
@@ -263,15 +232,17 @@ class RowWriter:
             # Strings of fixed length lie in the object header, under its checksum; those of variable length in
             # a heap without one, where a flipped bit sent HDF5 2.0 into an endless loop.
             h5.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else value
-        sink.check()
 
-    def _id_blocks(self) -> Iterator[NDArray[np.int64]]:
-        """The ids of all rows, in their order."""
-        file, size = self._files["ids"], _CHUNK_BYTES // 8
+    def _blocks(self, name: str, row: np.dtype[Any], size: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Start and rows of a column, at most ``size`` at a time. Raises DataError: it is shorter than what was recorded."""
+        file = self._files[name]
         for start in range(0, self.rows, size):
             n = min(size, self.rows - start)
-            file.seek(8 * start)
-            yield np.frombuffer(read_exactly(file, 8 * n, file.name), "<i8")
+            file.seek(start * row.itemsize)
+            block = np.fromfile(file, row, n)
+            if len(block) < n:
+                raise DataError(f"{file.name} ends after {start + len(block):,} rows: it is truncated")
+            yield start, block
 
     def close(self) -> None:
         """Close the partial file, which is kept for a later run unless empty."""

@@ -37,8 +37,7 @@ def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) ->
     assert not path.exists()
     with RowWriter(path, header()) as writer:
         assert (writer.rows, writer.state) == (60, {"position": 60})
-        writer.append(values[60:], ids[60:], labels[60:])
-        writer.set_state({"position": 100})
+        writer.append(values[60:], ids[60:], labels[60:], state={"position": 100})
     with RowWriter(path, header()) as writer:
         assert (writer.rows, writer.state) == (100, {"position": 100})
         writer.finish()
