@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.scores import lookup_tables, score_prepared, score_tables
+from gpq_faiss.codes.scores import score_candidates
 from gpq_faiss.errors import UsageError
 from gpq_faiss.indexes.codeword_lists import CodewordLists
 from gpq_faiss.store import RowReader
@@ -112,8 +112,7 @@ def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int, 
 
 def recall(found: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
     """Share of results [Q, k] whose exact score is at least that of the true k-th, float32 [Q, k]."""
-    prepared = lookup_tables(score_tables(xq, Z))
-    scores = score_prepared(prepared, codes[np.maximum(found, 0)], len(Z), int(Z.shape[1]))
+    scores = score_candidates(xq, codes[np.maximum(found, 0)], Z)
     return float(((scores >= truth[:, -1:]) & (found >= 0)).mean())
 
 

@@ -111,23 +111,13 @@ def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
     return out
 
 
-def score_prepared(prepared: Floats, codes: Codes, M: int, K: int) -> Floats:
-    """Exact scores of each query's own candidates, bit-identical to the entries of :func:`score_codes`: float32 [Q, c].
-
-    Args:
-        prepared: float32 [Q, T, entries] of :func:`lookup_tables`.
-        codes: uint8 [Q, c, code_size].
-    """
-    Q, T, entries = prepared.shape
-    columns = lookup_columns(codes, M, K)
-    flat = prepared.reshape(-1)
-    base = (np.arange(Q) * (T * entries))[:, None]
-    total = np.zeros(codes.shape[:2], np.float32)
-    paired = _pairs(K, M)
-    step = 1 if paired else 2
-    for t in range(0, len(columns), step):
-        part = np.take(flat, columns[t] + (base + t * entries), mode="clip")
-        if not paired and t + 1 < len(columns):
-            part += np.take(flat, columns[t + 1] + (base + (t + 1) * entries), mode="clip")
-        total += part
-    return total
+def score_candidates(xq: ArrayLike, candidates: Codes, Z: ArrayLike) -> Floats:
+    """Scores of each query's own codes, uint8 [Q, c, code_size]: float32 [Q, c], bit-identical to those of :func:`score_codes`."""
+    M, K, _ = np.shape(Z)
+    tables = lookup_tables(score_tables(xq, Z))
+    return np.stack(
+        [
+            lookup(table, lookup_columns(codes, M, K), paired=_pairs(K, M))
+            for table, codes in zip(tables, candidates, strict=True)
+        ]
+    )

@@ -37,8 +37,12 @@ def scores_of(scorer: Tables | ScoreFunction, codes: Bytes) -> Fill:
     return _by_function(scorer, codes) if callable(scorer) else _by_tables(scorer, codes)
 
 
-def _by_tables(tables: Tables, codes: Bytes) -> Fill:
-    tables = np.asarray(tables)
+def check_tables(tables: Tables, codes: Bytes) -> Ints:
+    """The exponent of each query's unit of score, 2^-29 of its largest possible score, for tables float32 [Q, M, K].
+
+    Raises:
+        DataError, UsageError: tables of another shape or type, not finite, or not those of the codes uint8 [U, M].
+    """
     if tables.ndim != 3 or tables.dtype != np.float32:
         raise DataError(f"tables must be float32 [Q, M, K], not {tables.dtype} {tables.shape}")
     _, M, K = tables.shape
@@ -56,7 +60,19 @@ def _by_tables(tables: Tables, codes: Bytes) -> Fill:
             "score tables contain NaN, infinity or values too large to add: check the query vectors"
         )
     # The sum stays below 2^29 + M/2, which leaves a bit for relevance and the largest value for "last of all".
-    exponent = 29 - np.frexp(largest)[1]
+    exponent: Ints = 29 - np.frexp(largest)[1].astype(np.int64)
+    return exponent
+
+
+def whole_tables(tables: Tables, exponent: Ints) -> Keys:
+    """Tables [q, M, K] in these units, rounded to integers: larger is better."""
+    return np.rint(np.ldexp(tables.astype(np.float64), exponent[:, None, None])).astype(np.int32)
+
+
+def _by_tables(tables: Tables, codes: Bytes) -> Fill:
+    tables = np.asarray(tables)
+    exponent = check_tables(tables, codes)
+    M, K = tables.shape[1:]
     # A gather costs the same whatever it reads: one look-up serves as many codebooks as fit a small table.
     step = 1
     while step < M and K ** (step + 1) <= _TABLE_ENTRIES:
@@ -72,8 +88,7 @@ def _by_tables(tables: Tables, codes: Bytes) -> Fill:
     def fill(queries: Ints, out: Keys) -> None:
         for first in range(0, len(queries), _TOGETHER):
             some = queries[first : first + _TOGETHER]
-            scaled = np.ldexp(tables[some].astype(np.float64), exponent[some, None, None])
-            whole = np.rint(scaled).astype(np.int32) * np.int32(-2)  # the last bit stays free
+            whole = whole_tables(tables[some], exponent[some]) * np.int32(-2)  # the last bit stays free
             joints = [np.ascontiguousarray(_joint(whole, books).T) for books, _ in chunks]
             total, part = (np.empty((_ROWS, len(some)), dtype=np.int32) for _ in range(2))
             for begin in range(0, len(codes), _ROWS):

@@ -9,7 +9,7 @@ from few tie groups. Items with equal code and labels are one entry with a count
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..codes.groups import Groups as Distinct
 from ..errors import DataError, UsageError
 from ..evaluation.grouping import LabelsLike, distinct_rows, label_rows, same_width
 from ..evaluation.ranking import Measured, RankingResult, result_of
+from ..evaluation.scorers import check_tables, whole_tables
 from ..evaluation.ties import (
     Convention,
     Denominator,
@@ -31,9 +31,8 @@ from ..evaluation.ties import (
     precision_and_recall,
 )
 from .lists import MEMORY
-from .tensors import device_of, tensor_of
+from .tensors import device_of, fused_columns, fused_tables, is_paired, score_columns, tensor_of
 
-_ENTRIES = 4096  # entries of a look-up table of several codebooks
 _CELL = 256
 """Maximum bytes per entry and query: score, sort, counts, sums, tie groups, dense results."""
 _ROWS = 1024
@@ -43,7 +42,7 @@ _LEAST = float(np.finfo(np.float64).tiny)
 
 
 def rank_on_device(  # noqa: PLR0913
-    tables: ArrayLike | Tensor,
+    tables: ArrayLike,
     codes: NDArray[np.uint8],
     query_labels: LabelsLike,
     database_labels: LabelsLike,
@@ -59,7 +58,7 @@ def rank_on_device(  # noqa: PLR0913
     """Rank a database of codes for every query on a device, and measure the rankings.
 
     Args:
-        tables: float32 [Q, M, K], score = sum over m of tables[q, m, code_m], larger is better; an array or a tensor.
+        tables: float32 [Q, M, K], score = sum over m of tables[q, m, code_m], larger is better.
         codes: uint8 [N, M], codeword numbers below K (:func:`gpq_faiss.codes.bits.unpack_codes`).
         query_labels, database_labels, ties, k, denominator, ks, levels: see
             :func:`gpq_faiss.evaluation.ranking.rank_codes`. The order of ids is that of the rows.
@@ -74,30 +73,32 @@ def rank_on_device(  # noqa: PLR0913
     """
     place = device_of(device)
     wanted = Convention(ties, k, denominator, ks, levels)
-    given, array = _checked(tables, codes)
-    Q, M, K = given.shape
-    total = len(array)
+    tables, codes = np.asarray(tables), np.asarray(codes)
+    if codes.ndim != 2 or codes.dtype != np.uint8 or not len(codes):
+        raise DataError(f"codes must be uint8 [N, M], and at least one, not {codes.dtype} {codes.shape}")
+    exponent = check_tables(tables, codes)
+    (Q, M, K), total = tables.shape, len(codes)
     queries, labels = same_width(
         label_rows(query_labels, "query labels", Q), label_rows(database_labels, "database labels", total)
     )
-    code_rows, sizes, entry_labels = array, np.ones(total, np.int64), labels
+    entries, sizes = np.concatenate([codes, labels], axis=1), np.ones(total, np.int64)
     if ties != "id":
-        found = Distinct.of(np.ascontiguousarray(np.concatenate([array, labels], axis=1)))
-        code_rows, sizes, entry_labels = found.codes[:, :M], found.sizes.astype(np.int64), found.codes[:, M:]
-    P = len(code_rows)
+        entries, entry_of = distinct_rows(entries)
+        sizes = np.bincount(entry_of)
+    P = len(entries)
     memory = max(MEMORY, _CELL * P) if memory is None else memory
     if memory < _CELL * P:
         raise UsageError(
             f"a ranking of {P:,} entries needs {_CELL * P:,} bytes, {memory:,} are allowed: raise memory"
         )
-    wide = (labels.shape[1] + 7) // 8 * 8
     held = _Entries(
-        _columns(code_rows, K, place),
+        fused_columns([tensor_of(np.ascontiguousarray(entries[:, m])) for m in range(M)], K).to(place),
         torch.from_numpy(sizes).to(place),
-        torch.from_numpy(_words(entry_labels, wide)).to(place),
+        torch.from_numpy(_words(entries[:, M:])).to(place),
+        paired=is_paired(M, K),
         each=ties == "id",
     )
-    query_words = torch.from_numpy(_words(queries, wide)).to(place)
+    query_words = torch.from_numpy(_words(queries)).to(place)
     at_most = max((*wanted.ks, *([] if k is None else [k])), default=0)
     first_harmonic = harmonic_numbers(min(total, at_most))
     points = torch.from_numpy(wanted.points).to(place)
@@ -105,7 +106,8 @@ def rank_on_device(  # noqa: PLR0913
     step = max(1, min(_ROWS, memory // (_CELL * P), _CELLS // P))
     for start in range(0, Q, step):
         rows = slice(start, min(Q, start + step))
-        tied = held.rank(_whole(given[rows].to(place), start), query_words[rows]).arranged(ties)
+        whole = torch.from_numpy(whole_tables(tables[rows], exponent[rows])).to(place)
+        tied = held.rank(fused_tables(whole), query_words[rows]).arranged(ties)
         out.without[rows] = (tied.relevant == 0).cpu().numpy()
         if k is None:
             out.ap[rows] = tied.average_precisions().cpu().numpy()
@@ -118,67 +120,12 @@ def rank_on_device(  # noqa: PLR0913
             # added one by one, so that results do not depend on blocks
             for line in tied.interpolated_precision(points).cpu().numpy():
                 out.curve[:] += line
-    return result_of([out], wanted, Q, total, len(distinct_rows(np.ascontiguousarray(code_rows))[0]))
+    return result_of([out], wanted, Q, total, len(distinct_rows(np.ascontiguousarray(entries[:, :M]))[0]))
 
 
-def _checked(tables: ArrayLike | Tensor, codes: NDArray[np.uint8]) -> tuple[Tensor, NDArray[np.uint8]]:
-    """Tables float32 [Q, M, K] and codes uint8 [N, M]. Raises as :func:`rank_on_device`."""
-    given = tables if isinstance(tables, Tensor) else tensor_of(np.ascontiguousarray(tables))
-    if given.ndim != 3 or given.dtype != torch.float32:
-        raise DataError(f"tables must be float32 [Q, M, K], not {given.dtype} {tuple(given.shape)}")
-    _, M, K = given.shape
-    array = np.asarray(codes)
-    if array.ndim != 2 or array.dtype != np.uint8:
-        raise DataError(f"codes must be uint8 [N, M], not {array.dtype} {array.shape}")
-    if not len(array):
-        raise DataError("the database is empty: nothing to rank")
-    if array.shape[1] != M:
-        raise UsageError(
-            f"codes have {array.shape[1]} codewords each, the tables {M} codebooks: unpack the codes first"
-        )
-    if int(array.max()) >= K:
-        raise DataError(f"codeword {array.max()} is out of range: the codebooks have {K}")
-    return given, array
-
-
-def _words(packed: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
-    """Packed rows as zero-padded int64 words [n, width / 8], so that relevance is a few ANDs."""
-    rows = np.zeros((len(packed), width), np.uint8)
-    rows[:, : packed.shape[1]] = packed
-    return rows.view(np.int64)
-
-
-def _chunks(M: int, K: int) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) of codebooks that share a look-up table."""
-    step = 1
-    while K ** (step + 1) <= _ENTRIES:
-        step += 1
-    for start in range(0, M, step):
-        yield start, min(M, start + step)
-
-
-def _columns(codes: NDArray[np.uint8], K: int, device: torch.device) -> Tensor:
-    """Index of each entry in each look-up table, int32 [chunks, P]."""
-    columns = []
-    for start, stop in _chunks(codes.shape[1], K):
-        place = np.zeros(len(codes), np.int32)
-        for m in range(start, stop):
-            place = place * np.int32(K) + codes[:, m]
-        columns.append(place)
-    return torch.from_numpy(np.stack(columns)).to(device)
-
-
-def _whole(tables: Tensor, first: int) -> Tensor:
-    """Tables as int32 [q, M, K] with sums below 2^30: multiples of 2^-29 of the query's largest possible score, as on the CPU, so
-    that the same scores are equal."""
-    largest = tables.abs().amax(dim=2).cpu().numpy().sum(axis=1, dtype=np.float64)
-    fine = largest < np.finfo(np.float32).max
-    if not fine.all():
-        bad = first + int(np.argmin(fine))
-        raise DataError(f"score tables contain NaN, infinity or values too large to add, in query {bad}")
-    factor = np.ldexp(1.0, 29 - np.frexp(largest)[1])
-    scaled = tables.double() * torch.from_numpy(factor).to(tables.device)[:, None, None]
-    return scaled.round().int()
+def _words(packed: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Packed rows as zero-padded int64 words, so that relevance is a few ANDs."""
+    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.int64)
 
 
 def _harmonic_between(a: Tensor, t: Tensor) -> Tensor:
@@ -271,25 +218,14 @@ class _Tied:
 class _Entries:
     """The database on the device; with ``each``, entries are single items in the order of ties."""
 
-    def __init__(self, columns: Tensor, counts: Tensor, words: Tensor, *, each: bool) -> None:
-        self.columns, self.counts, self.words, self.each = columns, counts, words, each
-
-    def _scores(self, tables: Tensor) -> Tensor:
-        """Scores int32 [q, P], exact integer sums."""
-        q, M, K = tables.shape
-        total: Tensor | None = None
-        for number, (start, stop) in enumerate(_chunks(M, K)):
-            chunk = tables[:, start]
-            for m in range(start + 1, stop):
-                chunk = (chunk[:, :, None] + tables[:, None, m]).reshape(q, -1)
-            part = chunk.index_select(1, self.columns[number])
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total
+    def __init__(self, columns: Tensor, counts: Tensor, words: Tensor, *, paired: bool, each: bool) -> None:
+        self.columns, self.counts, self.words = columns, counts, words
+        self.paired, self.each = paired, each
 
     def rank(self, tables: Tensor, queries: Tensor) -> _Tied:
-        """Tie groups of the rankings for integer tables [q, M, K] and label words [q, W]."""
-        scores, order = self._scores(tables).sort(dim=1, descending=True, stable=self.each)
+        """Tie groups of the rankings for integer tables [q, T, entries] and label words [q, W]."""
+        scores = score_columns(tables, self.columns, paired=self.paired)
+        scores, order = scores.sort(dim=1, descending=True, stable=self.each)
         q, P = scores.shape
         hit = torch.zeros((q, P), dtype=torch.bool, device=scores.device)
         for word in range(queries.shape[1]):

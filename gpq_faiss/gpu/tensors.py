@@ -9,7 +9,7 @@ Imports torch at the top, so only this package imports this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -188,7 +188,7 @@ def is_paired(M: int, K: int) -> bool:
 
 
 def fused_tables(tables: Tensor) -> Tensor:
-    """Score tables [Q, M, K] -> [Q, T, entries]: precomputed sums of two codebooks per table if K <= 16."""
+    """Score tables [Q, M, K], float32 or int32 -> [Q, T, entries]: precomputed sums of two codebooks per table if K <= 16."""
     Q, M, K = tables.shape
     if not is_paired(M, K):
         return tables
@@ -202,14 +202,19 @@ def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
     """Packed codes [n, code_size] -> indices into :func:`fused_tables`, uint8 [T, n]; for K = 16 the bytes themselves."""
     if is_paired(M, K) and K == 16:
         return codes.t().clone(memory_format=torch.contiguous_format)
-    columns = [unpack_column(codes, m, K) for m in range(M)]
+    return fused_columns([unpack_column(codes, m, K) for m in range(M)], K)
+
+
+def fused_columns(columns: Sequence[Tensor], K: int) -> Tensor:
+    """As :func:`columns_of`, of codeword indices uint8 [n] of each codebook."""
+    M = len(columns)
     if is_paired(M, K):
         columns = [columns[m] + K * columns[m + 1] if m + 1 < M else columns[m] for m in range(0, M, 2)]
-    return torch.stack(columns)
+    return torch.stack(list(columns))
 
 
 def score_columns(tables: Tensor, columns: Tensor, *, paired: bool) -> Tensor:
-    """Scores float32 [Q, n] of all queries and codes: tables [Q, T, entries], columns uint8 [T, n]."""
+    """Scores [Q, n] of all queries and codes: tables [Q, T, entries], columns uint8 [T, n]."""
     return _summed(lambda t: tables[:, t].index_select(1, columns[t].int()), len(columns), paired=paired)
 
 

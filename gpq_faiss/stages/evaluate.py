@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
 from ..codes.codebooks import pad_vectors
-from ..codes.scores import lookup_tables, score_prepared, score_tables
+from ..codes.scores import score_candidates, score_tables
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
@@ -252,9 +252,7 @@ def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: N
     plain, _ = load_index(index)
     found = plain.search(np.ascontiguousarray(pad_vectors(xq, int(plain.d))), k)[1]
     places = np.searchsorted(exact.ids, found)
-    M, K, _ = encoder.shape
-    prepared = lookup_tables(score_tables(xq, exact.codebooks))
-    scores = score_prepared(prepared, exact.codes[np.minimum(places, exact.ntotal - 1)], M, K)
+    scores = score_candidates(xq, exact.codes[np.minimum(places, exact.ntotal - 1)], exact.codebooks)
     return float(((scores >= truth) & (found >= 0)).mean())
 
 

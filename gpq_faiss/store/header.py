@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..codes.bits import bits_per_code, code_size
+from ..errors import DataError, UsageError
 from ..files import fingerprint
 
 FORMAT_VERSION = 1
@@ -59,23 +60,21 @@ class Header:
         if Z.ndim != 3 or Z.dtype != np.float32 or 0 in Z.shape or not np.isfinite(Z).all():
             raise DataError(f"codebooks are {Z.dtype} {list(Z.shape)}: finite float32 [M, K, d] is needed")
         M, K, d = Z.shape
-        if K not in (4, 8, 16, 32, 64, 128, 256):
-            raise DataError(f"codebooks have {K} codewords: a power of two from 4 to 256 is needed")
-        width = M * d if self.kind == "features" else (M * self.nbits + 7) // 8
+        try:
+            width = M * d if self.kind == "features" else code_size(M, K)
+            bits_per_code(K)
+        except UsageError as error:
+            raise DataError(f"codebooks: {error}") from None
         if self.width != width:
             raise DataError(f"{self.kind} are {self.width} wide but codebooks {[M, K, d]} need {width}")
         if len(set(self.class_names)) != len(self.class_names):
             raise DataError("class names repeat: every class needs its own")
 
     @property
-    def nbits(self) -> int:
-        """Bits of one codeword number, log2 K."""
-        return int(self.codebooks.shape[1]).bit_length() - 1
-
-    @property
     def bits(self) -> int:
         """Bits of a code, M * log2 K."""
-        return int(self.codebooks.shape[0]) * self.nbits
+        M, K, _ = self.codebooks.shape
+        return int(M) * bits_per_code(int(K))
 
     @property
     def n_classes(self) -> int:

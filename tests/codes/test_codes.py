@@ -13,7 +13,7 @@ from gpq_faiss.codes.checks import check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, inject_fused, pad_vectors, unfuse
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.nearest import nearest, tolerance
-from gpq_faiss.codes.scores import lookup_tables, score_codes, score_prepared, score_tables
+from gpq_faiss.codes.scores import score_candidates, score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
 
 WORDS = (4, 8, 16, 32, 64, 128, 256)
@@ -264,10 +264,7 @@ def test_equal_codes_get_bit_identical_scores_in_any_company(M: int, K: int) -> 
     assert np.array_equal(score_codes(xq, codes[shuffled], Z), scores[:, shuffled])
     assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
     own = rng.integers(0, 50, (9, 17))
-    assert np.array_equal(
-        score_prepared(lookup_tables(score_tables(xq, Z)), codes[own], M, K),
-        np.take_along_axis(scores, own, axis=1),
-    )
+    assert np.array_equal(score_candidates(xq, codes[own], Z), np.take_along_axis(scores, own, axis=1))
 
 
 def bad_codebooks() -> dict[str, tuple[np.ndarray, str]]:

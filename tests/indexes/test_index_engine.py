@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.codes.groups import Groups
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.indexes.codeword_lists import CodewordLists
@@ -89,19 +88,6 @@ def test_adversarial_tables_stay_exact(case: str) -> None:
     D, found = MemoryIndex.build(codes, Z).search(xq, 20)
     assert np.array_equal(found, expected[1])
     assert np.array_equal(D, expected[0])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
-def test_groups_against_a_dictionary(size: int) -> None:
-    rng = np.random.default_rng(size)
-    codes = rng.integers(0, 3, (500, size)).astype(np.uint8)
-    expected: dict[bytes, list[int]] = {}
-    for position, code in enumerate(codes):
-        expected.setdefault(code.tobytes(), []).append(position)
-    groups = Groups.of(codes)
-    assert [c.tobytes() for c in groups.codes] == list(expected)
-    for u, members in enumerate(expected.values()):
-        assert groups.members[groups.starts[u] : groups.starts[u + 1]].tolist() == members
 
 
 def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
