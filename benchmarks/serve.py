@@ -292,8 +292,8 @@ def _fork_service(index: Path, model: Path, port: int, compact_after: int) -> in
     pid = os.fork()
     if pid == 0:
         try:
-            settings = Settings(port=port, token=TOKEN, rate=0)
-            serve(index, model, settings=settings, writable=True, compact_after=compact_after)
+            settings = Settings(port=port, token=TOKEN, rate=0, compact_after=compact_after)
+            serve(index, model, settings=settings, writable=True)
         finally:
             os._exit(1)
     return pid

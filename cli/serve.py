@@ -9,18 +9,6 @@ import click
 
 from .options import data_options, device_option, open_dataset, ray_option
 
-SIZES: dict[str, type] = {
-    "max_upload": str,
-    "max_pixels": int,
-    "max_k": int,
-    "max_connections": int,
-    "rate": float,
-    "timeout": float,
-    "threads": int,
-    "compact_after": int,
-}
-"""What ``--config`` may set, beside ``allowed_hosts``."""
-
 
 @click.command()
 @click.argument("index_file", metavar="INDEX")
@@ -54,7 +42,8 @@ SIZES: dict[str, type] = {
     "--config",
     "config_file",
     metavar="TOML",
-    help=f"Limits: allowed_hosts, {', '.join(SIZES)} (docs/serve.md).",
+    help="Limits: allowed_hosts, max_upload, max_pixels, max_k, max_connections, rate, timeout, threads, compact_after "
+    "(docs/serve.md).",
 )
 @ray_option(workers=click.INT, replicas=click.INT)
 @device_option
@@ -87,6 +76,7 @@ def serve(
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
     from gpq_faiss.errors import UsageError, needs
+    from gpq_faiss.inputs import read_toml
 
     try:
         from gpq_faiss.serve.guard import Settings
@@ -96,28 +86,15 @@ def serve(
             raise
         raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
 
-    limits = {} if config_file is None else _read_limits(Path(config_file))
-    changes = {name: limits.pop(name) for name in ("compact_after",) if name in limits}
-    settings = Settings(host=host, port=port, token=token, **limits)
+    given: dict[str, Any] = {"host": host, "port": port, "token": token}
+    settings = Settings(**given)
+    if config_file is not None:
+        limits = read_toml(Path(config_file), "the limits of a service (--config)")
+        for name in limits.keys() & given:
+            raise UsageError(f"{config_file}: {name} belongs on the command line: --{name}")
+        try:
+            settings = Settings(**given, **limits)
+        except UsageError as error:
+            raise UsageError(f"{config_file}: {error}") from None
     dataset = None if data is None else open_dataset(data, data_args)
-    run(index_file, model_dir, data=dataset, settings=settings, **changes, **ray, **options)
-
-
-def _read_limits(path: Path) -> dict[str, Any]:
-    """Arguments of the service's settings, from TOML. Raises DataError: unreadable; UsageError: an unknown key or a wrong type."""
-    from gpq_faiss.errors import UsageError, unknown
-    from gpq_faiss.inputs import parse_bytes, read_toml
-
-    found: dict[str, Any] = {}
-    for name, value in read_toml(path, "the limits of a service (--config)").items():
-        if name == "allowed_hosts" and isinstance(value, list) and all(isinstance(v, str) for v in value):
-            found["names"] = tuple(value)
-        elif name == "max_upload":
-            found[name] = parse_bytes(value, f"{path}: max_upload")
-        elif name in SIZES and type(value) in (int, SIZES[name]):
-            found[name] = value
-        elif name in SIZES or name == "allowed_hosts":
-            raise UsageError(f"{path}: {name} = {value!r}: a value of another type is needed (docs/serve.md)")
-        else:
-            raise UsageError(unknown(f"{path}: '{name}'", name, [*SIZES, "allowed_hosts"]))
-    return found
+    run(index_file, model_dir, data=dataset, settings=settings, **ray, **options)

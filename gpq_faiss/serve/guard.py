@@ -8,14 +8,17 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import UsageError
+from ..errors import UsageError, unknown
+from ..inputs import parse_bytes
+from .live import COMPACT_AFTER
 from .metrics import Metrics
 
 _HEADERS = {
@@ -54,53 +57,64 @@ def client_of(address: str) -> str:
     return address if known.ipv4_mapped else str(ipaddress.IPv6Network((int(known) >> 64 << 64, 64)))
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Limits of a service.
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Address and limits of a service.
 
     Attributes:
         host: address to bind. Without a loopback address everything except the page and health needs a token.
         port: port; 0: any free one.
         token: required for writing, and for reading on non-loopback addresses.
-        names: additional host names.
-        max_upload: maximum bytes of a request.
+        allowed_hosts: additional host names.
+        max_upload: maximum bytes of a request, or a text such as ``16MiB``.
         max_pixels: maximum pixels of an image.
         max_k: maximum number of results.
         rate: average requests per second and client; 0: unlimited.
         timeout: seconds per request, and for its head.
         max_connections: maximum open connections per client.
         threads: threads of a search (default: all cores).
+        compact_after: number of changes after which the index file is rewritten.
 
     Raises:
-        UsageError: a value out of range, or a missing token.
+        UsageError: an unknown name, a value of another type or out of range, or a missing token.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    names: tuple[str, ...] = ()
-    max_upload: int = 16 << 20
-    max_pixels: int = 25_000_000
-    max_k: int = 1000
-    rate: float = 200.0
-    timeout: float = 30.0
-    max_connections: int = 128
-    threads: int | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    def __post_init__(self) -> None:
-        for name in ("max_upload", "max_pixels", "max_k", "max_connections"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least 1")
-        if not self.timeout > 0 or not self.rate >= 0:
-            raise UsageError("timeout must be above 0, and rate 0 or more")
-        if not 0 <= self.port < 1 << 16:
-            raise UsageError(f"port {self.port}: it must be from 0 to 65535")
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, lt=1 << 16)
+    token: str | None = None
+    allowed_hosts: tuple[str, ...] = Field(default=(), strict=False)
+    max_upload: Annotated[Positive, BeforeValidator(lambda size: parse_bytes(size, "max_upload"))] = 16 << 20
+    max_pixels: Positive = 25_000_000
+    max_k: Positive = 1000
+    rate: float = Field(default=200.0, ge=0)
+    timeout: float = Field(default=30.0, gt=0)
+    max_connections: Positive = 128
+    threads: Positive | None = None
+    compact_after: Positive = COMPACT_AFTER
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = str(first["loc"][0])
+            if first["type"] == "extra_forbidden":
+                raise UsageError(unknown(f"'{name}'", name, list(Settings.model_fields))) from None
+            raise UsageError(f"{name} = {first['input']!r}: {first['msg']}") from None
+
+    @model_validator(mode="after")
+    def _check_token(self) -> Self:
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
             raise UsageError(
                 "the token must have at least 16 ASCII characters and no spaces (openssl rand -hex 32)"
             )
         if self.token is None and not is_loopback(self.host):
             raise UsageError(f"{self.host} can be reached from other machines: a token is needed (--token)")
+        return self
 
     @property
     def open_to_read(self) -> bool:
@@ -186,7 +200,9 @@ class Guard:
         if is_loopback(self.settings.host):
             # Against DNS rebinding: a foreign host name may point to this machine.
             name = _host_name(headers.get("host", ""))
-            if not is_loopback(name) and name not in [allowed.lower() for allowed in self.settings.names]:
+            if not is_loopback(name) and name not in [
+                allowed.lower() for allowed in self.settings.allowed_hosts
+            ]:
                 return 400, "this host name is not served here (allowed_hosts)"
         client = client_of((scope.get("client") or ("", 0))[0])
         if self.settings.rate and not self._within_rate(client):

@@ -24,7 +24,7 @@ from .app import create_app
 from .catalogue import Catalogue
 from .connections import limited
 from .guard import Settings
-from .live import COMPACT_AFTER, LiveIndex
+from .live import LiveIndex
 from .service import Service
 from .shards import LiveShards
 
@@ -41,7 +41,6 @@ def serve(  # noqa: PLR0913
     data: Dataset | None = None,
     settings: Settings | None = None,
     writable: bool = False,
-    compact_after: int = COMPACT_AFTER,
     device: str = "cpu",
     ray: str | None = None,
     workers: int | None = None,
@@ -55,7 +54,6 @@ def serve(  # noqa: PLR0913
         data: data set of the items, for names, labels and pictures, with the ids of the index.
         settings: address, token and limits.
         writable: allow adding and removing items; needs a token.
-        compact_after: number of changes after which the index file is rewritten.
         device: device of the network.
         ray, workers, replicas: cluster for the shards of a manifest (:class:`.shards.LiveShards`).
 
@@ -66,8 +64,6 @@ def serve(  # noqa: PLR0913
     settings = settings or Settings()
     if writable and settings.token is None:
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
-    if compact_after < 1:
-        raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
     shards = is_manifest(index)
     if shards and writable:
         raise UsageError(
@@ -89,7 +85,7 @@ def serve(  # noqa: PLR0913
         live = (
             LiveShards(index, Z, ray=ray, workers=workers, replicas=replicas)
             if shards
-            else LiveIndex(index, Z, writable=writable, compact_after=compact_after)
+            else LiveIndex(index, Z, writable=writable, compact_after=settings.compact_after)
         )
         try:
             service = Service(encoder, live, catalogue, threads=settings.threads)

@@ -552,7 +552,7 @@ def test_tokens_that_cannot_be_sent_or_are_guessed_are_refused(token: str) -> No
 
 
 def test_other_host_names_are_refused(encoder: Encoder, index_file: Path) -> None:
-    with client_of(encoder, index_file, Settings(names=("Search.example",))) as client:
+    with client_of(encoder, index_file, Settings(allowed_hosts=("Search.example",))) as client:
         for host, status in [
             ("127.0.0.1:8000", 200),
             ("localhost", 200),
