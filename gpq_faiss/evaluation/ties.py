@@ -66,7 +66,7 @@ class Convention:
     """Rising recall levels in [0, 1] of the mean precision-recall curve, such as :data:`RECALL_LEVELS`; None: no curve."""
 
     def __post_init__(self) -> None:
-        self.ks = [int(k) for k in self.ks]
+        self.ks = list(self.ks)
         self.points: Floats = np.asarray(() if self.levels is None else self.levels, dtype=np.float64)
         if self.ties not in get_args(Ties):
             raise UsageError(f"ties={self.ties!r} is unknown: use one of {', '.join(get_args(Ties))}")
@@ -75,8 +75,8 @@ class Convention:
                 f"denominator={self.denominator!r} is unknown: use one of {get_args(Denominator)}"
             )
         for k in (*self.ks, *([] if self.k is None else [self.k])):
-            if k < 1:
-                raise UsageError(f"k={k} is below 1: it must be at least 1")
+            if not isinstance(k, int | np.integer) or k < 1:
+                raise UsageError(f"k={k!r}: it must be a whole number, at least 1")
         if self.k is None and self.denominator != "relevant":
             raise UsageError(f"denominator={self.denominator!r} belongs to mAP@k: give k, or use 'relevant'")
         p = self.points

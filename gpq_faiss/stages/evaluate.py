@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,9 @@ from ..data.open import open_data
 from ..data.protocols import Split
 from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..evaluation.likeness import Likeness, Neighbours
+from ..evaluation.likeness import Neighbours
 from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
-from ..evaluation.ties import RECALL_LEVELS, Denominator, Ties
+from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
 from ..faissio.io import load_index
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
@@ -38,7 +37,7 @@ from ..nn.device import gpu_memory
 from ..progress import Progress, stage
 from ..store import RowReader
 from .compared import code_bits, model_name, open_compared, resolve_split
-from .evaluation_result import DEFAULT_KS, Evaluation, first_results
+from .evaluation_result import DEFAULT_KS, Evaluation, Row, first_results
 
 if TYPE_CHECKING:
     import torch
@@ -106,71 +105,55 @@ def _share(progress: Progress | None, before: int, models: int) -> Progress:
     return advance
 
 
-@dataclass
-class _Rankings:
-    """Measurements of all table rows, by row name.
-
-    ``likeness`` is empty for images. ``queries`` holds the data set rows of the readable queries. ``results`` maps some query numbers
-    to the rows of their first results, for images only.
-    """
-
-    ranking: dict[str, RankingResult] = field(default_factory=dict)
-    likeness: dict[str, Likeness] = field(default_factory=dict)
-    queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    results: dict[int, NDArray[np.int64]] = field(default_factory=dict)
-
-
 def _rank_all(
     entries: Mapping[str, Encoder | None],
     dataset: Dataset,
     split: Split,
     database: NDArray[np.int64],
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     on_device: bool,
     progress: Progress | None,
-) -> _Rankings:
-    """Encode, rank and measure every entry. The first is a model; methods are compared on the queries and items that it could read."""
+) -> tuple[dict[str, Row], Coded]:
+    """Encode, rank and measure every entry, and the codes of the first. It is a model; methods are compared on the queries and
+    items that it could read."""
     first = next(iter(entries.values()))
     assert first is not None
     labels, image_size = dataset.require_labels(), first.model.image_size
     seed = int(first.model.description["config"]["training"]["seed"])
     models = [name for name, encoder in entries.items() if encoder is not None]
-    out = _Rankings()
-    base = database
+    measured: dict[str, Row] = {}
+    of_first: Coded | None = None
     neighbours: Neighbours | None = None
     for name, encoder in entries.items():
-        is_first = not out.ranking
-        if not is_first:
+        if of_first is not None:
             log.info("comparing with %s", name)
-        if encoder is None:
+        if encoder is not None:
+            coded = _encode(
+                encoder, dataset, split.query, database, _share(progress, models.index(name), len(models))
+            )
+        else:
+            assert of_first is not None
+            rows = {"queries": of_first.query_rows, "database": of_first.base_rows}
             with stage(name):
                 coded = fit_and_encode(
-                    name,
-                    code_bits(first),
-                    seed,
-                    dataset,
-                    split,
-                    image_size=image_size,
-                    queries=out.queries,
-                    database=base,
+                    name, code_bits(first), seed, dataset, split, image_size=image_size, **rows
                 )
-        else:
-            share = _share(progress, models.index(name), len(models))
-            coded = _encode(encoder, dataset, split.query, database, share)
-        if is_first:
-            out.queries, base = coded.query_rows, coded.base_rows
-            options = _within(options, len(base))
-            neighbours = input_neighbours(dataset, image_size, out.queries, base, labels)
+        if of_first is None:
+            of_first, options = coded, _within(options, len(coded.base_rows))
+            neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows, labels)
         if encoder is not None and (on_device or encoder.device.type != "cpu"):
-            out.ranking[name] = _rank_on_device(coded, labels, encoder.device, options)
+            ranking = _rank_on_device(coded, labels, encoder.device, options)
         else:
-            out.ranking[name] = coded.rank(labels, **options)
-        if is_first and isinstance(dataset, ImageDataset):
-            out.results = first_results(coded, out.ranking[name].ap)
-        if neighbours is not None:
-            out.likeness[name] = coded.likeness(neighbours, dataset)
-    return out
+            ranking = coded.rank(labels, **options)
+        measured[name] = Row(
+            ranking,
+            None if neighbours is None else coded.likeness(neighbours, dataset),
+            code_bits(encoder or first) if encoder or find_method(name).any_length else None,
+            encoder.fingerprint if encoder else None,
+        )
+    assert of_first is not None
+    return measured, of_first
 
 
 def _within(options: Mapping[str, Any], n: int) -> dict[str, Any]:
@@ -218,13 +201,10 @@ def _evaluate_codes(
     )
     name = model_name(encoder.model.description) if isinstance(encoder, Encoder) else encoder.path.name
     return Evaluation(
-        ranking=result,
-        method=name,
-        bits=M * (K.bit_length() - 1),
+        {name: Row(result, bits=M * (K.bit_length() - 1), model_fingerprint=encoder.fingerprint)},
         protocol="none",
         split_hash="",
         data=queries.name,
-        model_fingerprint=encoder.fingerprint,
         notes=(
             f"queries are all labelled items of {queries.name}, the database those of {codes}",
             "NN10@100 is not measured: it needs the inputs, and only codes are given",
@@ -254,59 +234,6 @@ def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: N
     places = np.searchsorted(exact.ids, found)
     scores = score_candidates(xq, exact.codes[np.minimum(places, exact.ntotal - 1)], exact.codebooks)
     return float(((scores >= truth) & (found >= 0)).mean())
-
-
-def _ranking_options(
-    ks: Sequence[int], k: int | None, ties: Ties, denominator: Denominator, threads: int | None
-) -> dict[str, Any]:
-    """Options of :func:`rank_codes`. Raises UsageError: threads or k below 1."""
-    threads = usable_cores() if threads is None else threads
-    if threads < 1:
-        raise UsageError(f"{threads} threads: it must be at least 1")
-    for at in (*ks, *([] if k is None else [k])):
-        if not isinstance(at, int | np.integer) or at < 1:
-            raise UsageError(f"k = {at!r}: it must be a whole number, at least 1")
-    return {
-        "ties": ties,
-        "k": k,
-        "denominator": denominator,
-        "levels": RECALL_LEVELS,
-        "threads": threads,
-        "ks": list(ks),
-    }
-
-
-def _evaluation(
-    encoder: Encoder,
-    entries: Mapping[str, Encoder | None],
-    ranked: _Rankings,
-    dataset: Dataset,
-    split: Split,
-    notes: Sequence[str],
-) -> Evaluation:
-    """The result; the first of ``entries`` is the evaluated model, the others are compared with it."""
-    name, *others = entries
-    bits = {
-        row: code_bits(one or encoder) for row, one in entries.items() if one or find_method(row).any_length
-    }
-    return Evaluation(
-        ranking=ranked.ranking[name],
-        method=name,
-        bits=bits.pop(name),
-        protocol=split.name,
-        split_hash=split.hash,
-        data=dataset.name,
-        model_fingerprint=encoder.model.fingerprint,
-        compared={row: ranked.ranking[row] for row in others},
-        notes=tuple(notes),
-        device=str(encoder.device),
-        likeness=ranked.likeness.get(name),
-        compared_likeness={row: one for row, one in ranked.likeness.items() if row != name},
-        compared_bits=bits,
-        compared_fingerprints={row: one.model.fingerprint for row in others if (one := entries[row])},
-        queries=ranked.queries,
-        results=ranked.results,
-    )
 
 
 def evaluate(
@@ -358,7 +285,18 @@ def evaluate(
     """
     compare = compare.split(",") if isinstance(compare, str) else compare
     # Before the data are encoded, which may take hours.
-    options = _ranking_options(ks, k, ties, denominator, threads)
+    measures: dict[str, Any] = {
+        "ties": ties,
+        "k": k,
+        "denominator": denominator,
+        "ks": list(ks),
+        "levels": RECALL_LEVELS,
+    }
+    Convention(**measures)
+    threads = usable_cores() if threads is None else threads
+    if threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
+    options = {**measures, "threads": threads}
     dataset = open_data(data)
     if codes is not None:
         if (
@@ -386,25 +324,31 @@ def evaluate(
         )
     database = _database(split, dataset.require_labels(), notes)
     with connected(ray):  # once for all rankings
-        ranked = _rank_all(
-            entries,
-            dataset,
-            split,
-            database,
-            options | {"ray": ray},
-            on_device=on_device,
-            progress=progress,
+        measured, coded = _rank_all(
+            entries, dataset, split, database, options | {"ray": ray}, on_device=on_device, progress=progress
         )
+    name, queries = next(iter(measured)), coded.query_rows
     if encoder.model.class_names != dataset.require_labels().class_names:
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("the compared methods were ranked on the CPU")
-    if not ranked.likeness:
+    if measured[name].likeness is None:
         notes.append(NO_LIKENESS)
-    result = _evaluation(encoder, entries, ranked, dataset, split, notes)
-    if index is None:
-        return result
-    with stage("searching by plain Faiss"):
-        recall = _plain_recall(index, encoder, dataset, ranked.queries)
-    note = f"plain Faiss finds {recall:.3f} of the exact top 10 of {index} (share by scores, all {len(ranked.queries):,} queries)"
-    return replace(result, faiss_recall=recall, notes=(*result.notes, note))
+    recall = None
+    if index is not None:
+        with stage("searching by plain Faiss"):
+            recall = _plain_recall(index, encoder, dataset, queries)
+        found = f"plain Faiss finds {recall:.3f} of the exact top 10 of {index}"
+        notes.append(f"{found} (share by scores, all {len(queries):,} queries)")
+    images = isinstance(dataset, ImageDataset)
+    return Evaluation(
+        measured,
+        protocol=split.name,
+        split_hash=split.hash,
+        data=dataset.name,
+        notes=tuple(notes),
+        device=str(encoder.device),
+        queries=queries,
+        results=first_results(coded, measured[name].ranking.ap) if images else {},
+        faiss_recall=recall,
+    )

@@ -30,89 +30,115 @@ _SHOWN, _RESULTS = 10, 8
 """Best (and worst) queries on a page, and results per query."""
 
 
+@dataclass(frozen=True)
+class Row:
+    """A model or method of an evaluation.
+
+    Attributes:
+        ranking: its ranking.
+        likeness: None for images (:func:`gpq_faiss.methods.measure.needs_perceptron`).
+        bits: code length; None for ``float`` and ``classifier``, which have no codes.
+        model_fingerprint: None for methods.
+    """
+
+    ranking: RankingResult
+    likeness: Likeness | None = None
+    bits: int | None = None
+    model_fingerprint: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        likeness = None if self.likeness is None else self.likeness.as_dict()
+        about = {"likeness": likeness, "bits": self.bits, "model_fingerprint": self.model_fingerprint}
+        return {**self.ranking.as_dict(), **about}
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
     """Measurements of one evaluation.
 
     Attributes:
-        ranking: of the model.
-        method: table name of the model (:func:`.compared.model_name`).
-        bits: code length.
+        measured: the model by its table name (:func:`.compared.model_name`), then the others on the same split.
         protocol, split_hash: identify queries and database.
-        compared: name -> ranking, of the other models and methods on the same split.
+        data: name of the data set.
         notes: remarks for the user.
         device: where models were ranked.
-        likeness: of the model; None for images (:func:`gpq_faiss.methods.measure.needs_perceptron`).
-        compared_likeness: name -> likeness of the others.
-        compared_bits: name -> code length of the others, without ``float`` and ``classifier``, which have no codes.
-        compared_fingerprints: name -> fingerprint of the other models.
         queries: int64 [Q], data set rows of the queries, in the order of ``ranking.ap``.
-        faiss_recall: share of the exact top 10 that plain Faiss finds in an index file, if one was given.
         results: index into ``queries`` -> data set rows of its first results, for the best and worst queries; images only.
+        faiss_recall: share of the exact top 10 that plain Faiss finds in an index file, if one was given.
     """
 
-    ranking: RankingResult
-    method: str
-    bits: int
+    measured: dict[str, Row]
     protocol: str
     split_hash: str
     data: str
-    model_fingerprint: str
-    compared: dict[str, RankingResult] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     device: str = "cpu"
-    likeness: Likeness | None = None
-    compared_likeness: dict[str, Likeness] = field(default_factory=dict)
-    compared_bits: dict[str, int] = field(default_factory=dict)
-    compared_fingerprints: dict[str, str] = field(default_factory=dict)
     queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    faiss_recall: float | None = None
     results: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    faiss_recall: float | None = None
+
+    @property
+    def method(self) -> str:
+        """Table name of the model."""
+        return next(iter(self.measured))
+
+    @property
+    def model(self) -> Row:
+        """Figures of the model."""
+        return self.measured[self.method]
+
+    @property
+    def ranking(self) -> RankingResult:
+        """Of the model."""
+        return self.model.ranking
+
+    @property
+    def likeness(self) -> Likeness | None:
+        """Of the model."""
+        return self.model.likeness
+
+    @property
+    def bits(self) -> int | None:
+        """Code length of the model."""
+        return self.model.bits
+
+    @property
+    def compared(self) -> dict[str, RankingResult]:
+        """Rankings of the other models and methods, by name."""
+        return {name: row.ranking for name, row in self.measured.items() if name != self.method}
+
+    @property
+    def compared_likeness(self) -> dict[str, Likeness]:
+        """Likeness of the others, by name."""
+        others = [name for name in self.measured if name != self.method]
+        return {name: one for name in others if (one := self.measured[name].likeness) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the figures at the top level are the model's."""
+        versions = {"gpq_faiss": __version__, "numpy": np.__version__, "python": platform.python_version()}
+        compared = {name: row.to_dict() for name, row in self.measured.items() if name != self.method}
+        stated = ("method", "protocol", "split_hash", "data", "device", "faiss_recall")
         return {
-            **self.ranking.as_dict(),
-            "method": self.method,
-            "likeness": _as_dict(self.likeness),
-            "bits": self.bits,
-            "protocol": self.protocol,
-            "split_hash": self.split_hash,
-            "data": self.data,
-            "model_fingerprint": self.model_fingerprint,
-            "compared": {
-                name: {
-                    **result.as_dict(),
-                    "likeness": _as_dict(self.compared_likeness.get(name)),
-                    "bits": self.compared_bits.get(name),
-                    "model_fingerprint": self.compared_fingerprints.get(name),
-                }
-                for name, result in self.compared.items()
-            },
+            **self.model.to_dict(),
+            **{name: getattr(self, name) for name in stated},
+            "compared": compared,
             "notes": list(self.notes),
-            "device": self.device,
-            "faiss_recall": self.faiss_recall,
-            "versions": {
-                "gpq_faiss": __version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions,
         }
 
     def rows(self, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
         """One row per model or method, for a table."""
-        likeness = {self.method: self.likeness, **self.compared_likeness}
-        bits = {self.method: self.bits, **self.compared_bits}
         return [
             {
                 "method": name,
-                "bits": bits.get(name, "-"),
-                "mAP": result.map,
-                **({"NN10@100": one.nn10_at_100} if (one := likeness.get(name)) is not None else {}),
-                **{f"P@{k}": result.precision[k] for k in ks if k in result.precision},
-                **{f"R@{k}": result.recall[k] for k in ks if k in result.recall},
+                "bits": row.bits or "-",
+                "mAP": row.ranking.map,
+                **({} if row.likeness is None else {"NN10@100": row.likeness.nn10_at_100}),
+                **{f"P@{k}": row.ranking.precision[k] for k in ks if k in row.ranking.precision},
+                **{f"R@{k}": row.ranking.recall[k] for k in ks if k in row.ranking.recall},
             }
-            for name, result in {self.method: self.ranking, **self.compared}.items()
+            for name, row in self.measured.items()
         ]
 
     def about(self) -> list[str]:
@@ -132,15 +158,15 @@ class Evaluation(Shown):
             UsageError: another extension.
             DataError: the file cannot be written.
         """
-        results = {self.method: self.ranking, **self.compared}
-        bits = {self.method: self.bits, **self.compared_bits}
-        same = len(set(bits.values())) == 1
-        length = {name: f", {n} bits" for name, n in bits.items()}
-        curves = {
-            f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
-            for name, r in results.items()
-        }
-        title = f"{self.data}{length[self.method] if same else ''}, protocol {self.protocol}"
+        same = len({row.bits for row in self.measured.values() if row.bits}) == 1
+        curves = {}
+        for name, row in self.measured.items():
+            length = f", {row.bits} bits" if row.bits and not same else ""
+            curves[f"{name}{length}  (mAP {row.ranking.map:.3f})"] = (
+                row.ranking.pr_recall,
+                row.ranking.pr_precision,
+            )
+        title = f"{self.data}{f', {self.bits} bits' if same else ''}, protocol {self.protocol}"
         return plot_curves(curves, out, x="recall", y="precision", title=title, overwrite=overwrite)
 
     def save_page(
@@ -178,10 +204,6 @@ class Evaluation(Shown):
         return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
 
 
-def _as_dict(likeness: Likeness | None) -> dict[str, Any] | None:
-    return None if likeness is None else likeness.as_dict()
-
-
 def _extremes(ap: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Numbers of the best queries and of the worst, by AP."""
     order = np.argsort(ap, kind="stable")
@@ -198,39 +220,23 @@ def first_results(coded: Coded, ap: NDArray[Any]) -> dict[int, NDArray[np.int64]
 
 
 def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
+    """The queries, and for images their results, which are relevant if they share a label."""
     rows = evaluation.queries[chosen]
     names = data.texts.get("name")
     labels = [str(names[row]) if names is not None else f"id {data.ids[row]}" for row in rows.tolist()]
     aps = evaluation.ranking.ap[chosen].tolist()
     if not isinstance(data, ImageDataset):
         return html.table([{"query": label, "AP": ap} for label, ap in zip(labels, aps, strict=True)])
-    texts = [f"{label}: AP {ap:.4f}" for label, ap in zip(labels, aps, strict=True)]
-    images = data.read(rows)
-    if not evaluation.results:
-        return html.pictures(
-            [(image, text) for image, text in zip(images, texts, strict=True) if image is not None]
-        )
-    return html.gallery(
-        [
-            _ranked(data, row, image, text, evaluation.results[query])
-            for query, row, image, text in zip(chosen.tolist(), rows.tolist(), images, texts, strict=True)
-            if image is not None
-        ]
-    )
-
-
-def _ranked(
-    data: ImageDataset, row: int, image: NDArray[np.uint8], text: str, results: NDArray[np.int64]
-) -> Ranked:
-    """A query and its results, marked relevant if they share a label."""
     packed = data.require_labels().packed
-    shown = [
-        (at, one) for at, one in zip(results.tolist(), data.read(results), strict=True) if one is not None
-    ]
-    return Ranked(
-        query=image,
-        results=[one for _, one in shown],
-        relevant=[bool((packed[row] & packed[at]).any()) for at, _ in shown],
-        query_name=text,
-        names=[class_text(data, at) for at, _ in shown],
-    )
+    shown = []
+    for query, row, image, label, ap in zip(chosen.tolist(), rows, data.read(rows), labels, aps, strict=True):
+        found = evaluation.results.get(query, np.empty(0, np.int64))
+        images = [
+            (at, one) for at, one in zip(found.tolist(), data.read(found), strict=True) if one is not None
+        ]
+        relevant = [bool((packed[row] & packed[at]).any()) for at, _ in images]
+        texts = [class_text(data, at) for at, _ in images]
+        if image is not None:
+            text = f"{label}: AP {ap:.4f}"
+            shown.append(Ranked(image, [one for _, one in images], None, relevant, text, texts))
+    return html.gallery(shown)

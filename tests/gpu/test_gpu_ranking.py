@@ -132,8 +132,8 @@ def test_rankings_that_cannot_be_are_refused() -> None:
     for options, match in (
         ({"memory": 10}, "raise memory"),
         ({"ties": "none"}, "unknown"),
-        ({"k": 0}, "below 1"),
-        ({"ks": (0,)}, "below 1"),
+        ({"k": 0}, "at least 1"),
+        ({"ks": (0,)}, "at least 1"),
         ({"denominator": "min(k, relevant)"}, "belongs to mAP@k"),
         ({"levels": (0.5, 0.2)}, "must rise"),
     ):
