@@ -15,7 +15,7 @@ from gpq_faiss.data.labels import Labels
 from gpq_faiss.methods.trainable import TrainingBatch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("common", "ray_nodes"))
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
 
 
 @pytest.fixture

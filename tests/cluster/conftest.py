@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    from ray_nodes import Nodes
+    from ray_kills import Nodes
 
     # A node that is gone is noticed in some seconds, which by default takes 15; a process that was just killed is called for 60.
     # Workers wait behind the other tests with Ray's own niceness, 15.

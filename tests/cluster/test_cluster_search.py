@@ -18,7 +18,7 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_index
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
-from ray_nodes import Nodes, kill
+from ray_kills import Nodes, kill
 
 
 @pytest.fixture(scope="module")

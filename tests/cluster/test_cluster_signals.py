@@ -19,7 +19,7 @@ from model_factory import make_model
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 import ray
-from ray_nodes import Nodes
+from ray_kills import Nodes
 
 from gpq_faiss.cluster import connect
 from gpq_faiss.cluster.connect import connected

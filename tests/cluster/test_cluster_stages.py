@@ -28,7 +28,7 @@ from gpq_faiss.stages.index import _build_shard, index, index_shards
 from gpq_faiss.store import RowReader
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
-from ray_nodes import Nodes, kill
+from ray_kills import Nodes, kill
 
 N, SHARD, BATCH = 6000, 1000, 250
 
