@@ -10,7 +10,6 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,6 @@ TOP = 1000
 MAX_CODE_BYTES = 256
 """Maximum code size to store; longer codes (``float``) are in the data anyway."""
 _VECTOR_STREAM = 102  # of random numbers
-
-
-@dataclass(frozen=True)
-class RunOutput:
-    """Contents of a run's file: arrays, and JSON attributes."""
-
-    arrays: dict[str, NDArray[Any]]
-    attributes: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -103,8 +94,8 @@ def compute(
     partial: Path,
     options: RunOptions,
     cache: TrainingCache | None = None,
-) -> RunOutput:
-    """Compute a run.
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Compute a run: the arrays of its file, and its attributes, as far as they are measured.
 
     Args:
         spec: the run.
@@ -159,8 +150,9 @@ def compute(
         "seen_classes": None if split.seen_classes is None else list(split.seen_classes),
         "split_notes": list(split.notes),
         **coded.extra,
+        "class_names": list(labels.class_names),
     }
-    return RunOutput(_arrays(coded, ranking, dataset, top), attributes)
+    return _arrays(coded, ranking, dataset, top), attributes
 
 
 def _train_and_encode(

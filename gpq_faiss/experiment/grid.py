@@ -51,7 +51,6 @@ class Variation:
     config: Changes = field(default_factory=dict)
     methods: Names | None = None
     preset: StrictStr | None = None
-    labelled: StrictStr | None = None
     unlabelled: Size | None = None
     database: Size | None = None
 
@@ -124,13 +123,13 @@ class Grid:
 
     def _not_shown(self, variation: Variation) -> str:
         """The changes of a variation that a report of this kind does not show."""
-        items = (variation.labelled, variation.unlabelled, variation.database)
+        items = (variation.unlabelled, variation.database)
         config = variation.config
         if self.kind == "sensitivity":
             loss = {k: v for k, v in config.get("loss", {}).items() if k not in ("lambda1", "lambda2")}
             config = config | {"loss": loss}
         else:
-            items = (None, None, None)
+            items = (None, None)
         return json.dumps([config, variation.preset or self.preset, items], sort_keys=True, default=str)
 
     def methods_of(self, variation: Variation) -> tuple[str, ...]:
@@ -140,7 +139,7 @@ class Grid:
             return name in (self.methods if other.methods is None else other.methods)
 
         def items(other: Variation) -> tuple[Any, ...]:
-            return other.labelled, other.unlabelled, other.database
+            return other.unlabelled, other.database
 
         before = self.variations[: self.variations.index(variation)]
         before = tuple(other for other in before if items(other) == items(variation))

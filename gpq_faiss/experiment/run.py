@@ -138,21 +138,17 @@ def run_experiment(  # noqa: PLR0913
     dataset = open_data(data, **(data_args or {}))
     specs, left_out = plan(grid, dataset, base)
     folder.mkdir(exist_ok=True)
-    about = _begin(
-        folder, _description(grid, dataset, base, data_name, left_out), renamed=data_name is not None
-    )
+    about = describe(grid, dataset, base, data_name, left_out)
+    about = begin(folder, about, specs, renamed=data_name is not None)
     for spec in specs:
         path = folder / f"split_{spec.split_hash}.json"
         recover(path)
         if not path.exists():
             spec.split(dataset).save(path)
-    context = RunContext(
-        folder, grid.name, data, dict(data_args or {}), about["data"]["name"], device, checkpoint_seconds
-    )
+    context = RunContext(folder, about, data, dict(data_args or {}), device, checkpoint_seconds)
     if overwrite:
         make_again(context, specs)
     done = [spec for spec in specs if context.done(spec)]
-    note_planned(folder, specs)
     tidy(context, done)
     summary = Summary(folder, len(specs), len(done), left_out=left_out)
     for name, why in left_out.items():
@@ -188,7 +184,7 @@ def _changes(base: Config) -> dict[str, dict[str, Any]]:
 # The folder's description -----------------------------------------------------------------------------------------------
 
 
-def _description(
+def describe(
     grid: Grid, dataset: Dataset, base: Config, data_name: str | None, left_out: Mapping[str, str]
 ) -> dict[str, Any]:
     kind, _, path = dataset.name.partition(":")
@@ -216,7 +212,6 @@ def _description(
         "variations": [variation.name for variation in grid.variations],
         "left_out": dict(left_out),
         "failed": {},
-        "planned": {},
     }
 
 
@@ -239,8 +234,10 @@ def read_about(folder: str | Path) -> dict[str, Any]:
     return about
 
 
-def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, Any]:
-    """Write the description of the folder, or check that it agrees; keeps methods left out, failures and planned runs."""
+def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, renamed: bool) -> dict[str, Any]:
+    """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested,
+    left out and failed to make is kept, so that reports can list it."""
+    planned = {spec.name: {"variation": spec.variation, "identity": spec.identity} for spec in specs}
     if (folder / ABOUT).exists():
         before = read_about(folder)
         for what in ("grid", "protocol", "labelled", "queries", "preset", "changes"):
@@ -253,19 +250,15 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
             raise MismatchError(
                 f"{folder} holds runs on {before['data']['name']}, and these data differ: choose another --out"
             )
-        kept = {what: before[what] for what in ("failed", "planned") + (() if renamed else ("data",))}
-        about = before | about | kept | {"left_out": before["left_out"] | about["left_out"]}
+        # Variations that are no longer in the grid are not expected.
+        kept = {k: run for k, run in before["planned"].items() if run["variation"] in about["variations"]}
+        planned = kept | planned
+        left_out = before["left_out"] | about["left_out"]
+        about = about | {"left_out": left_out, "failed": before["failed"]}
+        about |= {} if renamed else {"data": before["data"]}
+    about = about | {"planned": planned}
     write_json(folder / ABOUT, about)
     return about
-
-
-def note_planned(folder: Path, specs: Sequence[RunSpec]) -> None:
-    """Record the runs requested by this call and earlier ones, so that reports can list missing ones."""
-    about = read_about(folder)
-    asked = {spec.name: {"variation": spec.variation, "identity": spec.identity} for spec in specs}
-    # Variations that are no longer in the grid are not expected.
-    before = {name: run for name, run in about["planned"].items() if run["variation"] in about["variations"]}
-    write_json(folder / ABOUT, about | {"planned": before | asked})
 
 
 def _note_failures(folder: Path, specs: Sequence[RunSpec], failed: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,11 +39,9 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..data.base import Dataset
 from ..errors import DataError
 from ..inputs import parse_json
 from ..store import read_arrays, write_arrays
-from .compute import RunOutput
 from .machine import describe_machine
 from .specs import RUN_FORMAT, RunSpec
 
@@ -140,21 +138,25 @@ class Run:
 
 
 def write_run(
-    path: Path, spec: RunSpec, grid: str, dataset: Dataset, data_name: str, output: RunOutput
-) -> Path:
-    """Write the file of a run atomically.
+    path: Path,
+    about: Mapping[str, Any],
+    spec: RunSpec,
+    arrays: Mapping[str, NDArray[Any]],
+    measured: Mapping[str, Any],
+) -> None:
+    """Write the file of a run atomically; ``about`` is of the experiment, and ``arrays`` and ``measured`` of :func:`.compute.compute`.
 
     Raises:
         DataError: it cannot be written.
     """
-    attributes = dict(output.attributes)
+    attributes = dict(measured)
     text = "".join(json.dumps(line) + "\n" for line in attributes.pop("log", [])).encode()
     machine = describe_machine()
     versions = machine.pop("versions")
-    about = {
+    attributes = {
         "kind": "run",
         "format_version": RUN_FORMAT,
-        "grid": grid,
+        "grid": about["grid"],
         "method": spec.method,
         "bits": spec.bits,
         "seed": spec.seed,
@@ -164,15 +166,14 @@ def write_run(
         "identity": spec.identity,
         "settings": dict(spec.settings),
         "split_hash": spec.split_hash,
-        "data": {"name": data_name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
+        "data": {key: about["data"][key] for key in ("name", "fingerprint", "kind")},
         "machine": machine,
         "versions": versions,
         **attributes,
-        "class_names": list(dataset.require_labels().class_names),
         "complete": True,
     }
-    arrays = output.arrays | ({"log": np.frombuffer(text, np.uint8)} if text else {})
-    return write_arrays(path, arrays, about, compress=True)
+    log = {"log": np.frombuffer(text, np.uint8)} if text else {}
+    write_arrays(path, {**arrays, **log}, attributes, compress=True)
 
 
 def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:

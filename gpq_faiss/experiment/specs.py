@@ -151,13 +151,11 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
     hashes: dict[str, str] = {}
     computing = json.dumps(versions(), sort_keys=True)
     specs: list[RunSpec] = []
-    for seed, number, variation in itertools.product(grid.seeds, range(len(grid.labelled)), grid.variations):
-        if variation.labelled is not None and number:  # a variation with its own ``labelled`` runs once
-            continue
+    for seed, labelled, variation in itertools.product(grid.seeds, grid.labelled, grid.variations):
         split_args: dict[str, Any] = {
             "protocol": grid.protocol,
             "seed": seed,
-            "labelled": variation.labelled or grid.labelled[number],
+            "labelled": labelled,
             "queries": grid.queries,
             "unlabelled": variation.unlabelled,
             "database": variation.database,

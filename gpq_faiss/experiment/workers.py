@@ -44,18 +44,16 @@ class RunContext:
 
     Attributes:
         folder: output folder.
-        grid: name of the grid.
+        about: its description.
         data: as on the command line, and ``data_args`` for :func:`gpq_faiss.data.open.open_data`.
-        data_name: name of the data in tables.
         device: device of networks.
         checkpoint_seconds: time between checkpoints of a training.
     """
 
     folder: Path
-    grid: str
+    about: Mapping[str, Any] = field(hash=False)
     data: object
     data_args: Mapping[str, Any] = field(hash=False)
-    data_name: str
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
 
@@ -122,8 +120,12 @@ def make_run(context: RunContext, dataset: Dataset, spec: RunSpec, cache: Traini
             if not context.done(spec):  # another process may have finished it since
                 device = resolve_device(context.device)
                 options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
-                output = compute(spec, dataset, work / spec.identity, options, cache)
-                write_run(path, spec, context.grid, dataset, context.data_name, output)
+                write_run(
+                    path,
+                    context.about,
+                    spec,
+                    *compute(spec, dataset, work / spec.identity, options, cache),
+                )
             _clear(work)
             run = read_run(path)
             return RunResult(spec, "done", map=run.map, seconds=run.about["seconds"])
