@@ -25,7 +25,7 @@ from gpq_faiss.experiment.pictures import draw_experiment, tsne
 from gpq_faiss.experiment.published import read_published
 from gpq_faiss.experiment.report import notes_of, report_experiment, save_report_page
 from gpq_faiss.experiment.results import Missing, missing_runs, read_experiment, scale_rows, weight_panels
-from gpq_faiss.experiment.run import note_planned, run_experiment
+from gpq_faiss.experiment.run import begin, describe, run_experiment
 from gpq_faiss.experiment.runfile import read_run
 from gpq_faiss.experiment.specs import plan
 from gpq_faiss.store import read_arrays
@@ -43,7 +43,9 @@ def made(folder: Path, **changes: Any) -> Path:
 
 def ask(folder: Path, **changes: Any) -> Missing:
     """What is missing after a call that is cut off before its first run."""
-    note_planned(folder, plan(small_grid(**changes), DIGITS, preset("paper")).specs)
+    grid, base = small_grid(**changes), preset("paper")
+    specs, left_out = plan(grid, DIGITS, base)
+    begin(folder, describe(grid, DIGITS, base, None, left_out), specs, renamed=False)
     return missing_runs(read_experiment(folder))
 
 
