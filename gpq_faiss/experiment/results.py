@@ -53,9 +53,8 @@ class Experiment:
     @property
     def labelled(self) -> list[str]:
         """The kinds of labelled set, as :func:`labelled_name` calls them, in the order of the grid."""
-        order = [labelled_name(value) for value in self.about["labelled"]]
-        found = {labelled_name(run.about["labelled"]) for run in self.runs}
-        return [name for name in order if name in found] + sorted(found - set(order))
+        found = {run.about["labelled"] for run in self.runs}
+        return [labelled_name(value) for value in self.about["labelled"] if value in found]
 
     @property
     def over_seeds(self) -> str:

@@ -42,10 +42,11 @@ class RunSpec:
         variation: its name; empty for unchanged methods.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
         split_args: arguments of :func:`split_of` besides the data.
-        several_labelled: whether the grid has several values of ``labelled``, which names must then include.
         vectors: number of database items whose vectors are stored.
         split_hash: of the split.
         identity: hash of everything that the results depend on.
+        name: of its file without extension; unique in the grid.
+        label: for messages.
     """
 
     method: str
@@ -54,34 +55,17 @@ class RunSpec:
     variation: str
     settings: Mapping[str, Any]
     split_args: Mapping[str, Any]
-    several_labelled: bool
     vectors: int
     split_hash: str
     identity: str
+    name: str
+    label: str
 
     @property
     def labelled(self) -> str | None:
         """The labelled items, as the command line names them."""
         named: str | None = self.split_args["labelled"]
         return named
-
-    @property
-    def name(self) -> str:
-        """Name of its file without extension; unique in the grid."""
-        parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
-        more = [
-            self.variation,
-            (self.labelled or "labelled by the protocol") if self.several_labelled else "",
-        ]
-        return "_".join([*parts, *(_slug(part) for part in more if part)])
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        length = f" {self.bits} bits" if self.bits else ""
-        more = [self.variation, str(self.labelled) if self.several_labelled else ""]
-        details = ", ".join(part for part in more if part)
-        return f"{self.method}{length} seed {self.seed}" + (f" ({details})" if details else "")
 
     def split(self, dataset: Dataset) -> Split:
         """The roles of the items; raises as :func:`split_of`."""
@@ -176,20 +160,15 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                     computing,
                     str(grid.vectors),
                 )
-                specs.append(
-                    RunSpec(
-                        method,
-                        bits,
-                        seed,
-                        variation.name,
-                        settings,
-                        split_args,
-                        len(grid.labelled) > 1,
-                        grid.vectors,
-                        hashes[key],
-                        fingerprint(condition, json.dumps(settings, sort_keys=True)),
-                    )
-                )
+                identity = fingerprint(condition, json.dumps(settings, sort_keys=True))
+                # What the runs of a grid differ in.
+                more = [variation.name] if variation.name else []
+                more += [labelled or "labelled by the protocol"] if len(grid.labelled) > 1 else []
+                length = (f"{bits}bits", f" {bits} bits") if bits else ("any", "")
+                name = "_".join([method, length[0], f"seed{seed}", *map(_slug, more)])
+                label = f"{method}{length[1]} seed {seed}" + (f" ({', '.join(more)})" if more else "")
+                of_run = (method, bits, seed, variation.name, settings, split_args)
+                specs.append(RunSpec(*of_run, grid.vectors, hashes[key], identity, name, label))
     if not specs:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")

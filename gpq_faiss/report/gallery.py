@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Image = NDArray[np.uint8]
 
-_RIGHT, _WRONG, _PLAIN = "#1A9850", "#D73027", "#BBBBBB"
+_FRAMES = {True: "#1A9850", False: "#D73027", None: "#BBBBBB"}
 _INCH = 100.0  # drawing units per inch: one unit is one pixel at 100 dpi
 _CELL, _GAP, _TEXT = 84.0, 10.0, 17.0
 _SMALL = 64  # smaller images are drawn without smoothing, which would blur them
@@ -39,6 +39,16 @@ class Ranked:
     query_name: str = ""
     names: Sequence[str] | None = None
     """One per result (such as its class), printed before the score."""
+
+    def text(self, j: int, digits: int) -> str:
+        """Name and score of result ``j``."""
+        name = self.names[j] if self.names is not None else ""
+        score = f"{self.scores[j]:.{digits}f}" if self.scores is not None else ""
+        return " · ".join(part for part in (name, score) if part)
+
+    def known(self, j: int) -> bool | None:
+        """Whether result ``j`` is relevant, if known."""
+        return None if self.relevant is None else self.relevant[j]
 
 
 def save_gallery(
@@ -87,15 +97,12 @@ def save_gallery(
             _draw_image(axes, row.query, _GAP, y, "#222222", 1.2)
             _text(axes, row.query_name, _GAP, y + _CELL + 11)
             for j, (x, image) in enumerate(zip(starts, row.results, strict=False)):
-                known = row.relevant[j] if row.relevant is not None else None
-                _draw_image(axes, image, x, y, _PLAIN if known is None else _RIGHT if known else _WRONG, 3.0)
-                parts = [row.names[j]] if row.names is not None else []
-                parts += [f"{row.scores[j]:.2f}"] if row.scores is not None else []
-                _text(axes, " · ".join(parts), x, y + _CELL + 11)
+                _draw_image(axes, image, x, y, _FRAMES[row.known(j)], 3.0)
+                _text(axes, row.text(j, 2), x, y + _CELL + 11)
         axes.plot([first - 1.3 * _GAP] * 2, [head, height - 30], color="#DDDDDD", linewidth=1)
         if any(row.relevant is not None for row in rows):
-            for colour, text, x in ((_RIGHT, "relevant", first), (_WRONG, "not relevant", first + 84)):
-                _frame(axes, x, height - 18, 10, edgecolor=colour, linewidth=1.8)
+            for known, text, x in ((True, "relevant", first), (False, "not relevant", first + 84)):
+                _frame(axes, x, height - 18, 10, edgecolor=_FRAMES[known], linewidth=1.8)
                 axes.text(x + 16, height - 13, text, fontsize=8, color="#333333", va="center")
     return Path(out)
 

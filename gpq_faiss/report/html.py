@@ -109,11 +109,8 @@ def gallery(rows: Sequence[Ranked]) -> str:
     for row in rows:
         cells = [_figure(row.query, row.query_name or "query", "query")]
         for j, image in enumerate(row.results):
-            known = row.relevant[j] if row.relevant is not None else None
-            mark = "" if known is None else "right" if known else "wrong"
-            texts = [row.names[j]] if row.names is not None and row.names[j] else []
-            texts += [f"{row.scores[j]:.4f}"] if row.scores is not None else []
-            cells.append(_figure(image, " · ".join(texts) or f"result {j + 1}", mark))
+            mark = {True: "right", False: "wrong", None: ""}[row.known(j)]
+            cells.append(_figure(image, row.text(j, 4) or f"result {j + 1}", mark))
         parts.append(f'<div class="row">{"".join(cells)}</div>')
     return "\n".join(parts)
 

@@ -39,19 +39,8 @@ def test_methods_are_listed_in_the_order_of_the_tables() -> None:
 
 def test_a_run_and_its_reports(tmp_path: Path) -> None:
     out = str(tmp_path / "runs")
-    run = [
-        "run",
-        "table2",
-        "digits",
-        "--labelled",
-        "20-per-class",
-        "--methods",
-        "itq,pq",
-        "--bits",
-        "24",
-        "--seeds",
-        "0",
-    ]
+    run = ["run", "table2", "digits", "--labelled", "20-per-class", "--methods", "itq,pq", "--bits", "24"]
+    run += ["--seeds", "0"]
     first = gpq(*run, "--name", "my digits", "--out", out)
     assert first.exit_code == 0, first.output
     assert first.stdout == f"{out}: 2 runs made; 0 already done\n"
@@ -127,23 +116,12 @@ def test_what_cannot_be_is_one_line(
     assert not list(tmp_path.glob("x/*.h5"))
 
 
-def test_deep_methods_are_sent_to_experiments_by_evaluate() -> None:
-    from gpq_faiss.errors import UsageError
-    from gpq_faiss.methods.registry import make_method
-
-    with pytest.raises(UsageError, match="pqn trains a network: compare with it by gpq experiment run"):
-        make_method("pqn", 12)
-
-
-@pytest.mark.parametrize("name", ["methods", "run", "report"])
-def test_every_part_explains_itself(name: str) -> None:
-    result = gpq(name, "--help")
-    assert result.exit_code == 0
-    assert f"gpq experiment {name}" in result.stdout.split("Examples:")[1]
-    command = experiment.commands[name]
-    options = [p for p in command.params if isinstance(p, click.Option)]
-    assert options
-    for option in options:
-        assert (option.help or "").rstrip().endswith((".", "]", ")")), option.opts
-    for argument in (p for p in command.params if isinstance(p, click.Argument)):
-        assert f"{argument.make_metavar(click.Context(command))}" in (command.help or "")
+def test_every_part_explains_itself() -> None:
+    for name, command in experiment.commands.items():
+        text = command.help or ""
+        assert f"gpq experiment {name}" in text.split("Examples:")[1]
+        for param in command.params:
+            if isinstance(param, click.Option):
+                assert (param.help or "").rstrip().endswith((".", "]", ")")), param.opts
+            else:
+                assert param.make_metavar(click.Context(command)) in text
