@@ -68,16 +68,10 @@ def equal(found: SearchResult, expected: SearchResult) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"k": 1},
-        {"k": 10},
-        {"k": 50, "rows": "3:5"},
-        {"k": 10, "memory": "64MB"},
+        {"k": 50, "rows": "3:5", "memory": "64MB"},
         {"k": N, "rows": "0:2"},
-        {"k": 20, "where": "allow"},
         {"k": 20, "where": "deny"},
         {"k": 5, "where": "few"},
-        {"k": 5, "where": "none"},
-        {"min_score": 2.5},
         {"min_score": 1.5, "where": "allow"},
     ],
     ids=str,
@@ -86,7 +80,7 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
     shop: Path, kind: str, options: dict[str, Any]
 ) -> None:
     ids = np.load(shop / "where.npy")
-    filters = {"allow": Allow(ids), "deny": Deny(ids), "few": Allow(ids[:3]), "none": Allow([])}
+    filters = {"allow": Allow(ids), "deny": Deny(ids), "few": Allow(ids[:3])}
     where = filters.get(options.get("where", ""))
     options = {**options, "where": where}
     found = asked(shop, kind, on_device=True, **options)
@@ -189,9 +183,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> PipelineResult:
     [
         {},
         {"ties": "id", "ks": (1, 7)},
-        {"ties": "worst"},
         {"k": 50, "ties": "best", "denominator": "min(k, relevant)"},
-        {"k": 50, "denominator": "relevant-in-top-k"},
     ],
     ids=str,
 )
@@ -229,39 +221,31 @@ def gpq(*args: object) -> Any:
 
 
 @NO_GPU
-@pytest.mark.parametrize("command", ["search", "evaluate"])
-def test_without_a_gpu_the_command_line_says_so(shop: Path, command: str) -> None:
-    args = {
-        "search": [shop / "model", shop / "flat.faiss", shop / "queries.npy"],
-        "evaluate": [shop / "model", "digits"],
-    }[command]
-    call = ["-q", command, *map(str, args), "--device", "cuda"]
-    result = CliRunner().invoke(cli, call, prog_name="gpq")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr == "gpq: device 'cuda' was requested, but torch sees no GPU here: use --device cpu\n"
+def test_without_a_gpu_the_command_line_says_so(shop: Path) -> None:
+    for call in (
+        ("search", shop / "model", shop / "flat.faiss", shop / "queries.npy"),
+        ("evaluate", shop / "model", "digits"),
+    ):
+        result = CliRunner().invoke(cli, ["-q", *map(str, call), "--device", "cuda"], prog_name="gpq")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert (
+            result.stderr
+            == "gpq: device 'cuda' was requested, but torch sees no GPU here: use --device cpu\n"
+        )
 
 
 on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
 
 
 @on_gpu
-@pytest.mark.parametrize("kind", ["flat", "fastscan", "ivf"])
 @pytest.mark.parametrize(
     "options",
-    [
-        ("-k", 10),
-        ("-k", 3000),
-        ("-k", 10, "--memory", "256MB"),
-        ("-k", 10, "--allow-ids", "WHERE"),
-        ("-k", 10, "--deny-ids", "WHERE"),
-        ("--min-score", 2.5),
-    ],
+    [("-k", 3000, "--memory", "256MB"), ("-k", 10, "--deny-ids", "WHERE"), ("--min-score", 2.5)],
     ids=str,
 )
-def test_gpq_search_on_a_gpu(shop: Path, device: str, kind: str, options: tuple[Any, ...]) -> None:
+def test_gpq_search_on_a_gpu(shop: Path, device: str, options: tuple[Any, ...]) -> None:
     options = tuple(shop / "where.npy" if option == "WHERE" else option for option in options)
-    call = ("search", shop / "model", shop / f"{kind}.faiss", shop / "queries.npy", *options)
+    call = ("search", shop / "model", shop / "ivf.faiss", shop / "queries.npy", *options)
     found, expected = gpq(*call, "--device", device), gpq(*call)
     assert found["description"].endswith("on cuda:0")
     for one, other in zip(found["queries"], expected["queries"], strict=True):

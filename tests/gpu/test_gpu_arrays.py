@@ -1,17 +1,11 @@
-"""Encoding, keys and rankings on devices: the same code on the CPU (asked for by name) and, marked ``gpu``, on a GPU."""
+"""Encoding, tables and keys on devices: the same code on the CPU (asked for by name) and, marked ``gpu``, on a GPU."""
 
 from __future__ import annotations
-
-import dataclasses
-import functools
-import os
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import FEW, ON_GPU, books, on_devices, put, same
+from gpu_helpers import FEW, books, on_devices, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +13,6 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError
-from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import (
     device_of,
     encode_torch,
@@ -30,9 +22,6 @@ from gpq_faiss.gpu.tensors import (
     split_keys,
     unpack_column,
 )
-from gpq_faiss.indexes.memory import MemoryIndex
-
-# Encoding and keys ---------------------------------------------------------------------------------------------------
 
 
 @on_devices
@@ -108,55 +97,3 @@ def test_tables_and_keys_are_those_of_the_cpu_to_the_bit(device: str, seed: int,
     assert np.array_equal(scores[order], scores[np.lexsort((positions, -scores))])
     back = tuple(t.cpu().numpy() for t in split_keys(keys))
     assert same(back, (scores, positions))
-
-
-# Real codes ----------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def trained(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, codebooks, query vectors and classes of a short real training on real features."""
-    from gpq_faiss.config import codebooks_for_bits, preset
-    from gpq_faiss.data.open import open_data
-    from gpq_faiss.encoder import Encoder
-    from gpq_faiss.stages.train import train
-
-    root = Path(os.environ["GPQ_DATA"]) / "cifar10-features"
-    data = open_data(f"features:{root / 'features.npy'}", labels=str(root / "labels.npy"))
-    config = preset("paper")
-    config = dataclasses.replace(
-        config,
-        quantizer=dataclasses.replace(config.quantizer, codebooks=codebooks_for_bits(bits, 16)),
-        training=dataclasses.replace(config.training, steps=20, seed=0),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        model = train(data, Path(folder) / "model", config=config, labelled="500-per-class")
-        encoder = Encoder.load(model)
-    Z = encoder.model.codebooks
-    rows = np.random.default_rng(0).permutation(len(data))[:20_200]
-    vectors, _ = encoder.embed(data.read(np.sort(rows)))
-    classes = data.require_labels().dense(np.sort(rows), dtype=bool)
-    return encode(vectors[200:], Z), Z, vectors, classes
-
-
-@pytest.mark.skipif("GPQ_DATA" not in os.environ, reason="needs the data folder: set GPQ_DATA")
-@pytest.mark.parametrize(
-    ("device", "bits"),
-    [("cpu", 12), ("cpu", 48), *(pytest.param("cuda:0", bits, marks=ON_GPU) for bits in (12, 24, 32, 48))],
-)
-def test_real_codes(device: str, bits: int) -> None:
-    codes, Z, vectors, classes = trained(bits)
-    xq = vectors[:200]
-    engine = MemoryIndex.build(codes, Z)
-    index = put(engine, device, memory=1 << 26)
-    for k in (1, 100, 5000):
-        assert same(index.search(xq[:20], k), engine.search(xq[:20], k))
-    there = torch.from_numpy(vectors[200:]).to(device)
-    assert np.array_equal(encode_torch(there, Z).cpu().numpy(), codes)
-    M, K = Z.shape[:2]
-    columns = np.stack([unpack_column(torch.from_numpy(codes), m, K).numpy() for m in range(M)], axis=1)
-    tables = score_tables(xq, Z)
-    expected = rank_codes(tables, columns, classes[:200], classes[200:])
-    result = rank_on_device(tables, columns, classes[:200], classes[200:], device=device)
-    assert result.ap == pytest.approx(expected.ap, abs=1e-12)
-    assert expected.map > 0.15

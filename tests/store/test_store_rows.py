@@ -170,6 +170,9 @@ def test_foreign_arrays(tmp_path: Path) -> None:
         h5.create_group("group")
         h5["soft"] = h5py.SoftLink("/x")
         h5.create_dataset("outside", (4,), "u1", external=[("/etc/passwd", 0, 4)])
+        h5.create_dataset("scaled", data=np.arange(9), chunks=(9,), scaleoffset=0)
+        h5.create_dataset("large chunks", (1,), "u1", chunks=(65 << 20,), maxshape=(None,))
+        h5.create_dataset("claims", (1 << 40,), "f4")
     array = read_hdf5_array(path, ["features", "x"])
     assert array is not None
     assert (array.name, array.shape, array.dtype, len(array)) == ("x", (5000, 7), np.float16, 5000)
@@ -186,6 +189,9 @@ def test_foreign_arrays(tmp_path: Path) -> None:
         ("group", "not a dataset"),
         ("soft", "link"),
         ("outside", "other files"),
+        ("scaled", "unknown filter"),
+        ("large chunks", "chunks of more than 64 MiB"),
+        ("claims", "of which 0 are stored"),
     ]:
         with pytest.raises(DataError, match=message):
             read_hdf5_array(path, [name])
