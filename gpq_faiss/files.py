@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError
-from .inputs import check_file, check_memory, parse_json
+from .inputs import parse_json, read_text
 
 try:
     import fcntl
@@ -33,14 +33,16 @@ except ImportError:  # pragma: no cover - Windows has no flock: nothing is refus
 
 log = logging.getLogger(__name__)
 
+_ELSEWHERE = "no permission to write there: choose another folder"
+_NO_FOLDER = "a part of the path is a file, not a folder"
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
     errno.EDQUOT: "the disk quota is used up: free some space, or write elsewhere",
-    errno.EACCES: "no permission to write there: choose another folder",
-    errno.EPERM: "no permission to write there: choose another folder",
+    errno.EACCES: _ELSEWHERE,
+    errno.EPERM: _ELSEWHERE,
     errno.EROFS: "the file system is read-only: choose another folder",
-    errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EEXIST: "a part of the path is a file, not a folder",  # what making that folder meets
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,  # what making that folder meets
     errno.EISDIR: "that is a folder: name a file",
     errno.ENAMETOOLONG: "the name is too long",
     errno.ELOOP: "a symbolic link is in the way: remove it",
@@ -48,27 +50,18 @@ _WRITE_ERRORS = {
 
 LOCK = "lock"
 """The file by whose lock a folder of unfinished work is its owner's."""
-_OWNER, _JOURNAL, _OLD, _GONE = (
-    ".owner",
-    ".journal",
-    ".old",
-    ".gone",
-)  # in a workspace, beside the output itself
+_OWNER, _JOURNAL, _OLD, _GONE = ".owner", ".journal", ".old", ".gone"  # in a workspace, beside the output
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_HERE = -100  # AT_FDCWD
-_RENAME_EXCHANGE = 2
 
 
 def write_error(path: Path, error: OSError) -> DataError:
     """One-line error with a remedy for an operating-system error on writing ``path``."""
-    if error.errno is not None:
-        why = _WRITE_ERRORS.get(error.errno, os.strerror(error.errno))
-    else:
-        # HDF5 raises OSError without an errno and hides the cause in its text.
-        text = str(error)
-        full = "No space left" in text or "errno = 28" in text
-        why = _WRITE_ERRORS[errno.ENOSPC] if full else text.splitlines()[0] if text else type(error).__name__
-    return DataError(f"cannot write {path}: {why}")
+    number, text = error.errno, str(error)
+    if number is None and ("No space left" in text or "errno = 28" in text):  # HDF5 hides it in its text
+        number = errno.ENOSPC
+    if number is None:
+        return DataError(f"cannot write {path}: {text.splitlines()[0] if text else type(error).__name__}")
+    return DataError(f"cannot write {path}: {_WRITE_ERRORS.get(number, os.strerror(number))}")
 
 
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
@@ -92,14 +85,14 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     try:
         recover(path)
         if path.exists():
-            if not overwrite and (path.is_dir() or path.is_file()):
+            if not path.is_dir() and not path.is_file():
+                raise DataError(f"cannot write {path}: that is a device or a pipe: name a file")
+            if not overwrite:
                 raise OutputExistsError(
                     f"{path} exists already: pass --overwrite to replace it, or another --out"
                 )
-            if not path.is_dir() and not path.is_file():
-                raise DataError(f"cannot write {path}: that is a device or a pipe: name a file")
             if path.is_dir() != folder:
-                raise write_error(path, OSError(errno.ENOTDIR if folder else errno.EISDIR, ""))
+                raise OSError(errno.ENOTDIR if folder else errno.EISDIR, "")
         path.parent.mkdir(parents=True, exist_ok=True)
         _close_workspace(*_open_workspace(path))
     except OSError as error:
@@ -129,35 +122,16 @@ def lock(file: Path) -> int | None:
 def _take(file: Path) -> int | None:
     """As :func:`lock`; raises FileNotFoundError where the folder is not, or the file is no longer, there."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
         if os.fstat(descriptor).st_ino != os.stat(file, follow_symlinks=False).st_ino:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def lock_folder(folder: Path, out: Path) -> int:
-    """Create and lock the folder of unfinished work on ``out``; returns the descriptor, as :func:`lock`.
-
-    Raises:
-        BusyError: locked by another process.
-        DataError: it is a symbolic link or cannot be created.
-    """
-    try:
-        if folder.is_symlink():
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        descriptor = lock(folder / LOCK)
-    except OSError as error:
-        raise write_error(folder, error) from error
-    if descriptor is None:
-        raise BusyError(f"{out} is being written by another process: wait for it")
+        stack.pop_all()
     return descriptor
 
 
@@ -171,23 +145,26 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         keep: on exit (also by an error) the folder is removed unless it has one of these files.
 
     Raises:
-        DataError: see :func:`lock_folder`.
+        BusyError: locked by another process.
+        DataError: it is a symbolic link or cannot be created.
     """
-    descriptor = lock_folder(folder, out)
+    try:
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        descriptor = lock(folder / LOCK)
+    except OSError as error:
+        raise write_error(folder, error) from error
+    if descriptor is None:
+        raise BusyError(f"{out} is being written by another process: wait for it")
     try:
         yield
     finally:
-        release_folder(folder, out, descriptor, keep=keep)
-
-
-def release_folder(folder: Path, out: Path, descriptor: int, *, keep: Collection[str]) -> None:
-    """Unlock a folder of :func:`lock_folder`, and remove it unless it has one of the files ``keep``."""
-    with contextlib.suppress(OSError):
-        if any((folder / name).exists() for name in keep):
-            (folder / LOCK).unlink()
-        elif folder.exists():
-            discard(folder, out)
-    os.close(descriptor)
+        with contextlib.suppress(OSError):
+            if any((folder / name).exists() for name in keep):
+                (folder / LOCK).unlink()
+            elif folder.exists():
+                discard(folder, out)
+        os.close(descriptor)
 
 
 def discard(folder: Path, out: Path) -> None:
@@ -218,15 +195,14 @@ def _open_workspace(path: Path) -> tuple[Path, int]:
     """A new workspace beside ``path``, and the descriptor of its lock."""
     while True:
         workspace = path.with_name(f".{path.name}.tmp-{secrets.token_hex(6)}")
-        try:
-            workspace.mkdir(mode=0o700)  # of a name that is taken, by a link too, nothing is made
-        except FileExistsError:
-            continue
-        # A sweep may come before the lock is ours, and take the folder for a left one.
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = _take(workspace / _OWNER)
-            if descriptor is not None:
-                return workspace, descriptor
+        # Of a name that is taken, by a link too, nothing is made. A sweep may come before the lock is ours, and take the folder for
+        # a left one.
+        with contextlib.suppress(FileExistsError):
+            workspace.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = _take(workspace / _OWNER)
+                if descriptor is not None:
+                    return workspace, descriptor
 
 
 def _close_workspace(workspace: Path, descriptor: int) -> None:
@@ -243,29 +219,24 @@ def recover(path: str | Path) -> None:
     if fcntl is None:
         return
     pattern = re.compile(re.escape(f".{path.name}.tmp-") + "[0-9a-f]{12}")
-    try:
-        with os.scandir(path.parent) as entries:
-            found = [
-                path.with_name(entry.name)
-                for entry in entries
-                if pattern.fullmatch(entry.name)
-                and entry.is_dir(follow_symlinks=False)
-                and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-            ]
-    except OSError:
-        return  # there is no such folder, or it may not be read: then nothing is to be found in it
+    found: list[Path] = []
+    # There may be no such folder, or it may not be read: then nothing is to be found in it.
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        ours = (entry for entry in entries if pattern.fullmatch(entry.name))
+        folders = (entry for entry in ours if entry.is_dir(follow_symlinks=False))
+        found = [
+            path.with_name(e.name) for e in folders if e.stat(follow_symlinks=False).st_uid == os.geteuid()
+        ]
     for workspace in found:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as stack:
             descriptor = _take(workspace / _OWNER)
             if descriptor is None:
                 continue
-            try:
-                if (workspace / _JOURNAL).exists():
-                    with publishing(path.parent):
-                        _follow(workspace, json.loads((workspace / _JOURNAL).read_text()), ours=False)
-                shutil.rmtree(workspace, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+            stack.callback(os.close, descriptor)
+            if (workspace / _JOURNAL).exists():
+                with publishing(path.parent):
+                    _follow(workspace, json.loads((workspace / _JOURNAL).read_text()), ours=False)
+            shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
@@ -321,7 +292,8 @@ def _exchange(one: Path, other: Path) -> bool:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
         return False
-    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
@@ -380,8 +352,7 @@ def atomic_paths(
     Raises:
         DataError: writing fails (disk full, read-only, no permission); ``paths`` are then unchanged.
     """
-    targets = [Path(path) for path in paths]
-    out = targets[0]
+    out = Path(paths[0])
     recover(out)
     try:
         workspace, descriptor = _open_workspace(out)
@@ -389,20 +360,19 @@ def atomic_paths(
         raise write_error(out, error) from error
     decided = False
     try:
-        made = [workspace / path.name for path in targets]
-        yield tuple(made)
-        for path in [path for path in made if path is made[0] or path.exists()]:
+        made = tuple(workspace / Path(path).name for path in paths)
+        yield made
+        written = [path for path in made if path is made[0] or path.exists()]
+        for path in written:
             for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
                 _fsync(file)
         journal = {
-            "outputs": {
-                path.name: path.stat().st_ino if path is made[0] or path.exists() else None for path in made
-            },
+            "outputs": {path.name: path.stat().st_ino if path in written else None for path in made},
             "done_with": None if done_with is None else done_with.name,
         }
         with publishing(out.parent):
             if before is not None:
-                before(tuple(made))
+                before(made)
             if len(made) > 1 or made[0].is_dir() or done_with is not None:
                 draft = workspace / f"{_JOURNAL}.new"
                 draft.write_text(json.dumps(journal))
@@ -454,15 +424,10 @@ def atomic_folder(
             raise DataError(f"{path} was created meanwhile: choose another --out, or --overwrite it")
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` atomically."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(data)
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Replace ``path`` by ``text`` (UTF-8) atomically."""
-    write_bytes(path, text.encode())
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(text.encode())
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -476,12 +441,9 @@ def read_json(path: str | Path, what: str) -> Any:
     Raises:
         DataError: missing, unreadable or not JSON.
     """
-    path = Path(path)
-    check_memory(4 * check_file(path, what), str(path))
+    text = read_text(Path(path), what)
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        return parse_json(text)
     except ValueError as error:
         raise DataError(f"{path} is not the JSON of {what} ({error}): it is damaged or foreign") from None
 
@@ -491,6 +453,5 @@ def fingerprint(*parts: bytes | str) -> str:
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+        digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:16]

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import json
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -42,9 +43,9 @@ def read_text(path: Path, what: str) -> str:
     """A text in UTF-8, or in UTF-16 with its mark, without mark. Raises DataError: see :func:`check_file`, or not such a text."""
     check_memory(4 * check_file(path, what), str(path))
     try:
-        with path.open("rb") as file:
-            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        return path.read_text(encoding="utf-16" if wide else "utf-8-sig")
+        data = path.read_bytes()
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text ({error.reason}): {what} is needed, saved as UTF-8"
@@ -60,23 +61,16 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: not JSON, too deep nesting, or an integer of more than 64 bits.
     """
     try:
-        return json.loads(text, parse_int=_whole_number)
+        return _checked(json.loads(text))
     except RecursionError:
         raise ValueError("brackets are nested too deeply") from None
-
-
-def _whole_number(text: str) -> int:
-    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
-        raise ValueError(f"a whole number of {len(text):,} digits, at most 64 bits are possible")
-    return int(text)
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
     text = read_text(path, f"TOML of {what}")
     try:
-        table = tomllib.loads(text)
-        _check_numbers(table)
+        table: dict[str, Any] = _checked(tomllib.loads(text))
     except RecursionError:
         raise DataError(f"{path} is not TOML: brackets are nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError, and a number of thousands of digits
@@ -84,20 +78,54 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     return table
 
 
-def _check_numbers(value: Any) -> None:
-    """Raises ValueError: an integer of more than 64 bits, TOML's limit."""
+def _checked(value: Any) -> Any:
+    """``value``. Raises ValueError: an integer in it has more than 64 bits."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            _check_numbers(part)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            _checked(part)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ValueError(f"a whole number of {value.bit_length():,} bits, 64 are possible")
+    return value
 
 
 def available_memory() -> int | None:
     """Bytes that this process may still allocate: free memory, or the limit of a container or ``ulimit``. None: unknown."""
-    found = [_free(), _container(), _limit()]
-    known = [number for number in found if number is not None]
-    return max(0, min(known)) if known else None
+    found = []
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        found.append(_figures("/proc/meminfo")["MemAvailable:"] << 10)
+    for limit, used, statistics, cached in _CONTAINERS:
+        with contextlib.suppress(OSError, ValueError, KeyError):  # ValueError: "max"
+            free = int(Path(limit).read_text()) - int(Path(used).read_text())
+            found.append(free + _figures(statistics)[cached])
+            break
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            found.append(most - pages * os.sysconf("SC_PAGE_SIZE"))
+    return max(0, min(found)) if found else None
+
+
+def _figures(path: str) -> dict[str, int]:
+    """A file of lines of a name and a number."""
+    lines = (line.split() for line in Path(path).read_text(encoding="ascii").splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1}
+
+
+# Limit, use and statistics of a container's memory, by version of Linux' control groups. Pages of files do not count as used: they are
+# given back when memory is needed.
+_CGROUP = "/sys/fs/cgroup"
+_CONTAINERS = (
+    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat", "file"),
+    (
+        f"{_CGROUP}/memory/memory.limit_in_bytes",
+        f"{_CGROUP}/memory/memory.usage_in_bytes",
+        f"{_CGROUP}/memory/memory.stat",
+        "total_cache",
+    ),
+)
 
 
 def check_memory(
@@ -129,63 +157,7 @@ def _size(number: int) -> str:
     return f"{number / unit:,.1f} {name}"
 
 
-def _free() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return None
-
-
-# Limit, use and statistics of a container's memory, by version of Linux' control groups. Pages of files do not count as used: they are
-# given back when memory is needed.
-_CONTAINERS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "file"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-        "total_cache",
-    ),
-)
-
-
-def _container() -> int | None:
-    for limit, used, statistics, cached in _CONTAINERS:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-            pages = 0
-            for line in Path(statistics).read_text(encoding="ascii").splitlines():
-                name, _, number = line.partition(" ")
-                if name == cached:
-                    pages = int(number)
-            return int(Path(limit).read_text()) - int(Path(used).read_text()) + pages
-    return None
-
-
-def _limit() -> int | None:
-    """Remaining memory under ``ulimit -v``."""
-    with contextlib.suppress(ImportError, OSError, ValueError, IndexError):
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if most != resource.RLIM_INFINITY:
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            return most - pages * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "m": 10**6,
-    "mb": 10**6,
-    "g": 10**9,
-    "gb": 10**9,
-    "t": 10**12,
-}
-_UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BYTES = re.compile(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | float | np.integer[Any], what: str = "memory") -> int:
@@ -198,17 +170,10 @@ def parse_bytes(text: str | float | np.integer[Any], what: str = "memory") -> in
         >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")
         (2000000000, 1536)
     """
-    if isinstance(text, int | float | np.integer | np.floating) and not isinstance(text, bool):
-        number, unit = float(text), ""
-    else:
-        stripped = str(text).strip().lower()
-        digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
-        unit = stripped[len(digits) :].strip()
-        try:
-            number = float(digits)
-        except ValueError:
-            number = -1.0
-    size = number * _UNITS.get(unit, 0)
-    if not 1 <= size < float("inf"):
-        raise UsageError(f"{what} {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
-    return int(size)
+    match = _BYTES.fullmatch(str(text))
+    if match is not None:
+        power = " kmgt".index((match[2] or " ").lower())
+        size = float(match[1]) * float(1024 if match[3] else 1000) ** power
+        if 1 <= size < float("inf"):
+            return int(size)
+    raise UsageError(f"{what} {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")

@@ -13,23 +13,19 @@ from typing import Any
 
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _met: list[int] = []
-"""Numbers of the signals that :func:`terminate` was called for."""
+"""Numbers of the signals that :func:`_terminate` was called for."""
 
 
 class Terminated(KeyboardInterrupt):
-    """A termination signal, handled like Ctrl-C.
-
-    Attributes:
-        number: of the signal; the exit code is 128 + number.
-    """
+    """A termination signal, handled like Ctrl-C; the exit code is 128 + ``number``."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
 
 
-def terminate(number: int, frame: Any) -> None:
-    """A signal handler that raises :class:`Terminated` once, so that a second signal does not interrupt the cleanup."""
+def _terminate(number: int, frame: Any) -> None:
+    """Raises :class:`Terminated` once, so that a second signal does not interrupt the cleanup."""
     del frame
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
@@ -38,26 +34,36 @@ def terminate(number: int, frame: Any) -> None:
 
 
 @contextlib.contextmanager
+def _handling(handlers: dict[int, tuple[Any, ...]], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Context in which ``handler`` takes those signals that have one of these handlers; none outside of the main thread."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {
+        n: signal.getsignal(n) for n, known in handlers.items() if main and signal.getsignal(n) in known
+    }
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise :class:`Terminated` instead of ending the process.
 
-    For programs only: libraries leave signals to their caller. No-op outside of the main thread. A KeyboardInterrupt that a library
-    raises at such a signal, as Ray does while it waits, leaves as :class:`Terminated` too.
+    For programs only: libraries leave signals to their caller. A KeyboardInterrupt that a library raises at such a signal, as Ray does
+    while it waits, leaves as :class:`Terminated` too.
     """
-    main = threading.current_thread() is threading.main_thread()
-    ours = [number for number in _ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
     _met.clear()
-    for number in ours:
-        signal.signal(number, terminate)
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if _met and not isinstance(error, Terminated):
-            raise Terminated(_met[0]) from None
-        raise
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+    with _handling(dict.fromkeys(_ENDING, (signal.SIG_DFL,)), _terminate):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if _met and not isinstance(error, Terminated):
+                raise Terminated(_met[0]) from None
+            raise
 
 
 @contextlib.contextmanager
@@ -67,31 +73,20 @@ def held_signals() -> Iterator[Callable[[], bool]]:
     Yields a check for a pending signal, which takes effect on exit. A second Ctrl-C takes effect immediately. Handlers set by the program,
     and other threads, are not affected.
     """
-    first: int | None = None
-    main = threading.current_thread() is threading.main_thread()
-    plain = {signal.SIGINT: (signal.default_int_handler,)} | dict.fromkeys(
-        _ENDING, (signal.SIG_DFL, terminate)
-    )
-    before = {
-        number: signal.getsignal(number)
-        for number, handlers in plain.items()
-        if main and signal.getsignal(number) in handlers
-    }
+    held: list[int] = []
 
     def hold(number: int, frame: Any) -> None:
-        nonlocal first
         del frame
-        if first is None:
-            first = number
-        elif number == signal.SIGINT:
+        if held and number == signal.SIGINT:
             raise KeyboardInterrupt
+        held.append(number)
 
-    for number in before:
-        signal.signal(number, hold)
+    plain = {signal.SIGINT: (signal.default_int_handler,)} | dict.fromkeys(
+        _ENDING, (signal.SIG_DFL, _terminate)
+    )
     try:
-        yield lambda: first is not None
+        with _handling(plain, hold):
+            yield lambda: bool(held)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if first is not None:
-            signal.raise_signal(first)
+        if held:
+            signal.raise_signal(held[0])

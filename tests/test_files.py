@@ -20,10 +20,9 @@ from gpq_faiss.files import (
     atomic_path,
     atomic_paths,
     check_output,
-    lock_folder,
     recover,
     unfinished,
-    write_bytes,
+    write_text,
 )
 
 
@@ -50,8 +49,8 @@ def read_folder(out: Path) -> str:
 def test_a_file_is_old_or_new_after_every_kill_and_the_next_start_sweeps(tmp_path: Path) -> None:
     out = tmp_path / "out.bin"
     seen = set()
-    write_bytes(out, b"old")
-    for _ in every_kill(lambda: write_bytes(out, b"new"), tmp_path):
+    write_text(out, "old")
+    for _ in every_kill(lambda: write_text(out, "new"), tmp_path):
         seen.add(out.read_bytes())
         check_output(out, overwrite=True)
         assert names(tmp_path) == ["out.bin"]
@@ -152,7 +151,7 @@ def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
         assert other.stdin is not None
         temporary = Path(other.stdout.readline().strip())
         check_output(out, overwrite=False)
-        write_bytes(out, b"mine")
+        write_text(out, "mine")
         assert temporary.read_text() == "his"
         other.stdin.close()
     assert out.read_text() == "his"
@@ -214,7 +213,7 @@ def test_links_at_names_that_can_be_guessed_are_not_followed(tmp_path: Path, vic
         for pid in (os.getpid(), os.getpid() + 1):
             (place / f".out.{kind}-{pid}").symlink_to(victim)
     check_output(place / "out", overwrite=True)
-    write_bytes(place / "out", b"new")
+    write_text(place / "out", "new")
     make_folder(place / "out.d", "new")
     assert victim.read_bytes() == b"precious"
     assert not (place / "out").is_symlink()
@@ -230,7 +229,7 @@ def test_a_link_at_the_very_name_is_not_followed(
     target = victim.with_name("new") if dangling else victim.parent
     (tmp_path / ".out.tmp-000000000000").symlink_to(target)
     for _ in range(2):
-        write_bytes(tmp_path / "out", b"new")
+        write_text(tmp_path / "out", "new")
     assert (tmp_path / "out").read_bytes() == b"new"
     assert names(victim.parent) == ["precious"]
     recover(tmp_path / "out")
@@ -253,8 +252,8 @@ def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path: Path, victi
     else:
         partial.mkdir()
         (partial / "lock").symlink_to(victim)
-    with pytest.raises(DataError, match="symbolic link"):
-        lock_folder(partial, tmp_path / "out")
+    with pytest.raises(DataError, match="symbolic link"), unfinished(partial, tmp_path / "out", keep=()):
+        pass
     assert names(victim.parent) == ["precious"]
     assert victim.read_bytes() == b"precious"
 
@@ -273,8 +272,11 @@ def test_a_file_of_unfinished_work_is_not_opened_through_a_link(tmp_path: Path, 
 def test_a_locked_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
     with unfinished(partial, out, keep=("rows",)):
-        with pytest.raises(DataError, match=r"out is being written by another process: wait for it"):
-            lock_folder(partial, out)
+        with (
+            pytest.raises(DataError, match=r"out is being written by another"),
+            unfinished(partial, out, keep=()),
+        ):
+            pass
         (partial / "other").touch()
     assert names(tmp_path) == [], "nothing in it was worth keeping"
     with unfinished(partial, out, keep=("rows",)):

@@ -21,10 +21,9 @@ from ..errors import DataError
 from ..files import (
     LOCK,
     check_output,
-    lock_folder,
     open_own,
     read_json,
-    release_folder,
+    unfinished,
     write_error,
     write_json,
 )
@@ -76,9 +75,9 @@ class RowWriter:
         self.partial = self.path.with_name(f".{self.path.name}.partial")
         self._commit_seconds = commit_seconds
         self._files: dict[str, IO[bytes]] = {}
-        self._lock = -1
+        self._held = contextlib.ExitStack()
         try:
-            self._lock = lock_folder(self.partial, self.path)
+            self._held.enter_context(unfinished(self.partial, self.path, keep=("progress.json",)))
             self._restore(resume)
         except OSError as error:
             self.close()
@@ -248,9 +247,8 @@ class RowWriter:
         """Close the partial file, which is kept for a later run unless empty."""
         for file in self._files.values():
             file.close()
-        if self._lock >= 0:
-            release_folder(self.partial, self.path, self._lock, keep=("progress.json",))
-            self._lock = -1
+        self._files = {}
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -259,7 +257,7 @@ class RowWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._lock >= 0 and self.rows:
+            if self._files and self.rows:
                 # After an error the partial is worth keeping, but a second error must not hide the first.
                 with contextlib.suppress(*([DataError] if kind else [])):
                     self.commit()
