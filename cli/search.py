@@ -32,10 +32,7 @@ from .options import device_option, emit, format_option, overwrite_option, ray_o
 )
 @click.option("--deny-ids", metavar="FILE", help="No items with these ids: .npy, or text with one per line.")
 @click.option(
-    "--min-score",
-    type=float,
-    metavar="SCORE",
-    help="Instead of k: all items with at least this score.",
+    "--min-score", type=float, metavar="SCORE", help="Instead of k: all items with at least this score."
 )
 @format_option("json", "h5", "png", "html", note="; h5, png and html need --out")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")

@@ -20,9 +20,7 @@ from .options import data_options, device_option, open_dataset, ray_option
     help="The model of the index: its folder, or its network in ONNX, which needs no torch but is read-only.",
 )
 @click.option(
-    "--data",
-    metavar="DATA",
-    help="The items, for names, labels and pictures, with the ids of the index.",
+    "--data", metavar="DATA", help="The items, for names, labels and pictures, with the ids of the index."
 )
 @click.option(
     "--host",

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import (
-    DATA_HELP,
-    data_options,
-    device_option,
-    emit,
-    open_dataset,
-    out_option,
-    overwrite_option,
-)
+from .options import DATA_HELP, data_options, device_option, emit, open_dataset, out_option, overwrite_option
 
 if TYPE_CHECKING:
     from gpq_faiss.config import Config

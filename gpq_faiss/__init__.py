@@ -8,7 +8,7 @@
     found = gpq.search("model", "index.faiss", "digits", k=10, rows="0:8")
 
 Each name below is imported when it is first used, so ``import gpq_faiss`` is quick and needs no torch. The stages take
-paths and return a path or a result; :mod:`gpq_faiss.pipeline` has all of them in a row.
+paths and return a path or a result.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -234,10 +235,7 @@ PRESETS: dict[str, Config] = {
     ),
     # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
     "gpq": dataclasses.replace(
-        _RECOMMENDED,
-        preset="gpq",
-        method="gpq-soft",
-        quantizer=QuantizerConfig(subdim=24, alpha=8.0),
+        _RECOMMENDED, preset="gpq", method="gpq-soft", quantizer=QuantizerConfig(subdim=24, alpha=8.0)
     ),
     "recommended": _RECOMMENDED,
     # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
@@ -345,7 +343,7 @@ def _message(errors: list[ErrorDetails]) -> str:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Nested changes of ``section.key=value`` texts, for :func:`merge`; values as in TOML, or plain text.
+    """Nested changes of ``section.key=value`` texts, for :func:`merge`; values as in TOML, or plain text. The last of a name counts.
 
     Raises:
         UsageError: a text of another form.
@@ -357,20 +355,13 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        *path, last = name.strip().split(".")
-        if not equals or not last or not all(path) or name.strip() == "preset":
+        if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", name.strip()) or name.strip() == "preset":
             raise UsageError(f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400")
         try:
-            parsed = tomllib.loads(f"value = {value}")
-            read = parsed["value"] if len(parsed) == 1 else value
+            read = tomllib.loads(f"{name} = {value}")
         except ValueError:
-            read = value.strip()
-        section = changes
-        for part in path:
-            section = section.setdefault(part, {})
-            if not isinstance(section, dict):
-                raise UsageError(f"--set {text}: '{part}' is no section")
-        section[last] = read
+            read = tomllib.loads(f"{name} = {json.dumps(value.strip())}")
+        changes = _updated(changes, read)
     return changes
 
 

@@ -149,12 +149,7 @@ class Encoder(Embedder):
         return image_batch(1024, self.model.image_size) if self.device.type == "cuda" else 128
 
     def code_batches(
-        self,
-        dataset: Dataset,
-        rows: NDArray[np.int64] | None = None,
-        *,
-        start: int = 0,
-        batch_size: int = 0,
+        self, dataset: Dataset, rows: NDArray[np.int64] | None = None, *, start: int = 0, batch_size: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors (:meth:`quantize`)."""
 

@@ -37,7 +37,6 @@ LAYERS = [
     "stages",
     "serve",
     "experiment",
-    "pipeline",
 ]
 
 # Library -> the rooms that may import it at all.

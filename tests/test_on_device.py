@@ -17,7 +17,9 @@ from click.testing import CliRunner
 from gpq_cli.main import cli
 from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
+from whole_path import Products, run
 
+from gpq_faiss import evaluate
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
@@ -26,7 +28,6 @@ from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.pipeline import PipelineResult, evaluate, run
 from gpq_faiss.stages.index import index as build_index
 from gpq_faiss.stages.search import open_on_device, search
 from gpq_faiss.stages.search_result import SearchResult
@@ -171,11 +172,9 @@ def quick() -> Config:
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> PipelineResult:
+def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
     folder = tmp_path_factory.mktemp("path")
-    return run(
-        open_digits(), folder, config=quick(), labelled="20-per-class", compare=("pq",), on_device=True
-    )
+    return run(open_digits(), folder, config=quick(), compare=("pq",), on_device=True)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> PipelineResult:
     ids=str,
 )
 def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
-    products: PipelineResult, options: dict[str, Any]
+    products: Products, options: dict[str, Any]
 ) -> None:
     found = evaluate(products.model, open_digits(), on_device=True, **options).to_dict()
     expected = evaluate(products.model, open_digits(), **options).to_dict()
@@ -201,7 +200,7 @@ def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
     assert found == expected
 
 
-def test_the_path_on_a_device_is_that_of_the_cpu(products: PipelineResult) -> None:
+def test_the_path_on_a_device_is_that_of_the_cpu(products: Products) -> None:
     results, evaluation = products.results, products.evaluation
     assert results.description.endswith("on cpu")
     equal(results, search(products.model, products.index, open_digits(), rows="0:8", k=10))
@@ -255,7 +254,7 @@ def test_gpq_search_on_a_gpu(shop: Path, device: str, options: tuple[Any, ...]) 
 
 @on_gpu
 @pytest.mark.parametrize("options", [(), ("-k", 50)])
-def test_gpq_evaluate_on_a_gpu(products: PipelineResult, device: str, options: tuple[Any, ...]) -> None:
+def test_gpq_evaluate_on_a_gpu(products: Products, device: str, options: tuple[Any, ...]) -> None:
     call = ("evaluate", products.model, "digits", *options)
     found, expected = gpq(*call, "--device", device), gpq(*call)
     assert found["device"] == "cuda:0"

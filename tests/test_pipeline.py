@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from whole_path import Products, run
 
+from gpq_faiss import evaluate, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
@@ -18,7 +20,6 @@ from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.pipeline import PipelineResult, evaluate, run, train
 from gpq_faiss.stages.queries import parse_rows
 from gpq_faiss.store import RowReader
 
@@ -35,24 +36,18 @@ def quick(**training: object) -> Config:
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> PipelineResult:
-    return run(
-        open_digits(),
-        tmp_path_factory.mktemp("run"),
-        config=quick(),
-        labelled="20-per-class",
-        compare=("pq", "classifier"),
-    )
+def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
+    return run(open_digits(), tmp_path_factory.mktemp("run"), config=quick(), compare=("pq", "classifier"))
 
 
-def test_the_path_ends_in_figures_far_above_chance(products: PipelineResult) -> None:
+def test_the_path_ends_in_figures_far_above_chance(products: Products) -> None:
     assert products.evaluation.ranking.map > 0.5, "chance is 0.1"
     assert products.results.ids.shape == (8, 10)
     assert products.evaluation.bits == 24
     assert 0.5 < products.evaluation.compared["pq"].map < products.evaluation.compared["classifier"].map
 
 
-def test_evaluation_is_the_ranking_of_the_stored_codes(products: PipelineResult) -> None:
+def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> None:
     """The figure from ``evaluate`` against the codes that ``encode`` wrote, ranked by hand."""
     split = load_split(products.model / "split.json")
     encoder = Encoder.load(products.model)
@@ -71,7 +66,7 @@ def test_evaluation_is_the_ranking_of_the_stored_codes(products: PipelineResult)
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
 
 
-def test_queries_that_may_have_been_trained_on_are_refused(products: PipelineResult) -> None:
+def test_queries_that_may_have_been_trained_on_are_refused(products: Products) -> None:
     with pytest.raises(MismatchError, match="protocol 1"):
         evaluate(products.model, open_digits(), protocol="2")
     with pytest.raises(MismatchError, match="seed 0"):
@@ -80,7 +75,7 @@ def test_queries_that_may_have_been_trained_on_are_refused(products: PipelineRes
     assert same.ranking.map == products.evaluation.ranking.map
 
 
-def test_other_data_are_split_anew_and_said_to_be(products: PipelineResult) -> None:
+def test_other_data_are_split_anew_and_said_to_be(products: Products) -> None:
     digits = open_digits()
     other = replace(digits, fingerprint="another", name="copy")
     result = evaluate(products.model, other, protocol="1", seed=3, labelled="5-per-class")
@@ -125,7 +120,7 @@ def test_rows_as_slices_and_lists() -> None:
             parse_rows(text, n)
 
 
-def test_data_of_another_kind_or_width_are_refused(products: PipelineResult, tmp_path: Path) -> None:
+def test_data_of_another_kind_or_width_are_refused(products: Products, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 7)).astype(np.float32))
     with pytest.raises(MismatchError, match="takes images"):
         evaluate(products.model, f"features:{tmp_path / 'x.npy'}")
@@ -137,7 +132,7 @@ def test_data_of_another_kind_or_width_are_refused(products: PipelineResult, tmp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("amp", [False, True])
 def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
-    out = run(open_digits(), tmp_path, config=quick(), labelled="20-per-class", device="cuda", amp=amp)
+    out = run(open_digits(), tmp_path, config=quick(), device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
     # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a close one.
     rows = np.arange(500)

@@ -16,6 +16,7 @@ from posterior_factory import (
     scored,
 )
 
+from gpq_faiss import encode, search
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.open import open_data
@@ -25,7 +26,6 @@ from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.nn.posterior import (
     PosteriorNetwork,
 )
-from gpq_faiss.pipeline import encode, search
 from gpq_faiss.stages.index import index
 from gpq_faiss.stages.train import train
 from gpq_faiss.store import RowReader

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.connect import connected
 from ..cluster.tasks import has_gpus, run_all
+from ..codes.bits import code_size
 from ..codes.encode import check_items, items_are_codewords
 from ..codes.encode import encode as encode_vectors
 from ..data.base import Dataset, ImageDataset
@@ -27,7 +28,7 @@ from ..data.open import open_data
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, OutputExistsError, UsageError
 from ..files import check_output, fingerprint, recover, unfinished
-from ..progress import Progress, stage
+from ..progress import stage
 from ..store import Header, RowReader, RowWriter
 
 log = logging.getLogger(__name__)
@@ -39,60 +40,19 @@ _FLUSH_SECONDS = 5.0
 _FLUSH_BYTES = 4 << 20
 
 
-def _header(kind: str, encoder: Encoder, dataset: Dataset) -> Header:
-    model = encoder.model
-    codebooks = model.codebooks
-    M, K, d = codebooks.shape
-    width = M * d if kind == "features" else (M * (K.bit_length() - 1) + 7) // 8
+def _header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
+    M, K, d = encoder.shape
     labels = dataset.labels
     return Header(
-        kind=kind,  # type: ignore[arg-type]
-        width=width,
-        model_fingerprint=model.fingerprint,
-        codebooks=codebooks,
+        kind=kind,
+        width=M * d if kind == "features" else code_size(M, K),
+        model_fingerprint=encoder.fingerprint,
+        codebooks=encoder.model.codebooks,
         data_fingerprint=dataset.fingerprint,
         class_names=labels.class_names if labels else (),
         multi_label=labels.multi_label if labels else False,
         extra={"amp": encoder.amp, **({"texts": sorted(dataset.texts)} if dataset.texts else {})},
     )
-
-
-class _Buffer:
-    """Gathers batches for a :class:`RowWriter` and hands them over a block at a time."""
-
-    def __init__(self, writer: RowWriter, dataset: Dataset) -> None:
-        self.writer = writer
-        self.dataset = dataset
-        self._values: list[NDArray[Any]] = []
-        self._rows: list[NDArray[np.int64]] = []
-        self._bytes = 0
-        self._since = time.monotonic()
-
-    def add(self, values: NDArray[Any], rows: NDArray[np.int64], position: int) -> None:
-        """Take one batch; ``position`` is where to resume once it is on disk."""
-        self._values.append(values)
-        self._rows.append(rows)
-        self._bytes += values.nbytes
-        if self._bytes >= _FLUSH_BYTES or time.monotonic() - self._since >= _FLUSH_SECONDS:
-            self.flush(position)
-
-    def _bad(self) -> list[int]:
-        """Positions of the images that could not be read so far: the limit holds for a run and its resumption together."""
-        return self.dataset.bad.positions if isinstance(self.dataset, ImageDataset) else []
-
-    def flush(self, position: int) -> None:
-        """Write the buffered rows."""
-        if self._rows:
-            rows = np.concatenate(self._rows)
-            labels = self.dataset.labels
-            # The position goes with its rows: set before, a full disk would leave it ahead of them, and resuming would skip items.
-            self.writer.append(
-                np.concatenate(self._values),
-                self.dataset.ids[rows],
-                labels.packed[rows] if labels else None,
-                state={"position": position, "bad": self._bad()},
-            )
-        self._values, self._rows, self._bytes, self._since = [], [], 0, time.monotonic()
 
 
 def _finished(path: Path, wanted: Header) -> bool:
@@ -125,7 +85,6 @@ def encode(
     amp: bool = False,
     resume: bool = True,
     overwrite: bool = False,
-    progress: Progress | None = None,
 ) -> Path:
     """Encode ``data`` with a model: write ``features.h5``, then ``codes.h5`` from it.
 
@@ -141,7 +100,6 @@ def encode(
         amp: run the backbone in bf16.
         resume: continue an interrupted run of the same model and data.
         overwrite: run the network, and replace ``out`` and the features file.
-        progress: called after each block.
 
     Returns:
         ``out``.
@@ -167,7 +125,7 @@ def encode(
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
         if not keep_features:
-            _from_network(encoder, dataset, writer, batch_size, progress, as_codes=True)
+            _from_network(encoder, dataset, writer, batch_size, as_codes=True)
             return writer.finish(dataset.texts_of_ids())
         feature_header = _header("features", encoder, dataset)
         recover(path)
@@ -176,7 +134,7 @@ def encode(
         else:
             check_output(path, overwrite=overwrite)
             with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as vectors_writer:
-                _from_network(encoder, dataset, vectors_writer, batch_size, progress, as_codes=False)
+                _from_network(encoder, dataset, vectors_writer, batch_size, as_codes=False)
                 vectors_writer.finish(dataset.texts_of_ids())
         return _from_features(encoder, dataset, path, writer)
 
@@ -203,7 +161,6 @@ def _from_network(
     dataset: Dataset,
     writer: RowWriter,
     batch_size: int,
-    progress: Progress | None,
     *,
     as_codes: bool,
     span: range | None = None,
@@ -224,19 +181,33 @@ def _from_network(
             for bad in writer.state.get("bad", []):
                 name = dataset.image_path(int(bad)) or f"item {dataset.ids[bad]}"
                 dataset.bad.add(int(bad), name, "broken when it was read before")
-    buffer = _Buffer(writer, dataset)
     batches: Iterator[tuple[NDArray[np.int64], NDArray[Any]]]
     batches = (encoder.code_batches if as_codes else encoder.batches)(
         dataset, np.arange(span.start, span.stop), start=position, batch_size=size
     )
+    waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
+
+    def flush() -> None:
+        if waiting:
+            rows, values = (np.concatenate(part) for part in zip(*waiting, strict=True))
+            labels = None if dataset.labels is None else dataset.labels.packed[rows]
+            # The limit of unreadable images holds for a run and its resumption together. The position goes with its rows: set before,
+            # a full disk would leave it ahead of them, and resuming would skip items.
+            bad = dataset.bad.positions if isinstance(dataset, ImageDataset) else []
+            writer.append(values, dataset.ids[rows], labels, state={"position": position, "bad": bad})
+            waiting.clear()
+
+    flushed = time.monotonic()
     with stage("encoding", len(span), done=position) as encoding:
-        for rows, values in batches:
+        for batch in batches:
             position = min(position + size, len(span))
-            buffer.add(values, rows, position)
+            waiting.append(batch)
+            held = sum(values.nbytes for _, values in waiting)
+            if held >= _FLUSH_BYTES or time.monotonic() - flushed >= _FLUSH_SECONDS:
+                flush()
+                flushed = time.monotonic()
             encoding.done = position
-            if progress is not None:
-                progress(position, len(span))
-    buffer.flush(position)
+    flush()
     if isinstance(dataset, ImageDataset) and dataset.bad.count:
         log.warning("%s", dataset.bad.summary())
 
@@ -298,33 +269,27 @@ def encode_shards(
     step = -(-shard_items // size) * size
     folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
     with connected(ray), unfinished(folder / ".encode.partial", folder, keep=()):
-        place = (
-            device if ray is None else "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
-        )
-        common = (
-            str(model),
-            place,
-            amp,
-            data,
-            json.dumps(data_args, sort_keys=True),
-            (encoder.fingerprint, dataset.fingerprint),
-            size,
-            resume,
-        )
-        known = encoder.model.fingerprint, dataset.fingerprint, str(amp), str(size), place
+        place = device
+        if ray is not None:
+            place = "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
+        known = encoder.fingerprint, dataset.fingerprint
+        common = str(model), place, amp, data, json.dumps(data_args, sort_keys=True), known, size, resume
         calls = []
         for start in range(0, len(dataset), step):
             stop = min(start + step, len(dataset))
-            key = fingerprint("codes", *known, str(start), str(stop))
+            key = fingerprint("codes", *known, str(amp), str(size), place, str(start), str(stop))
             calls.append((common, folder / f"codes-{start:012}-{key}.h5", start, stop))
         paths = [call[1] for call in calls]
         _clear(folder, paths, again=overwrite or not resume, overwrite=overwrite)
         with stage("encoding", len(dataset)) as encoding:
-
-            def done(at: int) -> None:
-                encoding.advance(calls[at][3] - calls[at][2])
-
-            rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=done)
+            rows = run_all(
+                _encode_shard,
+                calls,
+                ray,
+                gpus=int(place != "cpu"),
+                workers=workers,
+                done=lambda at: encoding.advance(calls[at][3] - calls[at][2]),
+            )
     bad = len(dataset) - sum(rows)
     if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
         raise DataError(
@@ -375,7 +340,7 @@ def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) ->
         part = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
         header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
         with RowWriter(path, header, overwrite=True, resume=resume) as writer:
-            _from_network(encoder, dataset, writer, size, None, as_codes=True, span=range(start, stop))
+            _from_network(encoder, dataset, writer, size, as_codes=True, span=range(start, stop))
             writer.finish(dataset.texts_of_ids())
     with RowReader(path) as reader:
         return reader.ntotal

@@ -19,7 +19,6 @@ from ..exported import OnnxEncoder
 from ..faissio.model import read_description
 from ..files import fingerprint
 from ..inputs import check_memory
-from ..progress import Progress
 from ..store import RowReader, describe
 
 
@@ -120,7 +119,6 @@ def query_vectors(
     rows: str | None = None,
     device: str = "cpu",
     memory: int | None = None,
-    progress: Progress | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
 
@@ -141,7 +139,7 @@ def query_vectors(
     check_memory(
         2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "select some with --rows"
     )
-    positions, vectors = encoder.embed_rows(queries, positions, queries=True, progress=progress)
+    positions, vectors = encoder.embed_rows(queries, positions, queries=True)
     ids = queries.ids[positions]
     path_of = getattr(queries, "image_path", lambda i: None)
     names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))

@@ -31,7 +31,7 @@ from ..indexes.protocol import Index
 from ..indexes.sharded import MergedIndex
 from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
-from ..progress import Progress, stage
+from ..progress import stage
 from ..store import Item
 from .queries import open_queries, own_features, query_vectors
 from .search_result import SearchResult
@@ -42,11 +42,7 @@ _QUERIES = 1 << 14
 """Queries per call, so that progress shows."""
 
 
-def open_on_device(
-    index: str | Path,
-    device: str,
-    memory: str | int | None = None,
-) -> Index:
+def open_on_device(index: str | Path, device: str, memory: str | int | None = None) -> Index:
     """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU.
 
     The file is loaded as by :func:`open_index` and copied to the device.
@@ -81,7 +77,6 @@ def search(
     device: str = "cpu",
     on_device: bool = False,
     threads: int | None = None,
-    progress: Progress | None = None,
     ray: str | None = None,
     workers: int | None = None,
     replicas: int = 1,
@@ -103,7 +98,6 @@ def search(
         device: device of the network and the search.
         on_device: search with the GPU algorithm; with the device ``cpu``, torch runs it on the CPU: same results, slower.
         threads: CPU threads of the search (default: all cores).
-        progress: called while queries are encoded.
         ray: address of a Ray cluster (:func:`..cluster.connect.connected`) that searches the shards of a manifest; ``memory`` is
             then per worker.
         workers, replicas, allow_partial: see :class:`..cluster.search.ClusterIndex`.
@@ -163,7 +157,6 @@ def search(
             rows=rows,
             device=device,
             memory=half,
-            progress=progress,
         )
         log.info("%s: %s", index, opened.describe())
         exact: NDArray[np.bool_] | None = None

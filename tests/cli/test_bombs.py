@@ -18,9 +18,8 @@ import h5py
 import numpy as np
 import pytest
 from commands import WIDTH, Shop, clusters, gpq, refused, untouched
-from safetensors.numpy import load_file, save_file
 from stages import TRAIN, fill
-from test_bad_input import refused_model
+from test_bad_input import swap
 
 LISTS: dict[str, tuple[str, ...]] = {
     "--ids": ("encode", "MODEL", "DATA", "--ids", "BAD"),
@@ -357,18 +356,6 @@ def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Pat
 # Models -----------------------------------------------------------------------------------------------------------------
 
 
-def changed_model(shop: Shop, folder: Path, *keys: str, value: object) -> Path:
-    """A copy of the model with one entry of config.json changed."""
-    shutil.copytree(shop.model, folder)
-    description = json.loads((folder / "config.json").read_text())
-    place = description
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
-    (folder / "config.json").write_text(json.dumps(description))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
@@ -397,7 +384,9 @@ def test_widths_that_no_tensor_has_are_refused_before_they_are_made(
         return made
 
     monkeypatch.setattr(torch, "randn", randn)
-    folder = changed_model(shop, tmp_path / "bad-model", *keys, value=value)
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    swap(*keys, value=value)(folder)
     with limited():
         assert "config.json" in refused("encode", folder, shop.data, "--out", tmp_path / "codes.h5")
 
@@ -410,50 +399,16 @@ def guarded(function):  # type: ignore[no-untyped-def]
     return checked
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("config", "training", "learning_rate"),
-        ("config", "training", "seed"),
-        ("config", "quantizer", "codebooks"),
-        ("config", "network", "image_size"),
-        ("config", "network", "backbone"),
-        ("input", "width"),
-        ("format_version",),
-    ],
-)
-def test_a_huge_number_in_config_json_is_one_line(shop: Shop, tmp_path: Path, keys: tuple[str, ...]) -> None:
-    refused_model(shop, changed_model(shop, tmp_path / "bad-model", *keys, value=10**400), tmp_path)
-
-
 def test_an_image_size_that_no_memory_holds_is_one_line(shop: Shop, tmp_path: Path) -> None:
     """A convolution takes images of any size, so that no tensor tells."""
     from model_factory import make_model
 
     folder = tmp_path / "bad-model"
     make_model(folder, "images", image_size=16, backbone="vgg", class_names=("a", "b"))
-    description = json.loads((folder / "config.json").read_text())
-    description["input"]["image_size"] = 1 << 20
-    (folder / "config.json").write_text(json.dumps(description))
+    swap("input", "image_size", value=1 << 20)(folder)
     with limited():
         line = refused("encode", folder, f"folder:{shop.images}", "--out", tmp_path / "codes.h5")
     assert "image_size" in line
-
-
-def test_a_model_without_codebooks_is_one_line(shop: Shop, tmp_path: Path) -> None:
-    import torch
-
-    from gpq_faiss.nn.model import state_fingerprint
-
-    folder = tmp_path / "bad-model"
-    shutil.copytree(shop.model, folder)
-    weights = load_file(folder / "model.safetensors")
-    del weights["codebooks"]
-    save_file(weights, folder / "model.safetensors")
-    description = json.loads((folder / "config.json").read_text())
-    description["model_fingerprint"] = state_fingerprint({k: torch.from_numpy(v) for k, v in weights.items()})
-    (folder / "config.json").write_text(json.dumps(description))
-    refused_model(shop, folder, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["hash", "roles", "n", "split_format", "seen_classes", "notes", "protocol"])

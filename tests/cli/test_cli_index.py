@@ -32,10 +32,7 @@ def test_kinds(shop: Shop, tmp_path: Path, kind: str) -> None:
 def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "i.faiss"
     plain = ("index", shop.model, shop.codes, "--out", out)
-    for options in (
-        ("--memory", "lots"),
-        ("--memory", "1MB"),
-    ):
+    for options in (("--memory", "lots"), ("--memory", "1MB")):
         refused(*plain, *options, code=2)
         assert not out.exists()
 

@@ -12,7 +12,7 @@ import faiss
 import h5py
 import numpy as np
 import pytest
-from commands import ITEMS, Shop, clusters, done, gpq, refused
+from commands import ITEMS, Shop, clusters, done, gpq
 from PIL import Image
 
 TINY = ("--preset", "paper", "--set", "network.backbone=mlp", "--set", "training.steps=20")
@@ -132,34 +132,6 @@ def test_the_features_form_trains_with_labels_from_a_file(shop: Shop, tmp_path: 
     assert description["config"]["quantizer"]["codebooks"] == 12, "48 bits are the default"
 
 
-def test_bits_and_codebooks_say_the_same(shop: Shop, tmp_path: Path) -> None:
-    shapes = []
-    for name, size in (
-        ("a", ("--bits", 24)),
-        ("b", ("--set", "quantizer.codebooks=6")),
-        ("c", ("--bits", 12, "--set", "quantizer.codewords=64")),
-    ):
-        train = (
-            "train",
-            shop.data,
-            "--labels",
-            shop.labels,
-            "--preset",
-            "paper",
-            "--set",
-            "training.steps=2",
-            "--out",
-            tmp_path / name,
-        )
-        done(*train, *size)
-        shapes.append(json.loads(done("info", tmp_path / name, "--format", "json")))
-    assert [(s["codebooks"], s["codewords"], s["bits"]) for s in shapes] == [
-        (6, 16, 24),
-        (6, 16, 24),
-        (2, 64, 12),
-    ]
-
-
 def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     search = ("search", shop.model, shop.index, shop.queries, "-k", 5)
     found = json.loads(done(*search, "--format", "json"))
@@ -214,20 +186,6 @@ def test_every_form_of_queries_finds_the_same(shop: Shop, tmp_path: Path) -> Non
     for query, same in zip(some["queries"], (found[0]["queries"][2], found[0]["queries"][5]), strict=True):
         assert (query["id"], query["ids"]) == (same["id"], same["ids"])
         np.testing.assert_allclose(query["scores"], same["scores"], atol=1e-5)
-
-
-def test_the_users_own_ids_travel_to_the_results(shop: Shop, tmp_path: Path) -> None:
-    features, labels = clusters()
-    ids = np.arange(ITEMS) * 7 + 2**40
-    source = tmp_path / "own.npz"
-    np.savez(source, features=features, labels=labels, ids=ids)
-    done("encode", shop.model, f"features:{source}", "--out", tmp_path / "codes.h5")
-    done("index", shop.model, tmp_path / "codes.h5", "--out", tmp_path / "index.faiss")
-    found = json.loads(done("search", shop.model, tmp_path / "index.faiss", shop.queries, "--format", "json"))
-    plain = json.loads(done("search", shop.model, shop.index, shop.queries, "--format", "json"))
-    assert [q["ids"] for q in found["queries"]] == [
-        [i * 7 + 2**40 for i in q["ids"]] for q in plain["queries"]
-    ]
 
 
 def test_codes_and_features_make_the_same_index(shop: Shop, tmp_path: Path) -> None:
@@ -359,26 +317,7 @@ def test_an_exported_encoder_is_checked_and_described(shop: Shop, tmp_path: Path
     assert json.loads(done("info", out, "--format", "json"))["kind"] == "encoder"
 
 
-KINDS = {
-    "model": "model",
-    "codes": "codes",
-    "vectors": "features",
-    "index": "index",
-    "features": "array",
-}
-
-
-@pytest.mark.parametrize(("name", "kind"), KINDS.items())
-def test_info_knows_every_product(shop: Shop, name: str, kind: str) -> None:
-    path = getattr(shop, name)
-    found = json.loads(done("info", path, "--format", "json"))
-    assert {"kind", "path", "bytes"} <= set(found)
-    assert found["kind"] == kind
-    table = dict(line.split(maxsplit=1) for line in done("info", path).splitlines() if len(line.split()) > 1)
-    assert table["kind"] == kind
-    if kind in {"model", "codes", "features", "index"}:
-        description = json.loads((shop.model / "config.json").read_text())
-        assert found["model_fingerprint"] == description["model_fingerprint"]
+KINDS = {"model": "model", "codes": "codes", "vectors": "features", "index": "index", "features": "array"}
 
 
 def test_a_finished_features_file_is_used_again(shop: Shop, tmp_path: Path) -> None:
@@ -387,14 +326,6 @@ def test_a_finished_features_file_is_used_again(shop: Shop, tmp_path: Path) -> N
     (tmp_path / "codes.h5").unlink()
     done("encode", shop.model, shop.data, "--labels", shop.labels, "--out", tmp_path / "codes.h5")
     assert (tmp_path / "features.h5").stat().st_mtime_ns == before
-
-
-def test_overwrite_replaces(shop: Shop, tmp_path: Path) -> None:
-    index = tmp_path / "index.faiss"
-    index.write_bytes(b"old")
-    assert "--overwrite" in refused("index", shop.model, shop.codes, "--out", index)
-    done("index", shop.model, shop.codes, "--out", index, "--overwrite")
-    assert index.read_bytes() == shop.index.read_bytes()
 
 
 def test_gpq_is_a_program_too(shop: Shop) -> None:

@@ -113,7 +113,7 @@ def test_a_terminal_shows_no_less_than_a_pipe() -> None:
         "training: N of N steps, N s, N s to go",
     }
     assert notes == {
-        *("a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s"),
+        *("a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s")
     }
     assert {*notes, "the result"} <= set(screen)
     # The line is redrawn; it has the name, the count, the time so far and the time to go.

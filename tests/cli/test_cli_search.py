@@ -76,40 +76,6 @@ def test_all_items_above_a_score(shop: Shop, budget: tuple[str, ...]) -> None:
     )
 
 
-def test_ids_of_the_users_own_below_zero_too(
-    shop: Shop, plain: list[dict[str, Any]], tmp_path: Path, budget: tuple[str, ...]
-) -> None:
-    """-1 alone means that there is no result."""
-    ids = np.where(np.arange(ITEMS) % 2, 5_000_000_000, -7) - 3 * np.arange(ITEMS)
-    np.save(tmp_path / "ids.npy", ids)
-    (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
-    for name in ("ids.npy", "ids.txt"):
-        done(
-            "encode",
-            shop.model,
-            shop.data,
-            "--ids",
-            tmp_path / name,
-            "--out",
-            tmp_path / "c.h5",
-            "--overwrite",
-        )
-        done("index", shop.model, tmp_path / "c.h5", "--out", tmp_path / "i.faiss", "--overwrite")
-        search = (shop.model, tmp_path / "i.faiss", shop.queries)
-        got = found(*search, "-k", 9, *budget)
-        assert [q["scores"] for q in got] == [q["scores"] for q in plain]
-        every = found(shop.model, shop.index, shop.queries, "-k", ITEMS)
-        of = [dict(zip(q["ids"], q["scores"], strict=True)) for q in every]
-        back = {int(i): at for at, i in enumerate(ids)}
-        for query, scores in zip(got, of, strict=True):
-            assert [scores[back[i]] for i in query["ids"]] == query["scores"]
-        table = done("search", *search, "-k", 3, "--rows", "0:1", *budget)
-        assert str(got[0]["ids"][0]) in table
-        assert len(table.strip().splitlines()) == 5
-    with_range = found(*search, "--min-score", got[0]["scores"][4], *budget)
-    assert with_range[0]["ids"][:5] == got[0]["ids"][:5]
-
-
 def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
     search = ("search", shop.model, shop.index, shop.queries)
     (tmp_path / "bad.txt").write_text("3\nfour\n")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 
+from gpq_faiss import evaluate, train
 from gpq_faiss.config import Config, merge, preset, to_dict, validate
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, UsageError
@@ -25,7 +26,6 @@ from gpq_faiss.nn.backbones import MLP, VGG, build_backbone
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import soft_assign
-from gpq_faiss.pipeline import evaluate, train
 
 C, WIDTH, M, D = 3, 7, 2, 5
 LABELLED, ITEMS = 9, 16

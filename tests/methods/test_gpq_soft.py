@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss import encode, evaluate, search, train
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.encoder import Encoder
@@ -26,7 +27,6 @@ from gpq_faiss.methods.posterior_codebooks import expected_map
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.pipeline import encode, evaluate, search, train
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index

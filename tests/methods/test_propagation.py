@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss import encode, evaluate, train
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.open import open_data
@@ -33,7 +34,6 @@ from gpq_faiss.methods.propagation import (
 )
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.heads import SubspaceHeads
-from gpq_faiss.pipeline import encode, evaluate, train
 
 # ------------------------------------------------------------------------------------------------------- the propagation
 

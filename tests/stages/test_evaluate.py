@@ -12,6 +12,7 @@ import faiss
 import numpy as np
 import pytest
 
+from gpq_faiss import train
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
@@ -21,7 +22,6 @@ from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.model import read_description
 from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.opening import open_index
-from gpq_faiss.pipeline import train
 from gpq_faiss.stages.compared import model_name
 from gpq_faiss.stages.encode import encode
 from gpq_faiss.stages.evaluate import evaluate

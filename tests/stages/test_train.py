@@ -44,13 +44,7 @@ often = functools.partial(train, checkpoint_seconds=0.0)
 
 def small(**changes: object) -> Config:
     """A config that trains on the digits in a second."""
-    training = {
-        "steps": 12,
-        "batch_labelled": 60,
-        "batch_unlabelled": 60,
-        "validation": 0.1,
-        **changes,
-    }
+    training = {"steps": 12, "batch_labelled": 60, "batch_unlabelled": 60, "validation": 0.1, **changes}
     return replace(
         preset("paper"),
         quantizer=QuantizerConfig(codebooks=3),
@@ -441,10 +435,7 @@ def test_perceptrons_with_noise_see_images_as_they_are(
     for augment in ("auto", "crop", "none"):
         config = small(steps=2, batch_labelled=20, batch_unlabelled=20, validation=0.0, augment=augment)
         folder = train(
-            open_digits(),
-            tmp_path / augment,
-            config=replace(config, network=network),
-            labelled="2-per-class",
+            open_digits(), tmp_path / augment, config=replace(config, network=network), labelled="2-per-class"
         )
         bytes_of[augment] = (folder / "model.safetensors").read_bytes()
     assert bytes_of["crop"] != bytes_of["none"]
@@ -509,10 +500,7 @@ def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path: Path) -> N
 def test_diverging_is_an_error_not_a_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="learning_rate"):
         train(
-            open_digits(),
-            tmp_path / "m",
-            config=small(learning_rate=1e30, steps=50),
-            labelled="30-per-class",
+            open_digits(), tmp_path / "m", config=small(learning_rate=1e30, steps=50), labelled="30-per-class"
         )
     assert not (tmp_path / "m").exists()
 
