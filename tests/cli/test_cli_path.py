@@ -330,7 +330,7 @@ def test_a_finished_features_file_is_used_again(shop: Shop, tmp_path: Path) -> N
 
 def test_gpq_is_a_program_too(shop: Shop) -> None:
     """Through a shell's eyes: python -m works, results on stdout, the log on stderr."""
-    command = [sys.executable, "-m", "gpq_cli", "info", str(shop.codes), "--format", "json"]
+    command = [sys.executable, "-m", "gpq_cli", "-q", "info", str(shop.codes), "--format", "json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["kind"] == "codes"
     assert ran.stderr == ""
