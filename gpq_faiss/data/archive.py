@@ -34,15 +34,8 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Archive:
-    """Index of the selected members of an archive.
-
-    Attributes:
-        path: the archive.
-        names: of the members, sorted, with ``/``, without a leading ``./``.
-        offsets, sizes: int64 [N], offset and length in ``buffer``, or in the file if ``buffer`` is None.
-        buffer: the decompressed archive, if it is compressed (gzip has no random access).
-        others: number of other regular members.
-    """
+    """Index of the selected members: sorted ``names`` with ``/``; ``offsets`` and ``sizes`` int64 [N] in ``buffer``, the decompressed
+    archive (gzip has no random access), or in the file if it is None; ``others`` is the number of other regular members."""
 
     path: Path
     names: list[str]
@@ -76,12 +69,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Members:
-    """Contents of chosen members by row, for :class:`.images.FileImages`.
-
-    Attributes:
-        archives: the archives.
-        chosen: (archive, member) of each row.
-    """
+    """Contents by row of chosen (archive, member) pairs, for :class:`.images.FileImages`."""
 
     archives: Sequence[Archive]
     chosen: Sequence[tuple[int, int]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,14 +15,11 @@ from ..errors import DataError
 from ..store import Texts
 from .labels import Labels, Rows, rows_that
 
+DEFAULT_LABEL_COLUMN = "label"
+
 
 class BadItems:
-    """Counts unreadable images, each once however often it is read, and raises beyond a limit. Thread-safe.
-
-    Args:
-        total: N, the number of images.
-        limit: allowed fraction of bad ones (0.01 = 1 %).
-    """
+    """Counts unreadable images among ``total``, each once, and raises if more than the fraction ``limit`` are bad. Thread-safe."""
 
     def __init__(self, total: int, limit: float = 0.01) -> None:
         self.total, self.limit = total, limit
@@ -41,11 +38,7 @@ class BadItems:
         return sorted(self._seen)
 
     def add(self, position: int, name: str, why: str) -> None:
-        """Record a bad image.
-
-        Raises:
-            DataError: more than ``limit`` of the images are bad; names the first few.
-        """
+        """Record a bad image. Raises DataError: more than ``limit`` of the images are bad; names the first few."""
         with self._lock:
             if position in self._seen:
                 return
@@ -69,6 +62,23 @@ class BadItems:
 def above(limit: float, remedy: str = "repair them") -> str:
     """The end of an error on too many bad items."""
     return f"above the limit of {100 * limit:g} %: {remedy}, or raise --max-unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a source as text, see :func:`.open.open_data`."""
+
+    labels: str | None = None
+    ids: str | None = None
+    names: str | None = None
+    vectors: str | Sequence[str] | None = None
+    keep: Sequence[str] = ()
+    root: str | None = None
+    image_column: str = "image"
+    label_column: str = DEFAULT_LABEL_COLUMN
+    concepts: str | Sequence[str] = "21"
+    max_bad: float = 0.01
+    memory: int | None = None
 
 
 @dataclass(kw_only=True)

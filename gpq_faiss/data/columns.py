@@ -50,14 +50,9 @@ class Described:
 
 
 class Columns:
-    """The columns of a table, read lazily.
+    """The columns of a table, by a ``pyarrow.Schema`` and ``read`` (name -> ``pyarrow.ChunkedArray``), called when they are needed.
 
-    Args:
-        schema: ``pyarrow.Schema``.
-        read: name -> ``pyarrow.ChunkedArray``.
-        where: name of the table in errors.
-        memory: budget in bytes for the cells of a column (default: free memory).
-    """
+    ``where`` names the table in errors; ``memory`` is the budget in bytes for the cells of a column (default: free memory)."""
 
     def __init__(
         self, schema: Any, read: Callable[[str], Any], where: str, memory: int | None = None

@@ -12,11 +12,8 @@ from .labels import Labels
 
 
 def open_digits() -> ArrayImages:
-    """1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Handwritten Digits, test
-    part).
-
-    The 17 levels 0 .. 16 are scaled to 0 .. 255. There is no official split. ids are row numbers.
-    """
+    """1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Handwritten Digits, test part), without
+    official split."""
     found = importlib.util.find_spec("sklearn")
     path = Path("" if found is None else found.origin or "").parent / "datasets" / "data" / "digits.csv.gz"
     if path.exists():  # importing scikit-learn takes seconds

@@ -16,6 +16,7 @@ from ..files import fingerprint
 from ..inputs import check_file, check_memory
 from ..store import Hdf5Array, RowReader, as_texts, read_hdf5_array
 from .arrays import NpyHeader, npz_array, npz_arrays
+from .base import Options
 from .columns import (
     CLASS_NAMES,
     FEATURES,
@@ -199,37 +200,24 @@ def _joined(files: Sequence[Path], parts: Sequence[_Contents]) -> _Contents:
     return vectors, joined
 
 
-def open_features(
-    path: str, *, labels: str | None, ids: str | None, keep: Sequence[str], memory: int | None
-) -> FileFeatures:
-    """Open files of vectors as a data set; rows are checked when read.
+def open_features(path: str, o: Options) -> FileFeatures:
+    """Open files of vectors, one or several concatenated (:func:`.paths.files_of`), as a data set; rows are checked when read.
 
-    ====================  ======================================================================================
-    ``.npy``              a matrix of numbers of 1 to 8 bytes, stored by rows; streamed
-    ``.npz``              an array ``features``, or the only matrix; ``labels``, ``ids``, ``class_names``; in memory
-    ``.h5``, ``.hdf5``    a dataset of :data:`FEATURES`; ``labels``, ``ids``; streamed (also our ``features.h5``)
-    ``.parquet``, ``.pq``  a list column of :data:`FEATURES`; ``label(s)``, ``id(s)``; streamed by row group
-    ====================  ======================================================================================
-
-    Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none.
-
-    Args:
-        path: the file, or a pattern of several files, concatenated (:func:`.paths.files_of`: ``shard-*.npy``, URLs).
-        labels, ids: files of labels and ids instead of those inside (:func:`.label_files.read_labels`, :func:`.id_files.read_ids`).
-        keep: text columns to store with the items, besides their names (:data:`NAMES`).
-        memory: budget in bytes for the decompressed size of a compressed file (default: free memory).
+    Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none. Files of ``labels`` and ``ids``
+    replace those
+    inside. ``memory`` is the budget in bytes for the decompressed size of a compressed file (default: free memory).
     """
     files = files_of(path)
-    opened = [_open(file, labels is None, memory, keep) for file in files]
+    opened = [_open(file, o.labels is None, o.memory, o.keep) for file in files]
     several = len(opened) > 1
     vectors, found = _joined(files, [part for part, _ in opened]) if several else opened[0][0]
     content = fingerprint("several", *(mark for _, mark in opened)) if several else opened[0][1]
     file, n = Path(path) if several else files[0], vectors.n
-    check_memory(8 * n, f"{file}: the ids of its {n:,} rows", memory)
-    if labels is not None:
-        found.labels = read_labels(labels, n)
-    if ids is not None:
-        found.ids = read_ids(ids)
+    check_memory(8 * n, f"{file}: the ids of its {n:,} rows", o.memory)
+    if o.labels is not None:
+        found.labels = read_labels(o.labels, n)
+    if o.ids is not None:
+        found.ids = read_ids(o.ids)
     for what, column in (("labels", found.labels), ("ids", found.ids), *found.texts.items()):
         if column is not None and len(column) != n:
             raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")

@@ -27,14 +27,8 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 
 class Layout(NamedTuple):
-    """Labels and split derived from image names.
-
-    Attributes:
-        order: int64 [N], indices of the names: train before test, then by class, then by name.
-        classes: N class names in that order; None is unlabelled.
-        official: uint8 [N] in that order, if there are both train and test.
-        notes: for the user.
-    """
+    """Labels and split by image names: the ``order`` of the names (train before test, then by class, then by name), and in that order
+    their ``classes`` (None: unlabelled) and ``official`` marks (0 train, 1 test; None: not both there)."""
 
     order: NDArray[np.int64]
     classes: list[str | None]
@@ -147,15 +141,9 @@ def _labels(classes: Sequence[str | None], name: str) -> Labels | None:
 
 
 def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileImages:
-    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder.
+    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder; also at a URL.
 
-    ids are row numbers in the order of :func:`layout_of`, the same for a folder and an archive of it.
-
-    Args:
-        path: the folder or archive, or the URL of one. An archive is copied (:func:`.paths.local_path`); images of a folder are downloaded
-            at each read.
-        max_bad: allowed fraction of broken images.
-    """
+    ids are row numbers in the order of :func:`layout_of`, the same for a folder and an archive of it."""
     path = os.fspath(path)
     bare = without_secrets(path)
     archive = system = None

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..files import fingerprint
+from .base import DEFAULT_LABEL_COLUMN, Options
 from .columns import LABELS, Columns, first_of
 from .folder import is_test_split
 from .images import BrokenImageError, FileImages, file_images
-from .label_files import DEFAULT_LABEL_COLUMN
 from .parquet import is_list, matrix_of
 from .paths import file_fingerprint
 from .vectors import FileFeatures, Vectors, check_array, features_in_memory, file_features
@@ -24,20 +24,11 @@ _IMAGES = ("image", "img")
 _MORE_LABELS = ("fine_label", "class", "category", "target")
 
 
-def open_frame(
-    source: Any,
-    *,
-    label_column: str,
-    ids: str | None,
-    names: str | None,
-    vectors: str | Sequence[str] | None,
-    keep: Sequence[str],
-) -> FileFeatures:
+def open_frame(source: Any, o: Options) -> FileFeatures:
     """Vectors in an Arrow-compatible table, with columns of labels, ids and names (default: by the usual names).
 
-    Args:
-        vectors: a column of lists, or columns of numbers, one per dimension; default: the only column of lists, or one called
-            ``features``, ``embedding`` ...; else all remaining columns of numbers.
+    ``vectors`` is a column of lists, or columns of numbers, one per dimension; default: the only column of lists, or one called
+    ``features``, ``embedding`` ...; else all remaining columns of numbers.
     """
     name = type(source).__name__
     try:
@@ -51,11 +42,11 @@ def open_frame(
         remedy = "leave out those of mixed types"
         raise DataError(f"the {name} has a column that cannot be converted ({why}): {remedy}") from None
     columns = Columns(table.schema, table.column, f"the {name}")
-    label = first_of(LABELS, columns.names) if label_column == DEFAULT_LABEL_COLUMN else label_column
-    found = columns.describe(label, ids=ids, names=names, keep=keep)
+    label = first_of(LABELS, columns.names) if o.label_column == DEFAULT_LABEL_COLUMN else o.label_column
+    found = columns.describe(label, ids=o.ids, names=o.names, keep=o.keep)
     index = (table.schema.pandas_metadata or {}).get("index_columns", [])  # of pandas
     free = [one for one in columns.names if one not in found.used and one not in index]
-    matrix = _matrix(columns, vectors, free)
+    matrix = _matrix(columns, o.vectors, free)
     return features_in_memory(
         name, matrix, labels=found.labels, ids=found.ids, texts=found.texts, notes=found.notes
     )
@@ -171,40 +162,34 @@ def _image_column(rows: Any, wanted: str) -> str | None:
     return first_of((wanted, *_IMAGES), images) or (images[0] if len(images) == 1 else None)
 
 
-def open_hf(
-    source: Any,
-    *,
-    image_column: str,
-    label_column: str,
-    vectors: str | None,
-    ids: str | None,
-    names: str | None,
-    keep: Sequence[str],
-    max_bad: float,
-) -> FileImages | FileFeatures:
-    """Images or vectors of a data set with their labels. Parts ``train`` and ``test`` are its official split.
+def open_hf(source: Any, o: Options) -> FileImages | FileFeatures:
+    """Images or vectors of a folder of ``save_to_disk``, a ``Dataset`` or a ``DatasetDict``. Parts ``train`` and ``test`` are its
+    official split.
 
-    Args:
-        source: the path of a folder, or a ``datasets.Dataset`` or ``DatasetDict``.
-        image_column: of images; default ``image``, ``img`` or the only one.
-        label_column: ``ClassLabel``, numbers, names, or lists of these; default ``label`` (or ``labels``, ``fine_label`` ...).
-        vectors: column of vectors instead of images; default without images: the only column of lists of numbers.
-        ids, names, keep: columns; default: the usual names.
-        max_bad: allowed fraction of broken images.
+    Images are in ``image_column`` (default ``image``, ``img`` or the only one), vectors in ``vectors`` or, without images, in the
+    only column of
+    lists of numbers. Labels are ``ClassLabel``, numbers, names, or lists of these.
     """
+    wanted = o.vectors
+    if wanted is not None and not isinstance(wanted, str):
+        raise UsageError(f"vectors {wanted}: one column of vectors is needed")
     folder = isinstance(source, str)
     name = f"hf:{source}" if folder else type(source).__name__
     rows, official, notes = _joined(_load(Path(source).expanduser()) if folder else source, name)
-    image = None if vectors is not None else _image_column(rows, image_column)
+    image = None if o.vectors is not None else _image_column(rows, o.image_column)
     columns = Columns(
         rows.features.arrow_schema, lambda n: _only(rows, n, name).with_format("arrow")[:].column(n), name
     )
-    given = label_column != DEFAULT_LABEL_COLUMN
-    label = label_column if given else first_of((*LABELS, *_MORE_LABELS), columns.names)
+    given = o.label_column != DEFAULT_LABEL_COLUMN
+    label = o.label_column if given else first_of((*LABELS, *_MORE_LABELS), columns.names)
     kind = rows.features.get(label)
     classes = getattr(getattr(kind, "feature", kind), "names", None)
     found = columns.describe(
-        label, ids=ids, names=names, keep=keep, class_names=classes if isinstance(classes, list) else None
+        label,
+        ids=None if folder else o.ids,
+        names=o.names,
+        keep=o.keep,
+        class_names=classes if isinstance(classes, list) else None,
     )
     notes.append("no labels" if found.labels is None else f"labels from column {label!r}")
     shared: dict[str, Any] = {
@@ -216,7 +201,7 @@ def open_hf(
     made: FileImages | FileFeatures
     if image is None:
         free = [one for one in columns.names if one not in found.used]
-        column = columns.vectors(vectors, free, "name it with --vector-column")
+        column = columns.vectors(wanted, free, "name it with --vector-column")
         if column is None:
             there = ", ".join(columns.names) or "none"
             raise DataError(f"{name}: which column holds the images or vectors? (there are: {there})")
@@ -234,7 +219,7 @@ def open_hf(
             np.zeros(len(rows), np.int64),
             "",
             paths=[f"{name}!{text}" for text in own],
-            max_bad=max_bad,
+            max_bad=o.max_bad,
             fetch=partial(_image, images, not folder),
             **shared,
         )

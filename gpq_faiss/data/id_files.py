@@ -32,11 +32,8 @@ def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
 
 
 def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
-    """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment.
-
-    Args:
-        what: the option that names the file, for errors.
-    """
+    """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment. ``what`` names the option,
+    for errors."""
     path = local_path(path)
     where = f"{what} {path}".strip()
     content = "a list of ids, one whole number per line,"

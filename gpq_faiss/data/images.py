@@ -153,16 +153,10 @@ def decode_image(
 
 
 def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Scale the shorter side to ``size`` (bilinear, anti-aliased) and crop the centre.
+    """Scale the shorter side of an image uint8 [H, W, 3] to ``size`` (bilinear, anti-aliased) and crop the centre.
 
-    Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its input.
-
-    Args:
-        image: uint8 [H, W, 3].
-        size: side in pixels.
-
-    Returns:
-        uint8 [size, size, 3]; ``image`` itself if it has that shape.
+    Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its input. An image of that size is
+    returned itself.
     """
     if size < 1:
         raise UsageError(f"image size {size} is not possible: at least 1 pixel")
@@ -180,16 +174,10 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 def load_batch(
     dataset: ImageDataset, rows: NDArray[Any], size: int, pool: ThreadPoolExecutor | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Read, decode and resize the images at ``rows``; the result does not depend on the threads.
-
-    Args:
-        dataset: their data set, which counts broken ones.
-        rows: row numbers, integers [n].
-        size: side in pixels.
-        pool: threads (Pillow releases the interpreter lock); None: the calling thread.
+    """Read, decode and resize the images at ``rows``; the result does not depend on the threads (Pillow releases the interpreter lock).
 
     Returns:
-        (uint8 [n_ok, 3, size, size], ok bool [n]), without broken images.
+        (uint8 [n_ok, 3, size, size], ok bool [n]), without broken images, which the data set counts.
     """
     if isinstance(dataset, ArrayImages) and dataset.images.shape[1:3] == (size, size):
         return dataset.planes(rows), np.ones(len(rows), dtype=bool)
@@ -209,11 +197,7 @@ def load_batch(
 
 @dataclass(kw_only=True)
 class ArrayImages(ImageDataset):
-    """Small images of one size held in memory.
-
-    Attributes:
-        images: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read).
-    """
+    """Small images of one size held in memory: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read)."""
 
     images: NDArray[np.uint8] = field(repr=False)
 
@@ -321,11 +305,9 @@ def array_fingerprint(kind: str, images: NDArray[np.uint8], labels: Labels, ids:
 
 
 def sampled_content(pieces: Iterable[tuple[str, int, int]]) -> str:
-    """Hash over N files, or members of archives, each a path, an offset and a size: all of it up to 16 KiB, else four blocks of 4 KiB,
-    evenly spaced from its start to its end.
+    """Hash over N files, or members of archives (path, offset, size): all of it up to 16 KiB, else four evenly spaced blocks of 4 KiB.
 
-    All bytes would be 20 GB for NUS-WIDE. Unreadable files are left out: reading reports them.
-    """
+    All bytes would be 20 GB for NUS-WIDE. Unreadable files are left out: reading reports them."""
     digest = hashlib.sha256()
     for path, inside in itertools.groupby(pieces, key=lambda piece: piece[0]):
         try:
@@ -356,18 +338,8 @@ def file_images(  # noqa: PLR0913
     texts: Mapping[str, Sequence[str]] | None = None,
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
 ) -> FileImages:
-    """A data set of N images. Its fingerprint covers names, sizes, labels, ids and ``content``, not times: a copy elsewhere has the same.
-
-    Args:
-        name: as the user gave it.
-        kind: of the source, for the fingerprint.
-        names: N names relative to the data's root.
-        sizes: int64 [N], of the files.
-        content: hash as of :func:`sampled_content`.
-        paths, fetch: see :class:`FileImages`.
-        ids: default: the row numbers.
-        texts: further columns; a column ``name`` replaces ``names`` in results.
-    """
+    """A data set of N images. Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and ``content`` (a hash as of
+    :func:`sampled_content`), not times: a copy elsewhere has the same. A column ``name`` in ``texts`` replaces ``names`` in results."""
     own = np.arange(len(names), dtype=np.int64) if ids is None else ids
     joined = b"\0".join(os.fsencode(one) for one in names)
     mark = "" if labels is None else labels.fingerprint()

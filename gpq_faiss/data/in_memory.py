@@ -163,10 +163,6 @@ def open_items(source: Any, *, with_labels: bool, max_bad: float) -> Dataset:
 
     Labels are its ``targets`` or ``labels`` (with class names in ``classes``), else they are taken from the items, which are all read
     once. Vectors are kept in memory; images are read on demand, so the source must return the same image each time.
-
-    Args:
-        with_labels: look for labels.
-        max_bad: allowed fraction of unreadable items.
     """
     name = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):

@@ -33,12 +33,9 @@ def stable_id(content: bytes) -> int:
 
 
 def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -> Dataset:
-    """``dataset`` with other ids.
-
-    Args:
-        dataset: keeps its ids for ``position``.
-        ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`), or the ids themselves.
-        id_from: ``path``: from the name of each item as listed; ``content``: from the bytes of its file or vector.
+    """``dataset`` with other ids: a file of them (:func:`.id_files.read_ids`) or the ids themselves, one per item; or by
+    ``id_from`` ``path``
+    from the name of each item as listed, or ``content`` from the bytes of its file or vector. Raises DataError: two items with the same id.
     """
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")

@@ -21,7 +21,6 @@ from .labels import MAX_CLASSES, Labels, composed, named_rows
 from .paths import local_path
 from .table_files import Table
 
-DEFAULT_LABEL_COLUMN = "label"
 ITEM_COLUMNS = ("id", "ids", "item", "key", "name", "path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "category", "y", "target")
 SEPARATOR = "|"
@@ -40,13 +39,7 @@ def labels_from_array(
     where: str,
     class_names: Sequence[str] | None = None,
 ) -> Labels:
-    """Labels from an array read in blocks: class numbers [N] or [N, 1] with -1 for none, or 0/1 [N, C].
-
-    Args:
-        read: slice -> rows.
-        where: name of the array in errors.
-        class_names: C names (default: the class numbers).
-    """
+    """Labels from an array read in blocks (``read``: slice -> rows): class numbers [N] or [N, 1] with -1 for none, or 0/1 [N, C]."""
     try:
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
             return Labels.from_ids(_whole(read(slice(0, shape[0])).reshape(-1)), class_names)
@@ -170,11 +163,9 @@ def _from_text(path: Path, n: int) -> Labels:
 
 
 def read_labels(path: str, n: int) -> Labels:
-    """The labels of ``n`` items from a file.
-
-    ``.npy``: class numbers [N], -1 for none, or 0/1 [N, C]. Anything else is text with one item per line (an empty line
-    is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class separated by commas; a
-    header line is skipped.
+    """The labels of ``n`` items from ``.npy`` (class numbers [N], -1 for none, or 0/1 [N, C]), or from text with one item per line
+    (an empty
+    line is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class separated by commas; a header line is skipped.
     """
     file = local_path(path)
     try:
@@ -215,14 +206,9 @@ def is_label_table(path: str, label_column: str) -> bool:
 
 
 def with_label_table(dataset: Dataset, path: str, label_column: str | None = None) -> Dataset:
-    """``dataset`` with the labels of a table. Items missing in it, or with an empty cell, are unlabelled.
+    """``dataset`` with the labels of a CSV or Parquet table, whose rows name items by id or by name as in the data set.
 
-    The column of items contains ids, or names as in the data set; the notes tell which columns were used.
-
-    Args:
-        path: CSV with a header line, or Parquet.
-        label_column: default: the first existing one of :data:`LABEL_COLUMNS`. A cell is a class name or number, or several separated
-            by ``|`` (in Parquet also a list); empty: no label.
+    Items missing in it, or with an empty cell, are unlabelled. ``label_column``: default the first existing one of :data:`LABEL_COLUMNS`.
     """
     try:
         return _with_table(dataset, local_path(path), label_column)

@@ -79,12 +79,8 @@ def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Packed multi-hot labels of N items over C classes.
-
-    Attributes:
-        packed: uint8 [N, ceil(C/8)], ``np.packbits`` order; a zero row is an unlabelled item.
-        class_names: C names, unique.
-    """
+    """Packed multi-hot labels of N items over C classes: uint8 [N, ceil(C/8)], ``np.packbits`` order (a zero row is unlabelled),
+    and C names."""
 
     packed: NDArray[np.uint8]
     class_names: tuple[str, ...]

@@ -63,14 +63,8 @@ def _binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
 def choose_concepts(
     concepts: str | Sequence[str], names: Sequence[str], counts: NDArray[np.int64]
 ) -> list[int]:
-    """Indices in ``names`` of the requested concepts, in the order of ``names``.
-
-    Args:
-        concepts: ``"all"``, a number n as text for the n most frequent ("21"; ties by name), or names (a
-            sequence, or one text with commas).
-        names: all concepts.
-        counts: int64 [C], images of each.
-    """
+    """Indices in ``names`` of the requested concepts, in their order: ``"all"``, a number n as text for the n most frequent by ``counts``
+    ("21"; ties by name), or names (a sequence, or one text with commas). Raises UsageError: unknown concepts."""
     wanted = [part.strip() for part in concepts.split(",")] if isinstance(concepts, str) else list(concepts)
     if wanted == ["all"]:
         return list(range(len(names)))
@@ -112,12 +106,10 @@ def _names(file: Path) -> list[str]:
 
 
 def open_nuswide(root: str, *, concepts: str | Sequence[str], max_bad: float) -> FileImages:
-    """NUS-WIDE from ``ImageList/Imagelist.txt``, ``Groundtruth/AllLabels/Labels_*.txt``, ``ConceptsList/Concepts81.txt`` and the
-    images in ``Flickr/``; common other names are recognised.
+    """NUS-WIDE from ``ImageList/Imagelist.txt``, ``Groundtruth/AllLabels/Labels_*.txt``, ``ConceptsList/Concepts81.txt`` and ``Flickr/``.
 
-    The concepts are by default the 21 most frequent over the whole list (195,834 images have one of them);
-    images without any of the concepts are left out and counted. Classes are in the order of the concept
-    list. ids are row numbers in the official image list.
+    Images without any of the concepts are left out and counted. Classes are in the order of the concept list. ids are row numbers in the
+    official image list.
     """
     folder = Path(root).expanduser()
     if not folder.is_dir():

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from ..errors import DataError, GpqError, UsageError
 from ..files import fingerprint
 from ..plugins import Plugin, find_plugin
-from .base import Dataset
+from .base import DEFAULT_LABEL_COLUMN, Dataset, Options
 from .digits import open_digits
 from .embeddings import open_features
 from .folder import open_folder
@@ -24,7 +23,7 @@ from .frames import open_frame, open_hf
 from .images import check_max_bad, shown
 from .in_memory import open_array, open_items
 from .item_ids import IdFrom, with_ids, with_names
-from .label_files import DEFAULT_LABEL_COLUMN, is_label_table, labels_of, with_label_table, with_labels
+from .label_files import is_label_table, labels_of, with_label_table, with_labels
 from .nuswide import open_nuswide
 from .paths import is_url, local_path, without_secrets
 from .standard import open_cifar10, open_fashion_mnist
@@ -142,7 +141,7 @@ def open_data(  # noqa: PLR0912, PLR0913
         table, column = labels, DEFAULT_LABEL_COLUMN
     elif isinstance(labels, str):
         file = labels
-    chosen = SimpleNamespace(
+    chosen = Options(
         labels=file,
         ids=ids if isinstance(ids, str) else None,
         names=names if isinstance(names, str) and by_column else None,
@@ -153,15 +152,14 @@ def open_data(  # noqa: PLR0912, PLR0913
         label_column=column,
         concepts=concepts,
         max_bad=max_bad,
-        download=download,
         memory=memory,
-        with_labels=labels is None,
     )
     for option, (default, sources) in _SPECIAL.items():
         if getattr(chosen, option) != default and scheme not in sources:
             name = "vector-column" if option == "vectors" else option.replace("_", "-")
             raise UsageError(f"--{name} does not apply to {scheme}: it is for {', '.join(sorted(sources))}")
-    dataset = _open(scheme, where if isinstance(source, str) else source, chosen)
+    opened = where if isinstance(source, str) else source
+    dataset = _open(scheme, opened, chosen, download=download, look=labels is None)
     if file is not None and dataset.labels is not None:
         share = f"{int(dataset.labels.has().sum()):,} of {len(dataset):,} items are labelled"
         classes = f"{dataset.labels.n_classes:,} classes"
@@ -183,19 +181,17 @@ def open_data(  # noqa: PLR0912, PLR0913
     return dataset
 
 
-def _open(scheme: str, source: Any, o: SimpleNamespace) -> Dataset:  # noqa: PLR0911, PLR0912 - one per source
+def _open(scheme: str, source: Any, o: Options, *, download: bool, look: bool) -> Dataset:  # noqa: PLR0911, PLR0912 - one per source
     """Open an object, or the path of a scheme. Raises as :func:`open_data`."""
     if scheme == _MADE:
         assert isinstance(source, Dataset)
         return source
     if scheme == _FRAME:
-        return open_frame(
-            source, label_column=o.label_column, ids=o.ids, names=o.names, vectors=o.vectors, keep=o.keep
-        )
+        return open_frame(source, o)
     if scheme == _ARRAY:
         return open_array(source)
     if scheme == _ITEMS:
-        return open_items(source, with_labels=o.with_labels, max_bad=o.max_bad)
+        return open_items(source, with_labels=look, max_bad=o.max_bad)
     plugin = find_plugin("data", scheme, SCHEMES)
     if plugin is not None:
         return _of_plugin(plugin, source or "", o.max_bad)
@@ -205,21 +201,16 @@ def _open(scheme: str, source: Any, o: SimpleNamespace) -> Dataset:  # noqa: PLR
         raise UsageError(f"{scheme}:{source} names its folder already: leave out --root {o.root}")
     if scheme in {"cifar10", "fashion-mnist"}:
         opener = open_cifar10 if scheme == "cifar10" else open_fashion_mnist
-        return opener(source or o.root, download=o.download)
+        return opener(source or o.root, download=download)
     one_path = isinstance(source, str) and scheme not in {"features", "webdataset"} and not is_url(source)
     if one_path and not os.path.exists(Path(source).expanduser()):
         raise DataError(f"{shown(source)} not found: give the path of the data after {scheme}:")
-    columns = {"image_column": o.image_column, "label_column": o.label_column, "keep": o.keep}
     if scheme in {"hf", _HUB}:
-        if o.vectors is not None and not isinstance(o.vectors, str):
-            raise UsageError(f"vectors {o.vectors}: one column of vectors is needed")
-        # For a folder, --ids and --names are files.
-        ids = None if isinstance(source, str) else o.ids
-        return open_hf(source, vectors=o.vectors, ids=ids, names=o.names, max_bad=o.max_bad, **columns)
+        return open_hf(source, o)
     if scheme == "features":
-        return open_features(source, labels=o.labels, ids=o.ids, keep=o.keep, memory=o.memory)
+        return open_features(source, o)
     if scheme == "webdataset":
-        return open_webdataset(source, max_bad=o.max_bad, **columns)
+        return open_webdataset(source, o)
     if scheme == "folder":
         return open_folder(source, max_bad=o.max_bad)
     if scheme == "nuswide":
@@ -230,8 +221,8 @@ def _open(scheme: str, source: Any, o: SimpleNamespace) -> Dataset:  # noqa: PLR
             raise UsageError(f"{bare}: where are its images? Give their folder with --root DIR")
         source = str(local_path(source))
     if scheme == "list":
-        return open_list(source, root=o.root, labels=o.labels, max_bad=o.max_bad)
-    return open_table(source, form=scheme, root=o.root, max_bad=o.max_bad, **columns)
+        return open_list(source, o)
+    return open_table(source, scheme, o)
 
 
 def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:

@@ -98,13 +98,10 @@ def is_text(kind: Any) -> bool:
 
 
 def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDArray[Any]:
-    """An Arrow column of lists as one array [n, width].
+    """An Arrow ``ChunkedArray`` of lists of numbers as one array [n, width], from row ``start``; width 0: that of the first row.
 
-    Args:
-        column: ``ChunkedArray`` of lists of numbers.
-        where: name in errors.
-        start: number of its first row.
-        width: required length of rows; 0: that of the first.
+    Raises:
+        DataError: rows of different lengths, missing rows or missing numbers.
     """
     import pyarrow
 

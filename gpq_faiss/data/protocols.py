@@ -60,11 +60,8 @@ def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
 def _draw(
     labels: Labels, free: NDArray[np.bool_], wanted: Callable[[int, int, int], int], seed: int, stream: int
 ) -> Rows:
-    """Draw items per class, none twice; ``free`` [N] marks available items and is updated.
-
-    Args:
-        wanted: (class, its number of items, of free items) -> number to draw.
-    """
+    """Draw items per class, none twice; ``free`` [N] marks available items and is updated; ``wanted``: (class, its number of items, of free
+    items) -> number to draw."""
     counts = labels.counts()
     taken = [np.empty(0, np.int64)]
     # Rarest classes first, so that common ones do not use up shared items.
@@ -144,17 +141,13 @@ def resolve_labelled(
     ids: NDArray[np.int64],
     reserved: str = "",
 ) -> Rows:
-    """Choose the items whose labels the training may use.
+    """Choose the items whose labels the training may use, among the ``free`` ones (bool [N], updated).
 
-    Args:
-        spec: ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None:
-            a twelfth of each class, the paper's 500 on CIFAR-10.
-        labels: of all items.
-        free: bool [N], available items; updated.
-        reserved: use of the unavailable items, for messages ("10 queries").
+    ``spec`` is ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None: a twelfth of
+    each class, the
+    paper's 500 on CIFAR-10. ``reserved`` is the use of the others, for messages.
 
     Raises:
-        UsageError: invalid ``spec``.
         DataError: a class without or with too few items; an invalid file, or one that names queries or unlabelled items.
     """
     kind, number = ("fraction", 1 / 12) if spec is None else parse_labelled(spec)
@@ -201,16 +194,10 @@ def protocol1(
     """Some queries and labelled items of each class; the rest is unlabelled and is the database.
 
     Args:
-        labels: of all items.
-        seed: of the draw.
         labelled: see :func:`resolve_labelled`. With ``all`` no labelled item is left for the database.
         queries: number per class, or a file; default max(n // 60, min(10, n // 10)) of n items.
             Items of a ``labelled`` file are not drawn as queries.
         ids: int64 [N]; default the row numbers.
-
-    Raises:
-        UsageError: an invalid argument.
-        DataError: a class has too few items or no labelled one; a file is wrong, or the two files overlap.
     """
     ids = np.arange(len(labels)) if ids is None else ids
     free = labels.has()
@@ -341,17 +328,10 @@ def protocol2(
     """Queries of classes unseen in training (see the module docstring).
 
     Args:
-        labels: of all items.
-        seed: of the choice of classes and of the halves.
         labelled: None or ``all`` for all of train75; else as in :func:`resolve_labelled`, within train75 (the
             others are then unlabelled, and not in the database).
         rule: side of items with several labels.
         seen_share: share of seen classes, rounded down: 7 of 10, 15 of 21.
-        ids: int64 [N]; default the row numbers.
-
-    Raises:
-        UsageError: an invalid argument.
-        DataError: fewer than two classes with items, or too few items.
     """
     seen = _seen_by_share(labels, seed, seen_share, "2")
     return _of_unseen_classes(labels, seen, seed, labelled, ids, "2", rule)
@@ -370,14 +350,8 @@ def transfer(
     Items with any unseen class are on the unseen side, so that no training item shows such a class. Unlabelled items are not used.
 
     Args:
-        labelled: None or ``all`` for all items of seen classes; else as in :func:`resolve_labelled`, within them (the others are then
-            unlabelled).
         unseen: share of unseen classes, rounded up (default :data:`UNSEEN_SHARE`: 3 of 10, as in
             protocol 2), or their names, separated by commas, with wildcards ``*`` and ``?`` (``Balinese-*,Latin-*``).
-
-    Raises:
-        UsageError: an invalid argument; a name that no class has.
-        DataError: fewer than two classes with items, or too few items.
     """
     share = _share(unseen)
     name = f"transfer:{unseen}" if unseen else "transfer"
@@ -432,12 +406,7 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
     """The authors' scheme on CIFAR-10: sorted by class, every 60th item of a class a query, the first 500 of the others labelled.
 
     It is their scheme, not their exact split: here the sort is stable, while theirs is the default ``np.argsort``, whose order of equal
-    labels depends on NumPy and the processor. In a comparison 72 of the 1,000 queries were the same. Nothing is random; the seed is only
-    recorded.
-
-    Args:
-        labels: one per item.
-        labelled: ``N-per-class`` for another N; None or ``all`` for their 500.
+    labels depends on NumPy and the processor. Nothing is random; the seed is only recorded. ``labelled``: ``N-per-class`` for another N.
     """
     kind, number = parse_labelled("500-per-class" if labelled in (None, "all") else str(labelled))
     if kind != "count":

@@ -23,11 +23,8 @@ Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class Readers:
-    """The processes of one machine that read a data set together; this base class is a single process.
-
-    Attributes:
-        local_rank, local_size: number of this process, from 0, and number of processes.
-    """
+    """The processes of one machine that read a data set together: number ``local_rank`` of ``local_size``. This class is a single
+    process."""
 
     local_rank: int = 0
     local_size: int = 1
@@ -41,16 +38,9 @@ class Readers:
 
 
 class Reader:
-    """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, size, size].
+    """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size, image_size].
 
-    Broken images are left out; a mask tells which rows are included.
-
-    Args:
-        dataset: the data set.
-        image_size: side in pixels to resize images to; ignored for features.
-        cache_bytes: :meth:`preload` keeps all items in memory up to this size.
-        readers: cooperating processes of this machine (default: a single one).
-    """
+    Broken images are left out; a mask tells which rows are included. :meth:`preload` keeps all items in memory up to ``cache_bytes``."""
 
     def __init__(
         self,
@@ -146,13 +136,7 @@ class Reader:
     def stream(
         self, batches: Iterable[NDArray[np.int64]], depth: int = 2, *, empty: bool = False
     ) -> Iterator[Batch]:
-        """:meth:`fetch` each of ``batches``, prefetching up to ``depth``.
-
-        Args:
-            batches: rows, int64 each.
-            depth: batches to prefetch.
-            empty: whether all items of a batch may be broken.
-        """
+        """:meth:`fetch` each of ``batches`` of rows, prefetching up to ``depth``; with ``empty`` all items of a batch may be broken."""
         fetch = self._fetch if empty else self.fetch
         source = iter(batches)
         queue: list[Future[Batch]] = [self._ahead.submit(fetch, rows) for rows in islice(source, depth)]

@@ -63,12 +63,9 @@ def _in_parts(name: str, images: list[NDArray[np.uint8]], labels: Labels) -> Arr
 def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImages:
     """CIFAR-10: 32 x 32 RGB, ten classes; the 50,000 training images first, then the 10,000 of the test batch.
 
-    The batches are pickles. torchvision compares the MD5 of batches and class names with published values
-    before unpickling, so foreign files are rejected, never executed.
-
-    Args:
-        root: folder with (or for) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default :data:`CACHE`.
-        download: download it if missing.
+    ``root`` is the folder with (or for) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``. The batches are pickles.
+    torchvision compares
+    the MD5 of batches and class names with published values before unpickling, so foreign files are rejected, never executed.
     """
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
@@ -145,12 +142,9 @@ def _find(folder: Path) -> dict[str, Path]:
 def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> ArrayImages:
     """Fashion-MNIST: the 60,000 training images first, then the 10,000 test images.
 
-    Without ``root`` the files are taken from :data:`CACHE`, else from Debian's package, else
-    downloaded by torchvision. They are read here, not by torchvision, with every length checked.
-
-    Args:
-        root: folder with the four idx files (plain or .gz; also torchvision's ``FashionMNIST/raw`` below it).
-        download: download them if missing.
+    ``root`` is a folder with the four idx files (plain or .gz; also torchvision's ``FashionMNIST/raw`` below it); default
+    :data:`CACHE`, else
+    Debian's package, else torchvision downloads them. They are read here, not by torchvision, with every length checked.
     """
     folder = (CACHE if root is None else Path(root)).expanduser()
     files = _find(folder)

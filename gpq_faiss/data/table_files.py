@@ -30,12 +30,8 @@ def _separator(line: str, path: Path) -> str:
 
 
 class Table:
-    """A Parquet file, or a text with a header line.
-
-    Attributes:
-        header: names of the columns, stripped; empty for an empty text.
-        separated: how the columns of a text are separated if not by commas, for notes: ``"; separated by tabs"``.
-    """
+    """A Parquet file, or a text with a header line. ``header`` are the stripped names of the columns; ``separated`` is what to say of a
+    text that is not separated by commas: ``"; separated by tabs"``."""
 
     def __init__(self, path: Path, what: str, *, parquet: bool) -> None:
         self.path, self.separated, self._parquet = path, "", None

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..inputs import read_text
 from .arrays import read_npy
+from .base import DEFAULT_LABEL_COLUMN, Options
 from .columns import texts_for_ids
 from .images import FileImages, listed_images, shown
-from .label_files import DEFAULT_LABEL_COLUMN, label_cell
+from .label_files import label_cell
 from .labels import Labels, class_order
 from .table_files import Table
 
@@ -117,27 +118,21 @@ def _found(names: Sequence[str], root: str | None, file: Path) -> tuple[list[str
     return paths, [f"{len(twice):,} paths are listed more than once ({shown(twice[0])})"] if twice else []
 
 
-def open_list(path: str, *, root: str | None, labels: str | None, max_bad: float) -> FileImages:
+def open_list(path: str, o: Options) -> FileImages:
     """Images of a text list.
 
     Each line is a path and 0/1 labels (``images/a.jpg 0 1 0``; all 0 is unlabelled), or a path and one class
-    number (-1 is unlabelled), or a path alone (no labels). Paths may contain blanks. Class names are
-    taken from ``classes.txt`` beside the list if its length fits, else they are numbers. ids are line indices from
-    0, including missing images.
-
-    Args:
-        root: base folder of relative paths (default: the list's).
-        labels: a file of labels, one row per line, for a list of bare paths.
-        max_bad: allowed fraction of missing images, and of broken ones among the others.
+    number (-1 is unlabelled), or a path alone (labels from a file, one row per line, or none). Paths may contain blanks. Class names are
+    taken from ``classes.txt`` beside the list if its length fits. ids are line indices from 0, including missing images.
     """
     file = Path(path).expanduser()
     lines = read_lines(file, "a list of images")
-    if labels is None:
+    if o.labels is None:
         names, found = _parse(file, lines, with_path=True)
     else:
         names = [line for _, line in lines]
-        found = _labels_file(Path(labels).expanduser(), len(names))
-    paths, notes = _found(names, root, file)
+        found = _labels_file(Path(o.labels).expanduser(), len(names))
+    paths, notes = _found(names, o.root, file)
     return listed_images(
         f"list:{path}",
         names,
@@ -145,7 +140,7 @@ def open_list(path: str, *, root: str | None, labels: str | None, max_bad: float
         labels=found if found is not None and found.has().any() else None,
         ids=np.arange(len(names), dtype=np.int64),
         notes=notes,
-        max_bad=max_bad,
+        max_bad=o.max_bad,
     )
 
 
@@ -171,65 +166,49 @@ def _ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.
     return out
 
 
-def open_table(
-    path: str,
-    *,
-    form: str,
-    root: str | None,
-    image_column: str,
-    label_column: str,
-    keep: Sequence[str],
-    max_bad: float,
-) -> FileImages:
+def open_table(path: str, form: str, o: Options) -> FileImages:
     """Images of a table.
 
     The label column holds class names or numbers, or several separated by ``|`` (in Parquet also a list);
     empty: unlabelled. Classes are sorted. An optional column ``id`` has int64 ids, or texts, which are then the names; else ids are row
     numbers from 0, including missing images.
-
-    Args:
-        form: ``csv`` (with a header line; ``.tsv`` has tabs) or ``parquet``.
-        root: base folder of relative paths (default: the table's).
-        image_column, label_column: names of the columns. If the default ``label`` is missing, all items are unlabelled.
-        keep: further text columns to store with the items.
-        max_bad: allowed fraction of missing images, and of broken ones among the others.
     """
     file = Path(path).expanduser()
     table = Table(file, "a table of images", parquet=form == "parquet")
     if not table.header:
-        what = f"a header line with a column {image_column!r} is expected"
+        what = f"a header line with a column {o.image_column!r} is expected"
         raise DataError(f"{file} is empty, or its first line is: {what}")
-    wanted = dict.fromkeys(keep, "--keep") | {image_column: "--image-column"}
-    if label_column in table.header or label_column != DEFAULT_LABEL_COLUMN:
-        wanted[label_column] = "--label-column"
+    wanted = dict.fromkeys(o.keep, "--keep") | {o.image_column: "--image-column"}
+    if o.label_column in table.header or o.label_column != DEFAULT_LABEL_COLUMN:
+        wanted[o.label_column] = "--label-column"
     if ID_COLUMN in table.header:
         wanted.setdefault(ID_COLUMN, "")
     for name, option in wanted.items():
         table.check(name, option)
     cells, where = table.columns(list(wanted))
     columns = dict(zip(wanted, cells, strict=True))
-    images = columns[image_column]
+    images = columns[o.image_column]
     if not images:
         raise DataError(f"{file} has no rows: a table of images was expected")
     for i, image in enumerate(images):
         if not image:
-            raise DataError(f"{file} {where[i]}: no path in column {image_column!r}")
+            raise DataError(f"{file} {where[i]}: no path in column {o.image_column!r}")
         if not isinstance(image, str):
             what = type(image).__name__
-            raise DataError(f"{file} {where[i]}: column {image_column!r} holds {what}, a path is expected")
-    paths, notes = _found(images, root, file)
-    items = [label_cell(value) for value in columns.get(label_column, ())]
+            raise DataError(f"{file} {where[i]}: column {o.image_column!r} holds {what}, a path is expected")
+    paths, notes = _found(images, o.root, file)
+    items = [label_cell(value) for value in columns.get(o.label_column, ())]
     labels = Labels.from_names(items, class_order(n for item in items for n in item)) if any(items) else None
     if labels is None:
-        what = f"column {label_column!r} is empty" if items else f"no column {label_column!r}"
+        what = f"column {o.label_column!r} is empty" if items else f"no column {o.label_column!r}"
         notes.append(f"{what}: all images are unlabelled")
     ids, given = np.arange(len(images), dtype=np.int64), columns.get(ID_COLUMN)
-    texts = {name: ["" if value is None else str(value) for value in columns[name]] for name in keep}
+    texts = {name: ["" if value is None else str(value) for value in columns[name]] for name in o.keep}
     if given is not None and all(isinstance(v, str) and v and not _NUMBER.fullmatch(v) for v in given):
         texts["name"] = given
         notes.append(texts_for_ids(ID_COLUMN, ID_COLUMN))
     elif given is not None:
         ids = _ids(file, given, where)
     return listed_images(
-        f"{form}:{path}", images, paths, labels=labels, ids=ids, notes=notes, texts=texts, max_bad=max_bad
+        f"{form}:{path}", images, paths, labels=labels, ids=ids, notes=notes, texts=texts, max_bad=o.max_bad
     )

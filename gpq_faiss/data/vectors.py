@@ -129,11 +129,7 @@ class Hdf5Vectors(Vectors):
 
 
 class ParquetVectors(Vectors):
-    """A list column of a Parquet file, read by row group; the last one or two are cached.
-
-    Args:
-        memory: budget in bytes for decoded row groups (default: free memory).
-    """
+    """A list column of a Parquet file, read by row group; the last one or two are cached. ``memory`` is the budget in bytes for them."""
 
     def __init__(self, path: Path, column: str, memory: int | None = None) -> None:
         self.path, self.column = path, column

@@ -14,8 +14,9 @@ import numpy as np
 from ..errors import DataError
 from ..inputs import parse_json
 from .archive import Archive, Members, open_archive
+from .base import DEFAULT_LABEL_COLUMN, Options
 from .images import IMAGE_SUFFIXES, FileImages, file_images, left_out, shown
-from .label_files import DEFAULT_LABEL_COLUMN, LABEL_COLUMNS, label_cell, labels_from_cells
+from .label_files import LABEL_COLUMNS, label_cell, labels_from_cells
 from .labels import Labels
 from .paths import files_of, without_secrets
 
@@ -117,23 +118,19 @@ def _label_column(samples: Sequence[_Sample], wanted: str) -> str | None:
     return "txt" if "txt" in there else None
 
 
-def open_webdataset(
-    path: str, *, image_column: str, label_column: str, keep: Sequence[str], max_bad: float
-) -> FileImages:
+def open_webdataset(path: str, o: Options) -> FileImages:
     """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys.
 
     Labels are in ``.cls``, in the field ``label`` (or ``class``, ...) of ``.json``, or in ``.txt``: the first that exists, as told in the
     notes. Empty: no label.
-
-    Args:
-        path: shards, see :func:`.paths.files_of`: ``x-{000..009}.tar``, ``x-*.tar``, or URLs of this form.
-        image_column: extension of the images, if samples have several.
-        label_column: extension, or field of ``.json``, of the labels.
-        keep: further extensions or fields to store as text with the items.
-        max_bad: allowed fraction of samples without an image or with a damaged label, and of broken images among the others.
     """
     name = f"webdataset:{without_secrets(path)}"
-    extensions = {suffix[1:] for suffix in IMAGE_SUFFIXES} | {*_LABELS, image_column, label_column, *keep}
+    extensions = {suffix[1:] for suffix in IMAGE_SUFFIXES} | {
+        *_LABELS,
+        o.image_column,
+        o.label_column,
+        *o.keep,
+    }
 
     def wanted(member: str) -> bool:
         return not member.rpartition("/")[2].startswith(".") and _key(member)[1] in extensions
@@ -144,24 +141,24 @@ def open_webdataset(
         raise DataError(
             f"{name} has no samples: tar files of KEY.jpg and KEY.cls (or .json, .txt) are expected"
         )
-    label = _label_column(samples, label_column)
+    label = _label_column(samples, o.label_column)
     good: list[tuple[_Sample, int, tuple[str, ...], list[str]]] = []
     bad: list[str] = []
     for sample in samples:
         try:
-            image, cell = sample.image(image_column), sample.label(label)
-            kept = ["" if (v := sample.value(column)) is None else str(v) for column in keep]
+            image, cell = sample.image(o.image_column), sample.label(label)
+            kept = ["" if (v := sample.value(column)) is None else str(v) for column in o.keep]
             good.append((sample, image, cell, kept))
         except _BadSampleError as error:
             bad.append(f"{shown(sample.key)} {error}")
     shares = (len(bad), len(samples))
-    notes = [left_out(name, "samples are unusable", bad[:3], shares, max_bad)] if bad else []
+    notes = [left_out(name, "samples are unusable", bad[:3], shares, o.max_bad)] if bad else []
     cells = [cell for _, _, cell, _ in good]
     labels: Labels | None = None
     if any(cells):
         labels = labels_from_cells(cells, f"{name}: {label!r}")
         notes.append(f"labels from {label!r}: {sum(map(bool, cells)):,} of {len(cells):,} items")
-    elif label is not None and label_column != DEFAULT_LABEL_COLUMN:
+    elif label is not None and o.label_column != DEFAULT_LABEL_COLUMN:
         raise DataError(f"{name}: no sample has a label in {label!r}: name an extension or a field of .json")
     else:
         notes.append("no labels")
@@ -179,7 +176,7 @@ def open_webdataset(
         paths=[f"{archives[a].path}!{archives[a].names[m]}" for a, m in chosen],
         labels=labels,
         notes=notes,
-        texts={column: [row[c] for *_, row in good] for c, column in enumerate(keep)},
-        max_bad=max_bad,
+        texts={column: [row[c] for *_, row in good] for c, column in enumerate(o.keep)},
+        max_bad=o.max_bad,
         fetch=Members(archives, chosen),
     )

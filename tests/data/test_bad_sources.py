@@ -257,7 +257,7 @@ def test_tables(here: Path, content: Any, why: str) -> None:
     assert_says(refused(f"{form}:bad.{form}"), why, f"bad.{form}")
 
 
-@pytest.mark.parametrize(("content", "why"), ARCHIVES)
+@pytest.mark.parametrize(("content", "why"), ARCHIVES, ids=range(len(ARCHIVES)))
 @pytest.mark.parametrize("form", ["folder", "webdataset"])
 @pytest.mark.filterwarnings("error")
 def test_archives(here: Path, content: bytes, why: str, form: str) -> None:
