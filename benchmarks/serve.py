@@ -3,15 +3,14 @@
     OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600 --kills 100
 
 Load: a million items with simulated codes, 64 clients that each send a query as soon as the last one is answered, on one machine with the
-service. The baseline is the same service with Faiss's own indexes. Kills: writers add and remove items, the service gets SIGKILL, and
-after a restart all acknowledged changes must be present, and no others except pending ones, each completely or not at all.
+service. Kills: writers add and remove items, the service gets SIGKILL, and after a restart all acknowledged changes must be present, and no
+others except pending ones, each completely or not at all.
 
 The exit code is 1 if a request fails or a change is lost.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import http.client
@@ -29,7 +28,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from common import describe_machine
+from common import describe_machine, machine_line, make_parser, own_command, save
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes
@@ -37,19 +36,14 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.faissio.io import save_index
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.files import write_json, write_text
-from gpq_faiss.serve.changes import Changes
 from gpq_faiss.serve.guard import Settings
-from gpq_faiss.serve.live import LiveIndex, Snapshot
-from gpq_faiss.serve.run import run, serve
-from gpq_faiss.serve.service import Service
+from gpq_faiss.serve.live import LiveIndex
+from gpq_faiss.serve.run import serve
 from gpq_faiss.stages.train import train
 
 TOKEN = "0123456789abcdef"  # noqa: S105  (of services that live for seconds, on a loopback address)
-ENGINES = ("gpq", "IndexPQFastScan", "IndexPQ")
 _STARTED = 120.0  # seconds that a service may take to answer
 
 
@@ -87,33 +81,6 @@ def make_index(model: Path, out: Path, n: int, seed: int = 0) -> Path:
 
 
 # Services ---------------------------------------------------------------------------------------------------------------
-
-
-class FaissIndex:
-    """Faiss alone in the place of :class:`gpq_faiss.indexes.memory.MemoryIndex`; no filters."""
-
-    def __init__(self, own: Any, engine: str) -> None:
-        self.codebooks, self.codes, self.ids, self.width = own.codebooks, own.codes, own.ids, own.width
-        self.ntotal, self.fingerprint = own.ntotal, own.fingerprint
-        flat = inject(own.codebooks)
-        flat.add_sa_codes(own.codes)
-        self.index = flat if engine == "IndexPQ" else faiss.IndexPQFastScan(flat)
-
-    def search(self, xq: Any, k: int, **_: Any) -> tuple[Any, Any]:
-        """As Faiss has it."""
-        found: tuple[Any, Any] = self.index.search(xq, k)
-        return found
-
-
-def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
-    """The service around one of Faiss's indexes."""
-    encoder = Encoder.load(model)
-    live = LiveIndex(index, encoder.model.codebooks)
-    live.snapshot = Snapshot(
-        FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
-        Changes.of((), live.snapshot.index.codes.shape[1]),
-    )
-    run(Service(encoder, live), Settings(port=port, rate=0, max_connections=2048))
 
 
 def free_port() -> int:
@@ -186,19 +153,13 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def load(
-    engine: str, index: Path, model: Path, *, seconds: float, clients: int, warm: float = 3.0
-) -> dict[str, Any]:
+def load(index: Path, model: Path, *, seconds: float, clients: int, warm: float = 3.0) -> dict[str, Any]:
     """Latencies in ms, errors, and memory in MiB of a service under load."""
     port = free_port()
-    if engine == "gpq":
-        call = [sys.executable, "-m", "gpq_cli", "-q", "serve", str(index), "--model", str(model)]
-        limits = index.with_name("serve.toml")
-        limits.write_text(f"rate = 0\nmax_connections = {clients + 1}\n")
-        call += ["--config", str(limits), "--port", str(port)]
-    else:
-        call = [sys.executable, __file__, "--engine", engine, str(index), str(model), str(port)]
-    process = subprocess.Popen(call, cwd=Path(__file__).parent.parent)
+    limits = index.with_name("serve.toml")
+    limits.write_text(f"rate = 0\nmax_connections = {clients + 1}\n")
+    call = ["serve", index, "--model", model, "--config", limits, "--port", port]
+    process = subprocess.Popen([sys.executable, "-m", "gpq_cli", "-q", *map(str, call)])
     try:
         wait_for(port, lambda: process.poll() is None)
         header = read_model(model)
@@ -218,7 +179,6 @@ def load(
     minutes = max(1, round(12 * seconds / 60) // 12)
     steps = np.array_split(np.array(memory), min(len(memory), minutes))
     return {
-        "engine": engine,
         "seconds": seconds,
         "clients": clients,
         "requests": len(ms),
@@ -365,28 +325,19 @@ def _items(index: Path, Z: NDArray[np.float32]) -> dict[int, bytes]:
 
 
 def _markdown(found: dict[str, Any]) -> str:
-    machine = found["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
         "# The service under load, and killed",
         "",
-        f"`OMP_NUM_THREADS=1 python benchmarks/serve.py`, {machine['cpu']}, {machine['cores']} cores shared with other work, "
-        f"{machine['os']}; {versions}.",
-        "",
         f"{found['items']:,} items of {found['bits']} bits, simulated; {found['clients']} clients on the same machine, each with one query "
-        "at a time, k = 10, vectors in JSON. One process serves, with one thread for searches. All three engines are in the same service, "
-        "with the same batches; `IndexPQFastScan` rounds its scores, the other two are exact. Latencies include the wait for processors: "
-        f"the load average was {found['load'][0]['load_average']:.1f}."
-        if found["load"]
-        else "",
+        "at a time, k = 10, vectors in JSON. One process serves. Latencies include the wait for processors.",
         "",
-        "| engine | s | requests/s | processor ms a request | p50 ms | p95 ms | p99 ms | errors | MiB, first minute | MiB, last minute |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| s | load average | requests/s | processor ms a request | p50 ms | p95 ms | p99 ms | errors | MiB first | last |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in found["load"]:
         minutes = row["rss_mib"]["by_minute"]
         lines.append(
-            f"| {row['engine']} | {row['seconds']:g} | {row['per_second']:.0f} | "
+            f"| {row['seconds']:g} | {row['load_average']:.1f} | {row['per_second']:.0f} | "
             f"{row['processor_ms']:.2f} | {row['p50_ms']:.1f} | {row['p95_ms']:.1f} | "
             f"{row['p99_ms']:.1f} | {row['errors']} | {minutes[0]:.0f} | {minutes[-1]:.0f} |"
         )
@@ -398,53 +349,31 @@ def _markdown(found: dict[str, Any]) -> str:
             f"acknowledged in all, none lost; of changes under way {kills['under_way_kept']} were there afterwards, whole, the others "
             f"not at all. The index file was written anew every 40 changes meanwhile, in {kills['compacted']} of these rounds.",
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", machine_line(found["machine"], own_command()), ""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Kill, load, and write the results."""
+    parser = make_parser(__doc__, "serve.json")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--bits", type=int, default=48)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=600, help="of load on gpq (default: 600)")
-    parser.add_argument(
-        "--compare-seconds", type=float, default=60, help="of load on each of Faiss's (default: 60)"
-    )
+    parser.add_argument("--seconds", type=float, default=600, help="of load")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--out", default="benchmarks/results/serve.json")
-    parser.add_argument(
-        "--engine", nargs=4, metavar=("ENGINE", "INDEX", "MODEL", "PORT"), help=argparse.SUPPRESS
-    )
     options = parser.parse_args()
-    if options.engine:
-        engine, index, model, port = options.engine
-        serve_faiss(engine, Path(index), Path(model), int(port))
-        return
-    found: dict[str, Any] = {
-        "machine": describe_machine(),
-        "items": options.items,
-        "bits": options.bits,
-        "clients": options.clients,
-        "load": [],
-    }
+    found: dict[str, Any] = {"machine": describe_machine(), "load": []}
+    found |= {name: getattr(options, name) for name in ("items", "bits", "clients")}
     with tempfile.TemporaryDirectory(prefix="serve-") as folder:
         root = Path(folder)
         if options.kills:
             (root / "kills").mkdir()
             found["kills"] = campaign(root / "kills", options.kills)
-            print(json.dumps(found["kills"]), flush=True)
         if options.seconds:
             model = make_model(root, options.bits)
             index = make_index(model, root / "index.faiss", options.items)
-            for engine in ENGINES:
-                seconds = options.seconds if engine == "gpq" else options.compare_seconds
-                row = load(engine, index, model, seconds=seconds, clients=options.clients)
-                print(json.dumps(row), flush=True)
-                found["load"].append(row)
-    write_json(options.out, found)
-    write_text(Path(options.out).with_suffix(".md"), _markdown(found))
+            found["load"] = [load(index, model, seconds=options.seconds, clients=options.clients)]
+    save(found, options.out, _markdown)
+    print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
     if any(row["errors"] or row["exit_code"] for row in found["load"]):
         sys.exit(1)
 
