@@ -85,14 +85,12 @@ def in_place(index: FileIndex, xq: Any) -> dict[str, Any]:
     index.search(xq[:SINGLE], K)
     warming = time.perf_counter() - start
     lists = index.lists
-    assert lists is not None
-    lists.visited = lists.searched = 0
+    lists.scored = lists.searched = 0
     found = times(partial(index.search, k=K, threads=1), xq)
     return found | {
         "first_ms": 1e3 * first,
         "warming_s": warming,
-        "visited": lists.visited / lists.searched / index.ntotal,
-        "bytes_in_lists": lists.visited / lists.searched * lists._header.block / lists._header.rows,
+        "scored": lists.scored / lists.searched / index.ntotal,
         "blocks_read": resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before[0],
         "peak_above_start": peak() - before[1],
     }
@@ -115,7 +113,6 @@ def size(folder: Path, codes: Any, Z: Any, xq: Any, n: int, memory: str) -> dict
     start = time.perf_counter()
     with open_file(path, memory) as index:
         cell["open_s"] = time.perf_counter() - start
-        assert index.lists is not None
         cell |= {"lists": index.lists.lists, "P": index.lists.P, "place": in_place(index, xq)}
         few = xq[:SINGLE]
         D, found = index.search(few, K)
@@ -166,7 +163,7 @@ def markdown(result: dict[str, Any]) -> str:
         "lists of the file searched by plain Faiss are not exact: share of the true ten, by scores (of two queries where memory does not "
         "hold the lists). Made by `benchmarks/large.py`.",
         "",
-        "| items | in place | first | visited | in memory | FastScan | recall | lists in plain Faiss | recall | build | file, flat |",
+        "| items | in place | first | scored | in memory | FastScan | recall | lists in plain Faiss | recall | build | file, flat |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
 
@@ -176,7 +173,7 @@ def markdown(result: dict[str, Any]) -> str:
     for n, cell in sorted(result["sizes"].items(), key=lambda one: int(one[0])):
         place = cell["place"]
         lines.append(
-            f"| {int(n):,} | {shown(place)} | {place['first_ms']:.0f} | {place['visited']:.2%} | {shown(cell.get('memory'))} | "
+            f"| {int(n):,} | {shown(place)} | {place['first_ms']:.0f} | {place['scored']:.2%} | {shown(cell.get('memory'))} | "
             f"{shown(cell['fastscan'])} | {cell['fastscan']['recall']:.3f} | {shown(cell['faiss_lists'])} (nprobe "
             f"{cell['faiss_lists']['nprobe']:,} of {cell['lists']:,}) | {cell['faiss_lists']['recall']:.3f} | {cell['build_s']:.0f} s | "
             f"{cell['file_bytes'] / 1e9:.2f} GB, {cell['flat_bytes'] / 1e9:.2f} GB |"

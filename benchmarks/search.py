@@ -139,7 +139,7 @@ def group(
             for count in threads:
                 times: dict[str, list[float]] = {name: [] for name, _, _ in built}
                 calls: dict[str, int] = {}
-                held.visited = held.searched = 0
+                held.scored = held.searched = 0
                 for number in range(ROUNDS + 1):
                     for name, search, _ in built:
                         parts = [
@@ -166,7 +166,7 @@ def group(
                             "times_faster_than_fastscan": float(ratio),
                             "recall": recalls[name],
                             "equals_brute_force": same if checked != "lists" else None,
-                            "visited": held.visited / max(1, held.searched) / len(codes)
+                            "scored": held.scored / max(1, held.searched) / len(codes)
                             if name == "lists"
                             else 1.0,
                             **{key: value for key, value in facts.items() if key != "held"},
@@ -184,7 +184,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}, {result['settings']['queries']} queries. "
         "`lists` is `gpq_faiss.open_index`'s exact search. FastScan and IndexPQ are Faiss' own. Microseconds a query: median of "
         f"{ROUNDS} rounds; `faster`: median over rounds of FastScan's time over this one. `recall`: share of the true top k, by scores; "
-        "`visited`: share of the items in the lists that are visited. Made by `benchmarks/search.py`.",
+        "`scored`: share of the items whose codes are scored. Made by `benchmarks/search.py`.",
         "",
     ]
     for name, cells in result["groups"].items():
@@ -195,12 +195,12 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             f"{own['distinct']:,} distinct codes, {own['lists']:,} lists, P = {own['P']}, made in {own['build_seconds']:.1f} s.",
             "",
-            "| k | batch | threads | search | µs | faster | recall | visited |",
+            "| k | batch | threads | search | µs | faster | recall | scored |",
             "|--:|--:|--:|---|--:|--:|--:|--:|",
         ]
         lines += [
             f"| {c['k']} | {c['batch']} | {c['threads']} | {c['way']} | {c['us']:,.0f} | {c['times_faster_than_fastscan']:.2f} | "
-            f"{c['recall']:.3f} | {c['visited']:.2%} |"
+            f"{c['recall']:.3f} | {c['scored']:.2%} |"
             for c in cells
         ]
         lines.append("")

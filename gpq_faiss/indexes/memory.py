@@ -30,7 +30,9 @@ from .codeword_lists import CodewordLists
 from .filters import Filter, id_list, mask_of
 from .items import Items
 from .ranges import LIMIT, check_min_score, joined
-from .threads import BLOCK, check_block, check_k, check_nprobe, omp_threads
+from .threads import BLOCK, check_block, check_k, check_nprobe, check_threads
+
+_FEW = 32  # a filter that passes less than this part of the items has lists of its own
 
 
 class MemoryIndex:
@@ -141,6 +143,7 @@ class MemoryIndex:
         *,
         nprobe: int | None = None,
         where: Filter | None = None,
+        floor: Floats | None = None,
         threads: int | None = None,
         block: int = BLOCK,
     ) -> tuple[Floats, Ids]:
@@ -152,6 +155,7 @@ class MemoryIndex:
             nprobe: visit only this many lists, those of the best bounds, and more if these have fewer than ``k`` codes; the result is
                 then exact among their items, and :meth:`bound` says what others can score. Default: the exact result.
             where: search only items that pass this filter; missing results have score -inf and id -1.
+            floor: float32 [Q], items with lower scores may be left out: the k-th scores of a search elsewhere, which results have to beat.
             threads: for this call (default: Faiss' setting).
             block: maximum queries per block.
 
@@ -166,9 +170,29 @@ class MemoryIndex:
         check_nprobe(nprobe)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        allowed = None if where is None else self.lists.allowed(mask_of(where, self._items))
-        D, rows = self.lists.search(queries, k, allowed=allowed, nprobe=nprobe, threads=threads)
+        D, rows = self._searched(queries, k, where, nprobe, floor, threads)
         return D, self._items.ids_at(rows)
+
+    def _searched(
+        self,
+        xq: Floats,
+        k: int,
+        where: Filter | None,
+        nprobe: int | None,
+        floor: Floats | None,
+        threads: int | None,
+    ) -> tuple[Floats, Ids]:
+        """Scores and row numbers of a search."""
+        if where is None:
+            return self.lists.search(xq, k, nprobe=nprobe, floor=floor, threads=threads)
+        mask = mask_of(where, self._items)
+        rows = np.flatnonzero(mask)
+        if nprobe is not None or not 0 < len(rows) * _FEW <= self.ntotal:
+            return self.lists.search(xq, k, mask=mask, nprobe=nprobe, floor=floor, threads=threads)
+        D, found = CodewordLists(self.codes[rows], self.codebooks).search(xq, k, floor=floor, threads=threads)
+        there = found >= 0
+        found[there] = rows[found[there]]
+        return D, found
 
     def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
         """What an item can score at most that a search for ``k`` with ``nprobe`` does not visit: float32 [Q], -inf if there is none.
@@ -201,13 +225,13 @@ class MemoryIndex:
         """
         min_score = check_min_score(min_score)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        allowed = None if where is None else self.lists.allowed(mask_of(where, self._items))
-        with omp_threads(threads):
-            lims, D, rows = joined(
-                (self.lists.range_search(query, min_score, limit, allowed=allowed) for query in queries),
-                min_score,
-                limit,
-            )
+        check_threads(threads)
+        mask = None if where is None else mask_of(where, self._items)
+        lims, D, rows = joined(
+            (self.lists.range_search(query, min_score, limit, mask=mask) for query in queries),
+            min_score,
+            limit,
+        )
         return lims, D, self._items.ids_at(rows)
 
     # Changing --------------------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class MergedIndex(ABC):
         *,
         nprobe: int | None = None,
         where: Filter | None = None,
+        floor: Floats | None = None,
         threads: int | None = None,
     ) -> tuple[Floats, Ids]:
         """The ``k`` best items of every query, as :meth:`.memory.MemoryIndex.search` of all items; ``nprobe`` counts in each shard.
@@ -81,7 +82,9 @@ class MergedIndex(ABC):
         check_nprobe(nprobe)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         best = Best(len(queries), k)
-        options = {"where": where, "threads": threads, "nprobe": nprobe}
+        # A view: what one shard has found spares work in the next.
+        floor = best.D[:, -1] if floor is None else floor
+        options = {"where": where, "threads": threads, "nprobe": nprobe, "floor": floor}
         for D, ids in self._answers("search", queries, k, **options):
             best.take(slice(None), D, ids)
         return best.D, best.found

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError
-from gpq_faiss.indexes import codeword_lists
-from gpq_faiss.indexes.codeword_lists import CodewordLists
+from gpq_faiss.faissio import storage
+from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped, tree_of
 
 CASES = ["plain", "equal tables", "one wide table", "unlike", "near ties", "zeros", "zero", "huge", "tiny"]
 
@@ -54,14 +54,14 @@ def best(scores: np.ndarray, rows: np.ndarray) -> np.ndarray:
     k=st.integers(1, 200),
     case=st.sampled_from(CASES),
     keep=st.sampled_from([None, 0.0, 0.01, 0.5, 0.99]),
-    small=st.booleans(),
-    cap=st.sampled_from([8, 64, 4096]),
     typical=st.sampled_from([4, 100]),
+    scan=st.booleans(),
 )
-@example(1, 12, 16, 2, 3000, 1.0, 10, "unlike", None, False, 64, 4)
-@example(2, 12, 16, 2, 3000, 1.0, 10, "zero", 0.5, False, 64, 4)
-@example(3, 6, 16, 1, 3000, 0.05, 200, "near ties", None, False, 8, 4)
-@example(4, 3, 8, 4, 3000, 1.0, 5, "one wide table", 0.99, False, 8, 4)
+@example(1, 12, 16, 2, 3000, 1.0, 10, "unlike", None, 4, False)
+@example(2, 12, 16, 2, 3000, 1.0, 10, "zero", 0.5, 4, False)
+@example(3, 6, 16, 1, 3000, 0.05, 200, "near ties", None, 4, False)
+@example(4, 3, 8, 4, 3000, 1.0, 5, "one wide table", 0.99, 4, False)
+@example(5, 12, 16, 2, 3000, 1.0, 5, "plain", None, 100, True)
 def test_search_and_range_search_are_brute_force(
     seed: int,
     M: int,
@@ -72,9 +72,8 @@ def test_search_and_range_search_are_brute_force(
     k: int,
     case: str,
     keep: float | None,
-    small: bool,
-    cap: int,
     typical: int,
+    scan: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
     Z, codes, xq = make(rng, M, K, d, n, max(1, int(share * n)), case)
@@ -83,18 +82,17 @@ def test_search_and_range_search_are_brute_force(
     k = min(k, n)
     scores = score_codes(xq, codes, Z)
     with pytest.MonkeyPatch.context() as patch:
-        # also where all would be scored, and lists of a few codes
-        if not small:
-            patch.setattr(codeword_lists, "SMALL", 0)
-        patch.setattr(codeword_lists, "CAP", cap)
-        patch.setattr(codeword_lists, "_TYPICAL", typical)
-        patch.setattr(codeword_lists, "_SAMPLE", 16)
-        patch.setattr(codeword_lists, "_REFINE", 256)
-        patch.setattr(codeword_lists, "_FIRST", 64)
+        patch.setattr(storage, "_TYPICAL", typical)
         index = CodewordLists(codes, Z)
-        allowed = None if mask is None else index.allowed(mask)
-        D, found = index.search(xq, k, allowed=allowed)
-        alone = [index.search(q[None], k, allowed=allowed) for q in xq]
+        if scan:  # as where codes had no structure of late
+            index._given_up, index.searched = 1.0, 1
+        D, found = index.search(xq, k, mask=mask)
+        alone = [index.search(q[None], k, mask=mask) for q in xq]
+        again = index.search(
+            xq, k, mask=mask, floor=D[:, -1]
+        )  # what does not reach these scores is not missed
+        assert np.array_equal(again[0], D)
+        assert np.array_equal(again[1], found)
         for q in range(len(xq)):
             expected = best(scores[q], rows)
             top = expected[:k]
@@ -106,34 +104,53 @@ def test_search_and_range_search_are_brute_force(
             assert np.array_equal(alone[q][0][0], D[q])
             least = float(scores[q, rng.integers(n)])
             reached = expected[scores[q, expected] >= least]
-            own, within = index.range_search(xq[q], least, len(reached), allowed=allowed)
+            own, within = index.range_search(xq[q], least, len(reached), mask=mask)
             assert np.array_equal(within, reached)
             assert np.array_equal(own, scores[q, reached])
             if len(reached):
                 with pytest.raises(DataError, match="more than"):
-                    index.range_search(xq[q], least, len(reached) - 1, allowed=allowed)
-            assert not len(index.range_search(xq[q], float("inf"), 0, allowed=allowed)[1])
+                    index.range_search(xq[q], least, len(reached) - 1, mask=mask)
+            assert not len(index.range_search(xq[q], float("inf"), 0, mask=mask)[1])
 
 
-def test_lists_hold_all_codes_once_and_share_their_first_codewords(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(0)
-    Z, codes, _ = make(rng, 12, 16, 2, 60_000, 60_000, "plain")
-    monkeypatch.setattr(codeword_lists, "CAP", 20)
-    index = CodewordLists(codes, Z)
-    assert index.distinct == len(np.unique(codes, axis=0))
-    assert index.lists > 256
-    assert index._begin[0] == 0
-    assert index._begin[-1] == index.distinct
-    sizes = np.diff(index._begin)
-    assert (sizes > 0).all()
-    indices = unpack_codes(index.codes, 12, 16)
-    for first, stop in zip(index._begin[:-1].tolist(), index._begin[1:].tolist(), strict=True):
-        assert (indices[first:stop, : index.P] == indices[first, : index.P]).all()
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    M=st.integers(2, 13),
+    n=st.integers(1, 2000),
+    depth=st.none() | st.integers(0, 2),
+)
+def test_a_tree_leads_to_every_row_once_by_its_columns(seed: int, M: int, n: int, depth: int | None) -> None:
+    rng = np.random.default_rng(seed)
+    codes = pack_codes(rng.integers(0, 16, (max(1, n // 3), M)) & rng.integers(0, 16, M), 16)
+    codes = codes[rng.integers(0, len(codes), n)]
+    order, starts = grouped(codes)
+    rows = codes[order[starts]]
     assert np.array_equal(
-        index.codes[np.repeat(np.arange(index.distinct), np.diff(index._starts))], codes[index._members]
+        rows, np.unique(rows, axis=0)[np.lexsort(unpack_codes(np.unique(rows, axis=0), M, 16).T[::-1])]
     )
+    for first, last in zip(starts.tolist(), [*starts[1:].tolist(), n], strict=True):
+        assert (codes[order[first:last]] == codes[order[first]]).all()
+        assert (np.diff(order[first:last]) > 0).all()
+    keys = storage.first_words(rows, M, 1)
+    begin = np.append(np.flatnonzero(np.append(True, keys[1:] != keys[:-1])), len(rows))
+    if depth is not None:
+        depth = min(depth, rows.shape[1] - 1)
+    tree = tree_of(rows, begin, 0, depth)
+
+    def rows_below(level: int, low: int, high: int, prefix: list[int]) -> list[int]:
+        if level == tree.depth:
+            assert (rows[low:high, :level] == prefix).all()
+            return list(range(low, high))
+        reached = []
+        for node in range(low, high):
+            children = tree.children[level][node : node + 2].tolist()
+            reached += rows_below(level + 1, *children, [*prefix, int(tree.values[level][node])])
+        return reached
+
+    for number in range(len(begin) - 1):
+        reached = rows_below(0, int(tree.ends[number]), int(tree.ends[number + 1]), [])
+        assert reached == list(range(begin[number], begin[number + 1]))
 
 
 def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
@@ -150,17 +167,14 @@ def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
     index = CodewordLists(pack_codes(indices, 16), Z)
     index.search(xq, 10)
     assert index.searched == 3
-    assert index.visited < 0.2 * 3 * index.distinct
+    assert 0 < index.scored < 0.1 * 3 * index.distinct
 
 
-def test_codes_without_structure_are_scanned_as_a_whole_and_as_exactly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_codes_without_structure_are_scanned_as_a_whole_and_as_exactly() -> None:
     rng = np.random.default_rng(3)
-    monkeypatch.setattr(codeword_lists, "SMALL", 0)
     for K in (16, 8):
         Z, _, _ = make(rng, 12, K, 4, 10, 10, "plain")
-        codes = pack_codes(rng.integers(0, K, (20_000, 12)), K)
+        codes = pack_codes(rng.integers(0, K, (60_000, 12)), K)
         xq = rng.normal(size=(80, 48)).astype(np.float32)
         xq[60:70] = 0  # all tie: a scan proves nothing
         xq[70:, :4] *= 1e4

@@ -1,0 +1,520 @@
+"""The loops of exact search over codes in lists, compiled by Numba.
+
+Arrays are those of :class:`.codeword_lists.ListSearch`. The order of float32 operations is that of :mod:`..codes.scores`, so scores are
+bit-equal to those of brute force; bounds have a margin for other orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+from ..codes.checks import Codes, Floats, Ids
+
+Number = Any
+"""An int64 or a float32."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+_EPS = float(np.finfo(np.float32).eps)
+_TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not representable
+# Numba compiles a function anew for a literal number: constants are np.int64.
+_ALL = np.int64(1 << 62)
+
+
+def _compiled(function: Function) -> Function:
+    """Compiled on the first call. The result is kept beside this file or in the user's cache folder; nowhere if neither can be written."""
+    try:
+        made: Any = numba.njit(nogil=True, cache=True, boundscheck=False)(function)
+    except RuntimeError:
+        made = numba.njit(nogil=True, boundscheck=False)(function)
+    return cast(Function, made)
+
+
+@_compiled
+def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Floats, step: Number) -> Number:
+    """Score tables of one query.
+
+    Args:
+        query: float32 [M * d].
+        ZT: codebooks, float32 [d, M, K].
+        single: float32 [M, K], filled with the tables.
+        columns: float32 [T, 256], filled with the tables of the columns of codes: sums of two codebooks, or (``step`` 2) the same.
+        rest: float32 [T + 1], filled with the best sum of the columns from each on.
+        step: columns that are added before they are added to a score.
+
+    Returns:
+        A bound of every score's size.
+    """
+    d, M, K = ZT.shape
+    T = columns.shape[0]
+    single[:] = 0
+    for j in range(d):
+        for m in range(M):
+            x = query[m * d + j]
+            for k in range(K):
+                single[m, k] += x * ZT[j, m, k]
+    largest = np.float32(0)
+    for m in range(M):
+        most = np.float32(0)
+        for k in range(K):
+            most = max(most, abs(single[m, k]))
+        largest += most
+    if step == 2:
+        columns[:, :K] = single
+    else:
+        for t in range(T):
+            for b in range(K):
+                second = single[2 * t + 1, b] if 2 * t + 1 < M else np.float32(0)
+                for a in range(K):
+                    columns[t, 16 * b + a] = second + single[2 * t, a]
+                if 2 * t + 1 == M:
+                    break
+    best = np.float32(0)
+    rest[T] = 0
+    for t in range(T - 1, -1, -1):
+        most = columns[t, 0]
+        if step == 2:
+            for k in range(1, K):
+                most = max(most, columns[t, k])
+        else:
+            for b in range(K if 2 * t + 1 < M else 1):
+                for a in range(K):
+                    most = max(most, columns[t, 16 * b + a])
+        best += most
+        rest[t] = best
+    return largest
+
+
+@_compiled
+def _margin(M: Number, largest: Number) -> Number:
+    """What the order of additions can make of a score."""
+    return np.float32((2 * M + 8) * _EPS) * np.float32(largest)
+
+
+@_compiled
+def _heads(single: Floats, columns: Floats, margin: Number, P: Number, heads: Floats) -> Number:
+    """Fill ``heads``, float32 [256], with the scores of the codewords that name a list, without the first two if there are two.
+
+    Returns:
+        The best score of all codebooks behind the first P, with the margin.
+    """
+    M, K = single.shape
+    heads[:] = 0 if P < 3 else -np.inf
+    if P == 1:
+        heads[:K] = single[0]
+        heads[K:] = -np.inf
+    elif P == 3:
+        heads[:K] = single[2]
+    elif P == 4:
+        heads[:] = columns[1]
+    behind = np.float32(0)
+    for m in range(P, M):
+        most = single[m, 0]
+        for k in range(1, K):
+            most = max(most, single[m, k])
+        behind += most
+    return behind + margin
+
+
+@_compiled
+def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Number) -> Number:
+    """Put an item into a heap of at most k, the worst first: the lowest score, of equal ones the largest item."""
+    at = 0
+    if n < k:
+        at = n
+        n += 1
+        while at > 0:
+            above = (at - 1) >> 1
+            if D[above] > score or (D[above] == score and found[above] < item):
+                D[at], found[at] = D[above], found[above]
+                at = above
+            else:
+                break
+    else:
+        while True:
+            below = 2 * at + 1
+            if below >= k:
+                break
+            if below + 1 < k and (
+                D[below + 1] < D[below] or (D[below + 1] == D[below] and found[below + 1] > found[below])
+            ):
+                below += 1
+            if D[below] < score or (D[below] == score and found[below] > item):
+                D[at], found[at] = D[below], found[below]
+                at = below
+            else:
+                break
+    D[at], found[at] = score, item
+    return n
+
+
+@_compiled
+def order(D: Floats, found: Ids, n: Number) -> None:
+    """Turn a heap of n into a list, the best first."""
+    for end in range(n - 1, 0, -1):
+        score, item = D[end], found[end]
+        last, worst = D[0], found[0]
+        at = 0
+        while True:
+            below = 2 * at + 1
+            if below >= end:
+                break
+            if below + 1 < end and (
+                D[below + 1] < D[below] or (D[below + 1] == D[below] and found[below + 1] > found[below])
+            ):
+                below += 1
+            if D[below] < score or (D[below] == score and found[below] > item):
+                D[at], found[at] = D[below], found[below]
+                at = below
+            else:
+                break
+        D[at], found[at] = score, item
+        D[end], found[end] = last, worst
+
+
+@_compiled
+def _rows(
+    first: Number,
+    last: Number,
+    s: Number,
+    column: Number,
+    query: Any,
+    rows: Any,
+    passing: Any,
+    k: Number,
+    out: Any,
+    n: Number,
+    least: Number,
+) -> tuple[Number, Number]:
+    """Score rows ``first:last`` from ``column`` on; those with at least ``least`` enter the heap, or with k = 0 follow one another.
+
+    Args:
+        s: score of the columns before.
+        query: tables of the columns, best sums of the columns from each on, margin of bounds, and step (:func:`tables`).
+        rows: codes uint8 [rows, T], starts uint32 [rows + 1], members [items] (:class:`.codeword_lists.Rows`).
+        passing: bool [items], or empty if all pass.
+        out: D, found and n, the items in them.
+    """
+    columns, rest, margin, step = query
+    codes, starts, members = rows
+    D, found = out
+    T = columns.shape[0]
+    filtered = len(passing) > 0
+    enough = least - (rest[column + 1] + margin)
+    for row in range(first, last):
+        score = s
+        if step == 1:
+            score += columns[column, codes[row, column]]
+            if score < enough:
+                continue
+            for t in range(column + 1, T):
+                score += columns[t, codes[row, t]]
+        else:
+            for t in range(column, T, 2):
+                part = columns[t, codes[row, t]]
+                if t + 1 < T:
+                    part += columns[t + 1, codes[row, t + 1]]
+                score += part
+        if score < least:
+            continue
+        for slot in range(starts[row], starts[row + 1]):
+            item = np.int64(members[slot])
+            if filtered and not passing[slot]:
+                continue
+            if k == 0:
+                if n < len(D):
+                    D[n], found[n] = score, item
+                n += 1
+            elif n < k or score > D[0] or (score == D[0] and item < found[0]):
+                n = _push(D, found, n, k, score, item)
+            else:
+                break  # the other items of this code are larger
+        if k and n == k:
+            least = max(least, D[0])
+            enough = least - (rest[column + 1] + margin)
+    return n, least
+
+
+@_compiled
+def _list(
+    low: Number,
+    high: Number,
+    s: Number,
+    column: Number,
+    query: Any,
+    tree: Any,
+    passing: Any,
+    k: Number,
+    out: Any,
+    n: Number,
+    least: Number,
+    stack: Any,
+    budget: Number,
+) -> tuple[Number, Number, Number]:
+    """Visit a list, up to ``budget`` rows: its nodes ``low:high`` of the first level of ``tree``, or its rows if there are no levels.
+
+    Returns:
+        Items in ``out``, the least score that enters, and rows scored.
+    """
+    columns, rest, margin, _ = query
+    depth, values, children, rows = tree
+    if depth == 0:
+        n, least = _rows(low, high, s, column, query, rows, passing, k, out, n, least)
+        return n, least, high - low
+    nodes, ends, scores = stack
+    level, scored = 0, np.int64(0)
+    nodes[0], ends[0], scores[0] = low, high, s
+    while True:
+        node, end, before = nodes[level], ends[level], scores[level]
+        value, t = values[level], column + level
+        bound = rest[t + 1] + margin
+        score = before
+        while node < end:
+            score = before + columns[t, value[node]]
+            if score + bound >= least:
+                break
+            node += 1
+        if node == end:
+            if level == 0:
+                break
+            level -= 1
+            continue
+        nodes[level] = node + 1
+        first, last = np.int64(children[level][node]), np.int64(children[level][node + 1])
+        if level + 1 < depth:
+            level += 1
+            nodes[level], ends[level], scores[level] = first, last, score
+            continue
+        n, least = _rows(first, last, score, t + 1, query, rows, passing, k, out, n, least)
+        scored += last - first
+        if scored > budget:
+            break
+    return n, least, scored
+
+
+@_compiled
+def _room(M: Number, K: Number, T: Number) -> Any:
+    """Room for the tables of a query, and for the way through a tree."""
+    single, columns = np.empty((M, K), np.float32), np.empty((T, 256), np.float32)
+    rest, heads = np.empty(T + 1, np.float32), np.empty(256, np.float32)
+    return (
+        single,
+        columns,
+        rest,
+        heads,
+        (np.empty(4, np.int64), np.empty(4, np.int64), np.empty(4, np.float32)),
+    )
+
+
+@_compiled
+def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, T: Number, bounds: Floats) -> None:
+    """Fill ``bounds``, float32 [Q, lists], with what an item of each list can score at most."""
+    ZT, step = books
+    M, K = ZT.shape[1], ZT.shape[2]
+    single, columns, rest, heads, _ = _room(M, K, T)
+    for q in range(len(xq)):
+        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
+        behind = _heads(single, columns, margin, P, heads)
+        for number in range(len(names)):
+            cell = columns[0, names[number, 0]] if P >= 2 else np.float32(0)
+            bounds[q, number] = cell + heads[names[number, 1]] + behind
+
+
+@_compiled
+def visit(
+    xq: Floats,
+    books: Any,
+    P: Number,
+    names: Codes,
+    lists: Ids,
+    at: Ids,
+    ends: Ids,
+    tree: Any,
+    passing: Any,
+    k: Number,
+    floor: Floats,
+    D: Floats,
+    found: Ids,
+    counts: Ids,
+) -> Number:
+    """Visit some lists for all queries, as far as their bounds reach the k-th score so far.
+
+    Args:
+        xq: float32 [Q, M * d].
+        books: codebooks, float32 [d, M, K], and step (:func:`tables`).
+        lists: int64 [n], numbers of the lists, and ``at``, int64 [n], where each is in ``ends``.
+        ends: int64 [any], the first node (or row) of each list, and the number of all.
+        tree: as :class:`.codeword_lists.Tree`, with the rows in the end.
+        floor: float32 [Q], scores below do not count.
+        D: float32 [Q, k], found: int64 [Q, k], counts: int64 [Q]: heaps. With k = 0 float32 [Q, any] and int64 [Q, any], which take what
+            they can of all items that reach ``floor``, of which ``counts`` is the number.
+
+    Returns:
+        Rows that were scored.
+    """
+    ZT, step = books
+    M, K = ZT.shape[1], ZT.shape[2]
+    single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
+    done = 0
+    for q in range(len(xq)):
+        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
+        behind = _heads(single, columns, margin, P, heads)
+        query, out = (columns, rest, margin, step), (D[q], found[q])
+        n, least = counts[q], floor[q]
+        if k and n == k:
+            least = max(least, D[q, 0])
+        for i in range(len(lists)):
+            name = names[lists[i]]
+            s = columns[0, name[0]] if P >= 2 else np.float32(0)
+            if s + heads[name[1]] + behind < least:
+                continue
+            if P == 4:
+                s += heads[name[1]]
+            low, high = ends[at[i]], ends[at[i] + 1]
+            n, least, more = _list(low, high, s, P // 2, query, tree, passing, k, out, n, least, stack, _ALL)
+            done += more
+        counts[q] = n
+    return done
+
+
+@_compiled
+def search(
+    xq: Floats,
+    books: Any,
+    P: Number,
+    names: Codes,
+    cells: Any,
+    ends: Ids,
+    tree: Any,
+    passing: Any,
+    k: Number,
+    floor: Floats,
+    budget: Number,
+    D: Floats,
+    found: Ids,
+    scored: Ids,
+) -> None:
+    """The ``k`` best items of each query among all lists.
+
+    The most promising list gives a first threshold. Then come the cells (lists with the same first two codewords) that reach it, best
+    first.
+
+    Args:
+        cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
+        budget: rows from which on a query is given up.
+        D: float32 [Q, k], found: int64 [Q, k], filled with -inf and -1: results.
+        scored: int64 [Q], rows that were scored, or -1 where a query was given up. Other arguments as :func:`visit`.
+    """
+    ZT, step = books
+    M, K = ZT.shape[1], ZT.shape[2]
+    single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
+    value, first = cells
+    bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
+    for q in range(len(xq)):
+        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
+        behind = _heads(single, columns, margin, P, heads)
+        query, out = (columns, rest, margin, step), (D[q], found[q])
+        best = 0
+        for c in range(len(value)):
+            bounds[c] = columns[0, value[c]] if P >= 2 else np.float32(0)
+            if bounds[c] > bounds[best]:
+                best = c
+        opened = first[best]
+        for number in range(first[best], first[best + 1]):
+            if heads[names[number, 1]] > heads[names[opened, 1]]:
+                opened = number
+        top = behind + heads.max()
+        n, least, done, turns = np.int64(0), floor[q], np.int64(0), 1
+        turn[0] = -1  # that list
+        i = 0
+        while i < turns and done <= budget:
+            c = turn[i]
+            i += 1
+            low, high = (opened, opened + 1) if c < 0 else (first[c], first[c + 1])
+            cell = bounds[best] if c < 0 else bounds[c]
+            if cell + top < least:
+                break
+            for number in range(low, high):
+                head = heads[names[number, 1]]
+                if (c >= 0 and number == opened) or cell + head + behind < least:
+                    continue
+                s = cell + head if P == 4 else cell
+                left, right = ends[number], ends[number + 1]
+                n, least, more = _list(
+                    left, right, s, P // 2, query, tree, passing, k, out, n, least, stack, budget - done
+                )
+                done += more
+                if done > budget:
+                    break
+            if c >= 0:
+                continue
+            for other in range(len(value)):
+                if bounds[other] + top >= least:
+                    at = turns
+                    while at > 1 and bounds[turn[at - 1]] < bounds[other]:
+                        turn[at] = turn[at - 1]
+                        at -= 1
+                    turn[at] = other
+                    turns += 1
+        if done > budget:
+            scored[q], D[q], found[q] = -1, -np.inf, -1
+        else:
+            scored[q] = done
+            order(D[q], found[q], n)
+
+
+@_compiled
+def scan_tables(xq: Floats, books: Any, out: Floats, slack: Floats) -> None:
+    """Score tables as queries of FastScan, whose codebooks are unit vectors then, and how much a score can exceed FastScan's.
+
+    FastScan rounds tables to steps: at most 255 for the widest, 65,535 for all.
+
+    Args:
+        out: float32 [Q, M * 16]. slack: float32 [Q]. Both are filled.
+    """
+    ZT, step = books
+    M, K = ZT.shape[1], ZT.shape[2]
+    single, columns, rest, _, _ = _room(M, K, (M + 1) // 2)
+    for q in range(len(xq)):
+        largest = tables(xq[q], ZT, single, columns, rest, step)
+        widest = every = np.float32(0)
+        for m in range(M):
+            span = single[m].max() - single[m].min()
+            widest = max(widest, span)
+            every += span
+            for k in range(16):
+                out[q, 16 * m + k] = single[m, k if k < K else 0]  # no code has the others
+        size = max(widest / 255, every / 65_535)
+        rounding = 8 * (M + 2) * _EPS * (2 * largest + 256 * M * size)
+        slack[q] = 0.51 * (M + 1) * size + rounding if 255 * size > _TINY else np.inf
+
+
+@_compiled
+def rescore(
+    xq: Floats,
+    books: Any,
+    places: Ids,
+    rows: Any,
+    passing: Any,
+    k: Number,
+    floor: Floats,
+    D: Floats,
+    found: Ids,
+) -> None:
+    """As :func:`search`, among some rows of each query, int64 [Q, any], padded with -1."""
+    ZT, step = books
+    M, K = ZT.shape[1], ZT.shape[2]
+    single, columns, rest, _, _ = _room(M, K, rows[0].shape[1])
+    for q in range(len(xq)):
+        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
+        query, out = (columns, rest, margin, step), (D[q], found[q])
+        n, least = np.int64(0), floor[q]
+        for i in range(places.shape[1]):
+            row = places[q, i]
+            if row >= 0:
+                n, least = _rows(
+                    row, row + 1, np.float32(0), np.int64(0), query, rows, passing, k, out, n, least
+                )
+        order(D[q], found[q], n)

@@ -1,0 +1,278 @@
+"""Exact search of lists in a file: what is visited is read, and kept as far as a budget allows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codes.bits import check_codes
+from ..codes.checks import Floats, Ids
+from ..errors import DataError
+from ..faissio.header import Header
+from ..faissio.source import IndexFile
+from . import kernels
+from .codeword_lists import (
+    DEPTH,
+    NO_FILTER,
+    ListSearch,
+    all_reaching,
+    best_first,
+    columns_of,
+    grouped,
+    names_of,
+    tree_of,
+)
+from .filters import Filter, mask_of
+from .items import IdMap
+from .ranges import too_many
+from .threads import check_threads, in_parallel
+
+_READING = 64  # bytes per item while it is read and sorted
+_LISTS = 60_000  # that are read at once
+_FIRST_READ, _MOST_READ = 1 << 16, 1 << 20  # items
+_BOUNDS = 1 << 24  # bounds of lists that are held at a time
+
+
+class StoredLists(ListSearch):
+    """Search of an index file by id. Lists of kind ``ivf`` are sorted as they are read; the rows of other files are one list, not sorted.
+
+    Args:
+        source, header: of the file.
+        memory: budget in bytes. A list that needs more than a part of it is read in pieces.
+    """
+
+    def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
+        self._source, self._header = source, header
+        words = header.words
+        keys = np.zeros(1, np.int64) if words is None else words.keys
+        self._number = np.argsort(keys, kind="stable")  # the first lists of a file are not in their order
+        P = 0 if words is None else words.P
+        super().__init__(header.codebooks, P, names_of(keys[self._number], P))
+        self.sizes = header.sizes[self._number]
+        # A piece is what is read at once: a list, or a part of a long one. FastScan's blocks stay whole.
+        self._piece = max(128, min(_MOST_READ, memory // 4 // _READING) // 128 * 128)
+        count = -(-self.sizes // self._piece)
+        self._first = np.append(0, np.cumsum(count))  # of each list
+        self._list = np.repeat(np.arange(self.lists), count)
+        self._row = (np.arange(len(self._list)) - self._first[self._list]) * self._piece
+        self._size = np.minimum(self._piece, self.sizes[self._list] - self._row)
+        depth = 0 if words is None else max(0, min(2, self.T - 1 - P // 2))
+        room = max(self._piece, memory // 2 // (self.T + 13 + 5 * depth))
+        self._room = n = min(header.n, room, (1 << 32) - 1)
+        levels = [n] * depth + [0] * (DEPTH - depth)
+        self._tree = (
+            depth,
+            tuple(np.empty(size, np.uint8) for size in levels),
+            tuple(np.empty(size + 1, np.uint32) for size in levels),
+            (np.empty((n, self.T), np.uint8), np.empty(n + 1, np.uint32), np.empty(n, np.int64)),
+        )
+        self._ends = np.zeros(len(self._list) + 1, np.int64)
+        self._slots = np.zeros(len(self._list) + 1, np.int64)
+        self._at = np.empty(len(self._list), np.int64)
+        self._lock = threading.Lock()
+        self._clear()
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self._at[:] = -1
+        self._held = self._tested = 0
+        self._used = np.zeros(DEPTH + 1, np.int64)  # nodes of each level, and rows
+
+    def _chunks(self, lists: Ids) -> Iterator[Ids]:
+        """The pieces of lists in turn, as many at a time as there is room for."""
+        counts = self._first[lists + 1] - self._first[lists]
+        ends = np.cumsum(counts)
+        pieces = np.arange(counts.sum()) + np.repeat(self._first[lists] - (ends - counts), counts)
+        yield from self._parts(pieces, self._room)
+
+    def _parts(self, pieces: Ids, items: int) -> Iterator[Ids]:
+        """Consecutive pieces with at most so many items together, if they have more than one."""
+        ends, at = np.cumsum(self._size[pieces]), 0
+        while at < len(pieces):
+            before = int(ends[at - 1]) if at else 0
+            stop = max(at + 1, min(at + _LISTS, int(np.searchsorted(ends, before + items, side="right"))))
+            yield pieces[at:stop]
+            at = stop
+
+    def _ready(self, pieces: Ids, where: Filter | None, passing: NDArray[np.bool_]) -> None:
+        """Read the pieces that are not there, and test the items of all that are there."""
+        new = pieces[self._at[pieces] < 0]
+        if self._slots[self._held] + self._size[new].sum() > self._room:
+            self._clear()
+            new = pieces
+        for part in self._parts(new, self._piece):
+            self._read(part)
+        if where is None:
+            return
+        for number in range(self._tested, self._held):
+            slots = slice(*self._slots[number : number + 2])
+            ids = self._tree[-1][2][slots]
+            order = np.argsort(ids, kind="stable")
+            own = np.empty(len(ids), np.bool_)
+            own[order] = mask_of(where, IdMap(len(ids), ids[order]))
+            passing[slots] = own
+        self._tested = self._held
+
+    def _read(self, pieces: Ids) -> None:
+        """Append pieces."""
+        codes, ids = [], []
+        for piece in pieces.tolist():
+            number, start = int(self._number[self._list[piece]]), int(self._row[piece])
+            stop = start + int(self._size[piece])
+            codes.append(self._header.codes(self._source, number, start, stop))
+            ids.append(self._header.ids(self._source, number, start, stop))
+        what = str(self._source.path)
+        columns = columns_of(check_codes(np.concatenate(codes), self.M, self.K, what=what), self.M, self.K)
+        items, sizes = np.concatenate(ids), self._size[pieces]
+        begin, starts = np.append(0, np.cumsum(sizes)), np.arange(len(items))
+        if self._header.words is not None:
+            order = np.argsort(items, kind="stable")
+            of = np.repeat(np.arange(len(pieces), dtype=np.uint16), sizes)
+            inner, starts = grouped(columns.take(order, axis=0), of.take(order))
+            order = order.take(inner)
+            items, columns = items.take(order), columns.take(order.take(starts), axis=0)
+            begin = np.searchsorted(starts, begin)
+        depth, values, children, (rows, firsts, members) = self._tree
+        tree = tree_of(columns, begin, self.P // 2, depth)
+        slot, row = int(self._slots[self._held]), int(self._used[-1])
+        rows[row : row + len(columns)] = columns
+        firsts[row : row + len(columns) + 1] = slot + np.append(starts, len(items))
+        members[slot : slot + len(items)] = items
+        counts = [len(value) for value in tree.values] + [len(columns)]
+        for level in range(depth):
+            node, below = int(self._used[level]), level + 1 if level + 1 < depth else DEPTH
+            values[level][node : node + counts[level]] = tree.values[level]
+            children[level][node : node + counts[level] + 1] = tree.children[level] + self._used[below]
+        held = slice(self._held, self._held + len(pieces) + 1)
+        self._ends[held] = tree.ends + self._used[0 if depth else DEPTH]
+        self._slots[held] = slot + np.append(0, np.cumsum(sizes))
+        self._at[pieces] = np.arange(self._held, self._held + len(pieces))
+        self._held += len(pieces)
+        self._used += counts
+
+    # Searching --------------------------------------------------------------------------------------------------------
+
+    def search(
+        self,
+        xq: Floats,
+        k: int,
+        *,
+        where: Filter | None = None,
+        nprobe: int | None = None,
+        floor: Floats | None = None,
+        threads: int | None = None,
+    ) -> tuple[Floats, Ids]:
+        """As :meth:`.codeword_lists.CodewordLists.search`, by ids. A list is read once for all queries that reach it."""
+        check_threads(threads)
+        xq = self._check(xq)
+        least = (
+            np.full(len(xq), -np.inf, np.float32)
+            if floor is None
+            else np.require(floor, requirements=["C", "W"])
+        )
+        D = np.full((len(xq), k), -np.inf, np.float32)
+        found = np.full((len(xq), k), -1, np.int64)
+        step = max(1, _BOUNDS // self.lists)
+        with self._lock:
+            passing = self._filter(where)
+            for start in range(0, len(xq), step):
+                part = slice(start, start + step)
+                own, lowest, out = xq[part], least[part], (D[part], found[part])
+                if nprobe is None:
+                    self._search(own, k, where, passing, lowest, *out, threads)
+                else:
+                    self._search_some(own, k, nprobe, where, passing, lowest, *out)
+        return D, found
+
+    def _filter(self, where: Filter | None) -> NDArray[np.bool_]:
+        self._tested = 0
+        return NO_FILTER if where is None else np.empty(self._room, np.bool_)
+
+    def _pieces(self, xq: Floats, pieces: Ids, *arguments: Any) -> None:
+        """As :meth:`_visit`."""
+        self._visit(xq, self._list[pieces], self._at[pieces], *arguments)
+
+    def _search_some(
+        self,
+        xq: Floats,
+        k: int,
+        nprobe: int,
+        where: Filter | None,
+        passing: NDArray[np.bool_],
+        least: Floats,
+        D: Floats,
+        found: Ids,
+    ) -> None:
+        def visit(one: slice, lists: Ids, *out: Any) -> None:
+            for pieces in self._chunks(lists):
+                self._ready(pieces, where, passing)
+                self._pieces(xq[one], pieces, passing, k, least[one], *out)
+
+        self._probe(xq, k, nprobe, D, found, visit)
+
+    def _search(
+        self,
+        xq: Floats,
+        k: int,
+        where: Filter | None,
+        passing: NDArray[np.bool_],
+        floor: Floats,
+        D: Floats,
+        found: Ids,
+        threads: int | None,
+    ) -> None:
+        bounds, counts = self.list_bounds(xq), np.zeros(len(xq), np.int64)
+        done = np.zeros(self.lists, np.bool_)
+        lists, reading = np.unique(bounds.argmax(axis=1)), _FIRST_READ
+        while len(lists):
+            done[lists] = True
+            for pieces in self._chunks(lists):
+                self._ready(pieces, where, passing)
+
+                def run(part: slice, pieces: Ids = pieces) -> None:
+                    out = D[part], found[part], counts[part]
+                    self._pieces(xq[part], pieces, passing, k, floor[part], *out)
+
+                in_parallel(run, len(xq), 256, threads)
+            least = np.where(counts == k, D[:, 0], floor)
+            # Lists that are there come first; of the others, the best ones: they may make the rest unnecessary.
+            lists = np.flatnonzero((bounds >= least[:, None]).any(axis=0) & ~done)
+            above = (bounds[:, lists] - np.where(np.isinf(least), 0, least)[:, None]).max(
+                axis=0, initial=-np.inf
+            )
+            lists = lists[np.argsort(-above, kind="stable")]
+            unread = (self.sizes[lists] > 0) & (self._at[self._first[lists].clip(max=len(self._at) - 1)] < 0)
+            read = np.cumsum(np.where(unread, self.sizes[lists], 0))
+            lists = lists[~unread | (read <= max(reading, read[unread][:1].max(initial=0)))]
+            reading *= 4
+        for q, count in enumerate(counts.tolist()):
+            kernels.order(D[q], found[q], count)
+        self.searched += len(xq)
+
+    def range_search(
+        self, query: Floats, min_score: float, limit: int, *, where: Filter | None = None
+    ) -> tuple[Floats, Ids]:
+        """As :meth:`.codeword_lists.CodewordLists.range_search`, by ids. Raises DataError: more than ``limit``."""
+        xq, least = self._check(query[None]), np.array([min_score], np.float32)
+        D, found, left = [np.empty(0, np.float32)], [np.empty(0, np.int64)], limit
+        with self._lock:
+            passing = self._filter(where)
+            for pieces in self._chunks(np.flatnonzero(self.list_bounds(xq)[0] >= least)):
+                self._ready(pieces, where, passing)
+
+                def visit(*out: Any, pieces: Ids = pieces) -> None:
+                    self._pieces(xq, pieces, passing, 0, least, *out)
+
+                try:
+                    scores, ids = all_reaching(min_score, left, visit)
+                except DataError:
+                    raise too_many(min_score, limit) from None
+                D.append(scores)
+                found.append(ids)
+                left -= len(ids)
+        return best_first(np.concatenate(D), np.concatenate(found))
