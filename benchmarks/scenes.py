@@ -45,7 +45,7 @@ from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.evaluation.ranking import RankingResult
-from gpq_faiss.evaluation.tables import pivot, render, summarise
+from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
 from gpq_faiss.training.loop import fit
@@ -197,9 +197,11 @@ def markdown(results: dict[str, Any]) -> str:
             for b in ([cell["bits"]] if cell["bits"] else bits)
         ]
     rows.sort(key=lambda row: row["bits"])
-    wide = pivot(summarise(rows, by=["method", "bits"], values=["map"]), "method", "bits", "map")
+    wide: dict[str, dict[str, Any]] = {}
+    for row in summarise(rows, by=["method", "bits"], values=["map"]):
+        wide.setdefault(row["method"], {"method": row["method"]})[str(row["bits"])] = row["map"]
     lines = []
-    for line in wide:
+    for line in wide.values():
         name, labelled = str(line.pop("method")).split("|")
         no_code = name in METHODS and not METHODS[name].any_length
         lines.append({"method": f"{name} (no code)" if no_code else name, "labels seen": labelled, **line})

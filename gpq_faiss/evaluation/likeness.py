@@ -15,7 +15,7 @@ If rank k is inside a group of n items with equal score, after a items, each of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -70,13 +70,7 @@ class Likeness:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "nn10_at_100": self.nn10_at_100,
-            "within_class": self.within_class,
-            "distinct_in_tops": self.distinct_in_tops,
-            "queries": self.queries,
-            "definition": self.definition,
-        }
+        return asdict(self)
 
 
 def definition(queries: int, total: int, k: int = 100) -> str:
@@ -137,8 +131,7 @@ def nearest(
     unit_queries = _unit(xq)
     best = [np.full((len(xq), n), _NONE) for _ in range(2)]
     start = 0
-    for block in blocks:
-        x = np.asarray(block)
+    for x in map(np.asarray, blocks):
         if x.ndim != 2 or x.shape[1] != xq.shape[1]:
             raise DataError(f"inputs of the database are {x.shape}: rows of {xq.shape[1]} numbers are needed")
         stop = start + len(x)

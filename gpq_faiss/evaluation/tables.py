@@ -102,32 +102,12 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in by), []).append(row)
-    result = []
+    found = []
     for key, members in groups.items():
-        line: dict[str, Any] = dict(zip(by, key, strict=True))
-        for name in values:
-            given = [row[name] for row in members if row.get(name) is not None]
-            line[name] = Spread.of(given) if given else None
-        result.append(line)
-    return result
-
-
-def pivot(rows: Sequence[Row], index: str, across: str, value: str) -> list[dict[str, Any]]:
-    """Pivot rows: one row per ``index``, one column per ``across`` (for example mAP by method and bits).
-
-    Raises:
-        UsageError: two rows for one cell (summarise them first).
-    """
-    names = list(dict.fromkeys(str(row[across]) for row in rows))
-    table: dict[Any, dict[str, Any]] = {}
-    for row in rows:
-        line = table.setdefault(row[index], {index: row[index], **dict.fromkeys(names)})
-        if line[str(row[across])] is not None:
-            raise UsageError(
-                f"two values for {index}={row[index]}, {across}={row[across]}: summarise the runs first"
-            )
-        line[str(row[across])] = row[value]
-    return list(table.values())
+        given = {name: [row[name] for row in members if row.get(name) is not None] for name in values}
+        spreads = {name: Spread.of(some) if some else None for name, some in given.items()}
+        found.append(dict(zip(by, key, strict=True)) | spreads)
+    return found
 
 
 def render(
@@ -162,29 +142,33 @@ def render(
     """
     if form not in get_args(Format):
         raise UsageError(f"table format {form!r} is unknown: use one of {', '.join(get_args(Format))}")
-    names = (
-        list(columns) if columns is not None else list(dict.fromkeys(name for row in rows for name in row))
-    )
+    names = list(dict.fromkeys(name for row in rows for name in row)) if columns is None else list(columns)
     if form == "json":
-        return (
-            json.dumps([{n: _plain(row.get(n)) for n in names} for row in rows], indent=2, ensure_ascii=False)
-            + "\n"
-        )
+        plain = [{name: _plain(row.get(name)) for name in names} for row in rows]
+        return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     if form == "csv":
         return _csv(rows, names)
-    titles = [(headers or {}).get(name, name) for name in names]
-    cells = [[_cell(row.get(name), digits) for name in names] for row in rows]
+    lines = [[(headers or {}).get(name, name) for name in names]]
+    lines += [[_cell(row.get(name), digits) for name in names] for row in rows]
     right = [_numeric([row.get(name) for row in rows]) for name in names]
     if form == "latex":
-        return _latex(titles, cells, right, caption)
+        return _latex(lines, right, caption)
     if form == "html":
-        return _html(titles, cells, right, caption)
+        return _html(lines, right, caption)
+    above = [] if caption is None else [caption]
     if form == "markdown":
-        return _markdown(titles, cells, right, caption)
-    widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(names))]
-    lines = [_aligned(titles, widths, right), "  ".join("─" * w for w in widths)]
-    lines += [_aligned(line, widths, right) for line in cells]
-    return "\n".join(([caption] if caption is not None else []) + lines) + "\n"
+        lines = [[text.replace("\\", "\\\\").replace("|", "\\|") for text in line] for line in lines]
+    widths = [max(3 * (form == "markdown"), *map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [
+        [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, widths, right, strict=True)]
+        for line in lines
+    ]
+    if form == "markdown":
+        texts.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)])
+        above += [""] * len(above)
+        return "\n".join([*above, *(f"| {' | '.join(line)} |" for line in texts)]) + "\n"
+    texts.insert(1, ["─" * w for w in widths])
+    return "\n".join([*above, *("  ".join(line).rstrip() for line in texts)]) + "\n"
 
 
 def _cell(value: Any, digits: int) -> str:
@@ -208,46 +192,19 @@ def _numeric(values: Sequence[Any]) -> bool:
     )
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    pairs = zip(line, widths, right, strict=True)
-    return "  ".join(text.rjust(w) if r else text.ljust(w) for text, w, r in pairs).rstrip()
-
-
-def _markdown(
-    titles: Sequence[str], cells: list[list[str]], right: Sequence[bool], caption: str | None
-) -> str:
-    safe = [
-        [text.replace("\\", "\\\\").replace("|", "\\|") for text in line] for line in [list(titles), *cells]
-    ]
-    widths = [max(3, *(len(line[i]) for line in safe)) for i in range(len(titles))]
-    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    lines = []
-    for line in [safe[0], rule, *safe[1:]]:
-        pairs = zip(line, widths, right, strict=True)
-        lines.append("| " + " | ".join(t.rjust(w) if r else t.ljust(w) for t, w, r in pairs) + " |")
-    return "\n".join(([caption, ""] if caption is not None else []) + lines) + "\n"
-
-
-def _html(titles: Sequence[str], cells: list[list[str]], right: Sequence[bool], caption: str | None) -> str:
-    def line(tag: str, texts: Sequence[str]) -> str:
+def _html(lines: list[list[str]], right: Sequence[bool], caption: str | None) -> str:
+    def row(tag: str, texts: Sequence[str]) -> str:
         pairs = zip(texts, right, strict=True)
-        return "".join(f"<{tag}{' class=n' if r else ''}>{escape(text)}</{tag}>" for text, r in pairs)
+        cells = (f"<{tag}{' class=n' if r else ''}>{escape(text)}</{tag}>" for text, r in pairs)
+        return f"<tr>{''.join(cells)}</tr>"
 
     above = "" if caption is None else f"<caption>{escape(caption)}</caption>"
-    body = "".join(f"<tr>{line('td', texts)}</tr>\n" for texts in cells)
-    head = f"<thead><tr>{line('th', titles)}</tr></thead>"
-    return f"<table>{above}{head}<tbody>\n{body}</tbody></table>\n"
+    body = "".join(f"{row('td', texts)}\n" for texts in lines[1:])
+    return f"<table>{above}<thead>{row('th', lines[0])}</thead><tbody>\n{body}</tbody></table>\n"
 
 
-_LATEX = {
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
@@ -258,36 +215,39 @@ _LATEX = {
 }
 
 
-def _latex(titles: Sequence[str], cells: list[list[str]], right: Sequence[bool], caption: str | None) -> str:
-    def safe(text: str) -> str:
-        return "".join(_LATEX.get(letter, letter) for letter in text)
-
-    lines = [r"\begin{tabular}{" + "".join("r" if r else "l" for r in right) + "}", r"\toprule"]
-    lines += [" & ".join(map(safe, titles)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(safe, line)) + r" \\" for line in cells]
-    lines += [r"\bottomrule", r"\end{tabular}"]
+def _latex(lines: list[list[str]], right: Sequence[bool], caption: str | None) -> str:
+    safe = str.maketrans(_LATEX)
+    head, *body = [" & ".join(text.translate(safe) for text in line) + r" \\" for line in lines]
+    columns = "".join("r" if r else "l" for r in right)
+    text = [
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        head,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
     if caption is not None:
-        lines = [r"\begin{table}", r"\centering", rf"\caption{{{safe(caption)}}}", *lines, r"\end{table}"]
-    return "\n".join(lines) + "\n"
+        around = [r"\begin{table}", r"\centering", rf"\caption{{{caption.translate(safe)}}}"]
+        text = [*around, *text, r"\end{table}"]
+    return "\n".join(text) + "\n"
 
 
 def _csv(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """All digits; a :class:`Spread` has a column each for mean, deviation and number."""
     spread = {name for name in names if any(isinstance(row.get(name), Spread) for row in rows)}
-    head = [
-        h for name in names for h in ([name, f"{name}_deviation", f"{name}_n"] if name in spread else [name])
-    ]
+    parts = {name: [name, f"{name}_deviation", f"{name}_n"] if name in spread else [name] for name in names}
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow(head for heads in parts.values() for head in heads)
     for row in rows:
         line: list[Any] = []
-        for name in names:
-            value = row.get(name)
-            if isinstance(value, Spread):
-                line += [repr(value.mean), "" if value.deviation is None else repr(value.deviation), value.n]
-            else:
-                plain = _plain(value)
-                line += ["" if plain is None else plain] + ["", ""] * (name in spread)
+        for name, heads in parts.items():
+            value = _plain(row.get(name))
+            cells = list(value.values()) if isinstance(row.get(name), Spread) else [value]
+            line += [repr(cell) if isinstance(cell, float) else cell for cell in cells]
+            line += [None] * (len(heads) - len(cells))
         writer.writerow(line)
     return stream.getvalue()
 

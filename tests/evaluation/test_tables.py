@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpq_faiss.errors import UsageError
-from gpq_faiss.evaluation.tables import Spread, pivot, render, summarise
+from gpq_faiss.evaluation.tables import Spread, render, summarise
 
 ROWS = [
     {"method": "GPQ", "bits": 12, "map": Spread.of([0.5, 0.6]), "n": 54000},
@@ -26,7 +26,7 @@ def test_spread_is_the_sample_deviation():
         Spread.of([])
 
 
-def test_summarise_and_pivot():
+def test_summarise():
     runs = [
         {"method": m, "bits": b, "seed": s, "map": v}
         for m, b, s, v in [("GPQ", 12, 0, 0.5), ("GPQ", 12, 1, 0.7), ("PQ", 12, 0, 0.2), ("GPQ", 48, 0, None)]
@@ -35,11 +35,6 @@ def test_summarise_and_pivot():
     assert [(x["method"], x["bits"]) for x in lines] == [("GPQ", 12), ("PQ", 12), ("GPQ", 48)]
     assert lines[0]["map"].mean == pytest.approx(0.6)
     assert lines[2]["map"] is None
-    wide = pivot(lines, "method", "bits", "map")
-    assert list(wide[0]) == ["method", "12", "48"]
-    assert wide[1]["48"] is None
-    with pytest.raises(UsageError, match="two values"):
-        pivot(runs, "method", "bits", "map")
 
 
 def test_text_is_aligned():

@@ -172,22 +172,9 @@ def test_a_program_without_torch_queries_a_faiss_index(
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "pt2"])
-@pytest.mark.parametrize("kind", ["features", "images"])
-def test_the_file_says_what_it_belongs_to(
-    models: dict[str, Path], exports: dict[tuple[str, str], Path], kind: str, suffix: str
-) -> None:
-    found = read_encoder_metadata(exports[kind, suffix])
-    description = load_model(models[kind]).description
-    assert found["model_fingerprint"] == description["model_fingerprint"]
-    assert found["codebooks_fingerprint"] == description["codebooks_fingerprint"]
-    assert found["class_names"] == ["cat", "dog", "owl"]
-    assert (found["codebooks"], found["codewords"], found["subdim"]) == (M, K, D)
-    assert (found.get("input_width"), found.get("image_size")) == (
-        (20, None) if kind == "features" else (None, 32)
-    )
-    assert found["outputs"] == (["vectors", "codes"] if kind == "features" else ["vectors"])
-    assert found["format"] == ("onnx" if suffix == "onnx" else "torch")
-    assert found["versions"]["torch"] == torch.__version__
+def test_the_file_of_images_says_their_size(exports: dict[tuple[str, str], Path], suffix: str) -> None:
+    found = read_encoder_metadata(exports["images", suffix])
+    assert (found.get("input_width"), found["image_size"], found["outputs"]) == (None, 32, ["vectors"])
 
 
 def test_an_onnx_file_stands_alone_and_tells_nothing_of_this_machine(
@@ -249,15 +236,10 @@ def test_a_graph_that_differs_leaves_no_file(
         export_encoder(models["features"], out, with_codes=with_codes, overwrite=True)
     assert out.read_bytes() == b"kept"
     assert [p.name for p in tmp_path.iterdir()] == [out.name]
-
-
-def test_only_the_tolerance_decides(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module._Graph, "forward", shifted(1e-3))
-    passed: list[Check] = []
-    export_encoder(models["features"], tmp_path / "e.pt2", tolerance=2e-3, on_check=passed.append)
-    assert passed[0].max_difference == pytest.approx(1e-3, rel=1e-2)
+    if by == 1e-3:  # only the tolerance decides
+        passed: list[Check] = []
+        export_encoder(models["features"], out, tolerance=2e-3, overwrite=True, on_check=passed.append)
+        assert passed[0].max_difference == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_a_batch_size_that_is_baked_in_leaves_no_file(
@@ -390,12 +372,6 @@ def test_an_output_that_exists_is_kept_without_overwrite(models: dict[str, Path]
     assert out.read_bytes() == b"kept"
     export_encoder(models["features"], out, overwrite=True)
     assert read_encoder_metadata(out)["input_width"] == 20
-
-
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere"):
-        export_encoder(tmp_path / "nowhere", tmp_path / "e.pt2")
-    assert not list(tmp_path.iterdir())
 
 
 # The command -----------------------------------------------------------------------------------------------------------
