@@ -34,7 +34,7 @@ from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import find_method
 from ..nn.device import gpu_memory
-from ..progress import Progress, stage
+from ..progress import stage
 from ..store import RowReader
 from .compared import code_bits, model_name, open_compared, resolve_split
 from .evaluation_result import DEFAULT_KS, Evaluation, Row, first_results
@@ -57,14 +57,9 @@ def _database(split: Split, labels: Labels, notes: list[str]) -> NDArray[np.int6
     return split.labelled
 
 
-def _encode(
-    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64], advance: Progress
-) -> Coded:
-    """Encode queries and database with a model; calls ``advance`` with the number of items done and their total."""
-    total = len(queries) + len(rows)
-    query_rows, xq = encoder.embed_rows(
-        dataset, queries, queries=True, progress=lambda done, _: advance(done, total)
-    )
+def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
+    """Encode queries and database with a model."""
+    query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
     readable: list[NDArray[np.int64]] = []
     codes: list[NDArray[np.uint8]] = []
     with stage("encoding", len(rows)) as encoding:
@@ -72,7 +67,6 @@ def _encode(
             readable.append(positions)
             codes.append(packed)
             encoding.advance(len(positions))
-            advance(len(queries) + encoding.done, total)
     coder = ProductCoder(encoder.model.codebooks)
     return Coded(coder, query_rows, np.concatenate(readable), xq, np.concatenate(codes))
 
@@ -95,16 +89,6 @@ def _rank_on_device(
         )
 
 
-def _share(progress: Progress | None, before: int, models: int) -> Progress:
-    """``progress`` for one of several models, ``before`` of which are done."""
-
-    def advance(done: int, total: int) -> None:
-        if progress is not None:
-            progress(before * total + done, models * total)
-
-    return advance
-
-
 def _rank_all(
     entries: Mapping[str, Encoder | None],
     dataset: Dataset,
@@ -113,7 +97,6 @@ def _rank_all(
     options: Mapping[str, Any],
     *,
     on_device: bool,
-    progress: Progress | None,
 ) -> tuple[dict[str, Row], Coded]:
     """Encode, rank and measure every entry, and the codes of the first. It is a model; methods are compared on the queries and
     items that it could read."""
@@ -121,7 +104,6 @@ def _rank_all(
     assert first is not None
     labels, image_size = dataset.require_labels(), first.model.image_size
     seed = int(first.model.description["config"]["training"]["seed"])
-    models = [name for name, encoder in entries.items() if encoder is not None]
     measured: dict[str, Row] = {}
     of_first: Coded | None = None
     neighbours: Neighbours | None = None
@@ -129,9 +111,7 @@ def _rank_all(
         if of_first is not None:
             log.info("comparing with %s", name)
         if encoder is not None:
-            coded = _encode(
-                encoder, dataset, split.query, database, _share(progress, models.index(name), len(models))
-            )
+            coded = _encode(encoder, dataset, split.query, database)
         else:
             assert of_first is not None
             rows = {"queries": of_first.query_rows, "database": of_first.base_rows}
@@ -168,7 +148,6 @@ def _evaluate_codes(
     options: Mapping[str, Any],
     *,
     device: str,
-    progress: Progress | None,
 ) -> Evaluation:
     """:func:`evaluate` with a codes file as the database."""
     encoder = open_encoder(model, device)
@@ -189,7 +168,7 @@ def _evaluate_codes(
     rows, database = np.flatnonzero(query_labels.has()), np.flatnonzero(labels.has())
     if not len(database):
         raise DataError(f"{codes}: no item has a label, so nothing is relevant")
-    rows, xq = encoder.embed_rows(queries, rows, queries=True, progress=progress)
+    rows, xq = encoder.embed_rows(queries, rows, queries=True)
     M, K, _ = encoder.shape
     result = rank_codes(
         score_tables(xq, Z),
@@ -253,7 +232,6 @@ def evaluate(
     device: str = "cpu",
     on_device: bool = False,
     threads: int | None = None,
-    progress: Progress | None = None,
     ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for each of its queries, by code, and measure the rankings.
@@ -274,7 +252,6 @@ def evaluate(
         device: where networks run and models are ranked. Compared methods are fitted and ranked on the CPU.
         on_device: rank with the GPU algorithm; with the device ``cpu``, torch runs it on the CPU. The figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
-        progress: called while encoding.
         ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
@@ -309,7 +286,7 @@ def evaluate(
             raise UsageError(
                 "--codes ranks the file against all labelled items: leave out --compare, --index, --protocol, --ray, seed and labelled"
             )
-        return _evaluate_codes(model, dataset, codes, options, device=device, progress=progress)
+        return _evaluate_codes(model, dataset, codes, options, device=device)
     if is_onnx(model):
         raise UsageError(
             f"{model} encodes queries only: give the model folder, or --codes FILE of the database"
@@ -325,7 +302,7 @@ def evaluate(
     database = _database(split, dataset.require_labels(), notes)
     with connected(ray):  # once for all rankings
         measured, coded = _rank_all(
-            entries, dataset, split, database, options | {"ray": ray}, on_device=on_device, progress=progress
+            entries, dataset, split, database, options | {"ray": ray}, on_device=on_device
         )
     name, queries = next(iter(measured)), coded.query_rows
     if encoder.model.class_names != dataset.require_labels().class_names:
