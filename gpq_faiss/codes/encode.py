@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from .bits import code_size, pack_indices, unpack_codes
 from .checks import Codes, Floats, check_codebooks, check_vectors, named_rows
 from .codebooks import product_index
@@ -35,19 +35,12 @@ def _first_of_equals(Z: Floats) -> Codes | None:
     return table if repeats else None
 
 
-def encode(
-    x: ArrayLike,
-    Z: ArrayLike,
-    *,
-    block: int = ENCODE_BLOCK,
-    threads: int | None = None,
-    what: str = "vectors to encode",
-    first_row: int = 0,
-) -> Codes:
+def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0) -> Codes:
     """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
 
     The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), computed faster (:mod:`.nearest`) where rounding cannot matter, and by
-    Faiss elsewhere. Ties go to the lowest index. (Faiss guarantees that only without BLAS.) Additional memory is bounded.
+    Faiss elsewhere. Ties go to the lowest index. (Faiss guarantees that only without BLAS.) Additional memory is bounded; there are as
+    many threads as Faiss is set to use.
 
     Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose the direction of sub-vectors much
     longer or shorter than codewords; such sub-vectors (norm below 0.01, or at least 100) are scaled first.
@@ -55,8 +48,6 @@ def encode(
     Args:
         x: [N, M*d] numbers, sub-vectors of any norm but 0.
         Z: float32 [M, K, d].
-        block: maximum rows per block.
-        threads: number of threads (default: Faiss' setting).
         what: name of the vectors in errors; ``first_row``: number of their first row.
 
     Returns:
@@ -74,31 +65,22 @@ def encode(
     """
     Z = check_codebooks(Z)
     M, K, d = Z.shape
-    if block < 1:
-        raise UsageError(f"block of {block} rows: it must be at least 1")
-    if threads is not None and threads < 1:
-        raise UsageError(f"{threads} threads: it must be at least 1")
     source = np.asarray(x)
     if source.ndim != 2 or len(source) == 0:  # the full check raises the detailed error
         source = check_vectors(source, M * d, what=what)
     encoder = _Encoder(Z, what)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
-    block = min(block, max(256, ENCODE_BLOCK * 16 // K))  # the scores of a block stay in the cache
+    block = min(ENCODE_BLOCK, max(256, ENCODE_BLOCK * 16 // K))  # the scores of a block stay in the cache
     starts = range(0, len(source), block)
 
     def fill(start: int) -> None:
         out[start : start + block] = encoder(source[start : start + block], first_row + start)
 
-    workers = min(threads or int(faiss.omp_get_max_threads()), len(starts))
-    with one_blas_thread():
-        if workers > 1:
-            # numpy releases the interpreter lock in the expensive operations
-            with ThreadPoolExecutor(workers) as pool:
-                for _ in pool.map(fill, starts):  # raises the first error in the order of rows
-                    pass
-        else:
-            for start in starts:
-                fill(start)
+    workers = min(int(faiss.omp_get_max_threads()), len(starts))
+    # numpy releases the interpreter lock in the expensive operations
+    with one_blas_thread(), ThreadPoolExecutor(max(1, workers)) as pool:
+        for _ in pool.map(fill, starts) if workers > 1 else map(fill, starts):
+            pass  # raises the first error in the order of rows
     return out
 
 

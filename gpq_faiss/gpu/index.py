@@ -40,7 +40,6 @@ def to_gpu(
     devices: Sequence[int] | None = None,
     mode: Mode = "shard",
     search: Literal["exact", "approximate"] = "exact",
-    lists: int | None = None,
     memory: int = MEMORY,
 ) -> DeviceIndex:
     """Copy an index to one or several GPUs.
@@ -54,7 +53,6 @@ def to_gpu(
         search: ``exact``: by torch, as :func:`to_torch`; results are bit-equal to the CPU. ``approximate``: by Faiss' ``GpuIndexIVFPQ``
             with zero centroids and byte-fused codebooks, with its own scores and order of ties, k up to 2,048, without filters and
             ranges.
-        lists: lists of Faiss' form (default: by the number of items).
         memory: bytes that a search may use on a device in addition to codes, ids and results; Faiss uses as much as one query needs.
 
     Raises:
@@ -67,16 +65,10 @@ def to_gpu(
     numbers = [device] if devices is None else list(devices)
     if not numbers or len(set(numbers)) != len(numbers):
         raise UsageError(f"devices {numbers}: name at least one GPU, each once")
-    if search == "exact":
-        return to_torch(source, device=numbers, mode=mode, memory=memory)
-    _check_mode(mode)
-    for number in numbers:
+    for number in numbers if search == "approximate" else ():
         check_gpu(number)
-
-    def place(codes: Codes, Z: Floats, at: torch.device, memory: int, first: int) -> FaissLists:
-        return FaissLists(codes, Z, at, memory, first, lists=lists)
-
-    return spread(source, [device_of(int(number)) for number in numbers], mode, memory, place)
+    kind = DeviceLists if search == "exact" else FaissLists
+    return spread(source, [device_of(int(number)) for number in numbers], mode, memory, kind)
 
 
 def to_torch(
@@ -95,14 +87,8 @@ def to_torch(
     Raises:
         DeviceError, DataError, UsageError: see :func:`to_gpu`.
     """
-    _check_mode(mode)
     places = [device_of(one) for one in ([device] if isinstance(device, str | int) else device)]
     return spread(source, places, mode, memory, DeviceLists)
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in ("shard", "replica"):
-        raise UsageError(f"mode {mode!r}: choose shard or replica")
 
 
 def spread(
@@ -113,6 +99,8 @@ def spread(
     place: Callable[[Codes, Floats, torch.device, int, int], Part],
 ) -> DeviceIndex:
     """The items of ``source`` on devices; ``place`` puts codes, of row numbers from its last argument on, on one of them."""
+    if mode not in ("shard", "replica"):
+        raise UsageError(f"mode {mode!r}: choose shard or replica")
     description = ""
     ids: Ids | None
     if isinstance(source, MemoryIndex):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -128,38 +127,3 @@ def mask_of(where: Filter, items: IdMap) -> NDArray[np.bool_]:
             f"the filter function returned {mask.dtype} {mask.shape}, expected bool ({len(items)},)"
         )
     return mask
-
-
-_MOSTLY = 0.5  # minimum share of passing items for filtering after the search
-
-
-def over_fetch(k: int, n: int, allowed: int) -> int | None:
-    """How many of ``n`` items to fetch so that probably ``k`` of them pass; None if too few pass.
-
-    Filtering the best of all gives the best passing ones, if enough remain.
-    """
-    return int(k * n / allowed * 1.1) + 16 if allowed >= _MOSTLY * n else None
-
-
-Made = TypeVar("Made")
-
-
-class FilterCache(Generic[Made]):
-    """Cache of the result for the last filter. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: tuple[bytes, Made] | None = None
-
-    def get(self, mask: NDArray[np.bool_], make: Callable[[], Made]) -> Made:
-        """Result of ``make`` for ``mask``, cached for the last mask."""
-        digest = np.packbits(mask).tobytes()
-        with self._lock:
-            if self._held is None or self._held[0] != digest:
-                self._held = None  # free its memory before allocating more
-                self._held = digest, make()
-            return self._held[1]
-
-    def clear(self) -> None:
-        """Clear the cache."""
-        self._held = None

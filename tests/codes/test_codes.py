@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
 from gpq_faiss.codes.checks import check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, inject_fused, pad_vectors, unfuse
@@ -105,14 +108,28 @@ def test_the_length_of_a_vector_changes_no_code(seed: int, scale: float, each: b
     assert np.array_equal(codes, np.concatenate([encode(row[None], Z) for row in scaled]))
 
 
-def test_encode_equals_faiss_and_does_not_depend_on_blocks() -> None:
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(request.param)
+    yield request.param
+    faiss.omp_set_num_threads(before)
+
+
+def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(5)
-    Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 500, 12)
+    Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 3000, 12)
     codes = encode(x, Z)
     assert np.array_equal(codes, inject(Z).sa_encode(x))
-    assert np.array_equal(codes, encode(x, Z, block=7))
     assert np.array_equal(codes, encode(x.astype(np.float64), Z))
     assert encode(x[:0], Z).shape == (0, 6)
+    monkeypatch.setattr(encoding, "ENCODE_BLOCK", 7)
+    assert np.array_equal(codes, encode(x, Z))
+    x[[450, 2900], 3] = np.nan
+    with pytest.raises(DataError, match=r"row 450$"):
+        encode(x, Z)
 
 
 def twins(rng: np.random.Generator, M: int, K: int, d: int, step: float) -> np.ndarray:
@@ -136,7 +153,7 @@ def test_the_fast_way_gives_the_codes_of_faiss_bit_for_bit(K: int, d: int) -> No
         x[200:500] = Z[np.arange(M), pick[..., 0]] + Z[np.arange(M), pick[..., 1]]
         x = x.reshape(-1, M * d)
         x = x[np.any(x.reshape(-1, M, d) != 0, axis=2).all(axis=1)]
-        codes, theirs = encode(x, Z, threads=2, block=300), inject(Z).sa_encode(x)
+        codes, theirs = encode(x, Z), inject(Z).sa_encode(x)
         if d < 16:
             assert np.array_equal(codes, theirs)
         # From d = 16 on Faiss goes through BLAS, whose rounding (so Faiss' own choice) depends on the batch.
@@ -157,17 +174,6 @@ def test_the_fast_way_decides_nearly_all_rows() -> None:
     assert np.array_equal(indices.T[~unsure], cosines(x, Z).argmax(axis=2)[~unsure])
     _, unsure = nearest(x, Z, 10.0)
     assert unsure.all()
-
-
-def test_threads_share_the_rows_and_errors_name_the_first() -> None:
-    rng = np.random.default_rng(9)
-    Z, x = random_codebooks(rng, 3, 16), random_vectors(rng, 3000, 3)
-    assert np.array_equal(encode(x, Z, block=100, threads=3), encode(x, Z, threads=1))
-    x[[450, 2900], 3] = np.nan
-    with pytest.raises(DataError, match=r"row 450$"):
-        encode(x, Z, block=100, threads=3)
-    with pytest.raises(UsageError, match="threads"):
-        encode(x, Z, threads=0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -314,7 +320,7 @@ def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
     zero[33, 12:24] = 0
     zero[10, 0] = 0  # one zero among others is fine
     with pytest.raises(DataError, match="no direction, in row 33"):
-        encode(zero, Z, block=16)
+        encode(zero, Z)
     zero[33] = x[33]
     assert len(encode(zero, Z)) == 50
     for wrong, message in (
@@ -324,8 +330,6 @@ def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
     ):
         with pytest.raises(DataError, match=message):
             encode(wrong, Z)
-    with pytest.raises(UsageError, match="block"):
-        encode(x, Z, block=0)
 
 
 def test_codes_out_of_range_are_refused() -> None:

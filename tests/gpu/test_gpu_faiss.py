@@ -229,7 +229,8 @@ def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(
 ) -> None:
     """A query whose tables were mixed with the next one's would miss results; now and then is enough."""
     codes, Z, _, xq = items(0, M, n=20_000, queries=1024)
-    raw = to_gpu(MemoryIndex.build(codes, Z), lists=lists, search="approximate")
+    source = MemoryIndex.build(codes, Z)
+    raw = put(source, device, via="faiss", lists=lists) if lists else to_gpu(source, search="approximate")
     assert raw.device == torch.device(device)
     assert all(isinstance(i, faiss.GpuIndex) for i in raw.faiss_indexes)
     scores = score_codes(xq, codes, Z)

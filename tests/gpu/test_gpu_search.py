@@ -358,9 +358,8 @@ def test_unfit_sources_and_options_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(device_index, "MAX_ROWS", 1)  # what a key can tell apart
     with pytest.raises(DataError, match="2 items: at most 1 over all devices"):
         put(source, "cpu")
-    for call in (to_gpu, lambda *_, **options: to_torch(source, device="cpu", **options)):
-        with pytest.raises(UsageError, match="choose shard or replica"):
-            call(source, mode="both")
+    with pytest.raises(UsageError, match="choose shard or replica"):
+        to_torch(source, device="cpu", mode="both")
     with pytest.raises(UsageError, match="choose exact or approximate"):
         to_gpu(source, search="ivf")
     for devices in ([], [0, 0]):
