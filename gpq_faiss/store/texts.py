@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .foreign import dataset
+from .sink import PACKED
 
 MOST_BYTES = 1 << 16
 """Maximum UTF-8 bytes of a text."""
@@ -40,13 +41,10 @@ def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
     Raises:
         DataError: a text of more than :data:`MOST_BYTES` bytes; names it.
     """
-    options = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
-    data = h5.create_dataset(
-        f"{_PREFIX}{name}", (0,), "u1", maxshape=(None,), chunks=(_CHUNK,), **{**options, "shuffle": False}
-    )
-    ends = h5.create_dataset(
-        f"{_PREFIX}{name}.ends", (0,), "<i8", maxshape=(None,), chunks=(_CHUNK // 8,), **options
-    )
+    growing = {"maxshape": (None,), **PACKED}
+    options = {**growing, "shuffle": False}
+    data = h5.create_dataset(f"{_PREFIX}{name}", (0,), "u1", chunks=(_CHUNK,), **options)
+    ends = h5.create_dataset(f"{_PREFIX}{name}.ends", (0,), "<i8", chunks=(_CHUNK // 8,), **growing)
     size = count = 0
     for block in blocks:
         encoded = [text.encode() for text in block.tolist()]
