@@ -47,7 +47,7 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.backbones import build_from_spec
+from gpq_faiss.nn.backbones import build_backbone
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.stages.train import train
@@ -115,7 +115,8 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
     network = build_network(config, _IMAGES if backbone == "vgg" else _FEATURES, CLASSES)
     assert isinstance(network, GPQNetwork)
     method = GPQ(network, config)
-    plain = _Plain(build_from_spec(method.network.backbone.spec), config.quantizer.width)  # type: ignore[arg-type]
+    spec: Any = method.network.backbone.spec
+    plain = _Plain(build_backbone(**dataclasses.asdict(spec)), config.quantizer.width)
     method.train()
     plain.train()
     our_adam = method.optimizer(config.training)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
 from .npair import label_pairs
 
-Mining = Literal["semihard", "hardest"]
+MARGIN = 0.1
+"""Required lead of the positive, the paper's."""
 
 
 class TripletPQLoss(nn.Module):
@@ -20,32 +18,10 @@ class TripletPQLoss(nn.Module):
     margin is independent of the code length. A positive of an anchor is another labelled row that shares at
     least one label with it, a negative a labelled row that shares none; unlabelled rows are ignored.
 
-    Mining, inside the batch:
-
-    * ``"semihard"`` (Schroff et al. 2015): every pair (a, p) takes the most similar negative that is less similar
-      than p; if there is none, the least similar negative. Mean over all pairs whose anchor has a negative.
-    * ``"hardest"`` (Hermans et al. 2017): every anchor takes its least similar positive and its most similar
-      negative. Mean over anchors that have both.
-
-    Memory is O(B²): semi-hard negatives are found by binary search in the anchor's sorted negatives. A batch
-    without triplets has loss 0.
-
-    Args:
-        margin: required lead of the positive; the paper's is 0.1.
-        mining: ``"semihard"`` or ``"hardest"``.
-
-    Raises:
-        UsageError: unknown mining, or a negative margin.
+    Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the most similar negative that is less similar
+    than p; if there is none, the least similar negative. Mean over all pairs whose anchor has a negative. Memory is O(B²): negatives
+    are found by binary search in the anchor's sorted negatives. A batch without triplets has loss 0.
     """
-
-    def __init__(self, margin: float = 0.1, mining: Mining = "semihard") -> None:
-        super().__init__()
-        if mining not in get_args(Mining):
-            raise UsageError(f"triplet mining {mining!r} is not one of {', '.join(get_args(Mining))}")
-        if not margin >= 0:
-            raise UsageError(f"the triplet margin is {margin}: it must not be negative")
-        self.margin = margin
-        self.mining = mining
 
     def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar.
@@ -58,18 +34,10 @@ class TripletPQLoss(nn.Module):
         positive, negative = label_pairs(labels, x)
         with torch.autocast(x.device.type, enabled=False):
             similarity = x.flatten(1) @ q.flatten(1).to(x.dtype).T / x.shape[1]
-        has_negative = negative.any(dim=1)
-        if self.mining == "hardest":
-            used = positive.any(dim=1) & has_negative
-            easiest = similarity.masked_fill(~positive, 9.0).amin(dim=1)  # any cosine is below 9
-            hardest = similarity.masked_fill(~negative, -9.0).amax(dim=1)
-            loss = (self.margin + hardest - easiest).relu()
-        else:
-            used = positive & has_negative[:, None]
-            ordered = similarity.masked_fill(~negative, 9.0).sort(dim=1).values
-            below = torch.searchsorted(ordered.detach(), similarity.detach().contiguous())
-            # `below` negatives are less similar than the positive; with none, entry 0 is the least
-            # similar.
-            chosen = ordered.gather(1, (below - 1).clamp_min(0))
-            loss = (self.margin + chosen - similarity).relu()
+        used = positive & negative.any(dim=1, keepdim=True)
+        ordered = similarity.masked_fill(~negative, 9.0).sort(dim=1).values  # any cosine is below 9
+        below = torch.searchsorted(ordered.detach(), similarity.detach().contiguous())
+        # `below` negatives are less similar than the positive; with none, entry 0 is the least similar.
+        chosen = ordered.gather(1, (below - 1).clamp_min(0))
+        loss = (MARGIN + chosen - similarity).relu()
         return loss.masked_fill(~used, 0).sum() / used.sum().clamp_min(1)

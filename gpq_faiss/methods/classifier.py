@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from ..data.labels import Labels
 from ..errors import UsageError
-from ..nn.adam import Adam
 from .base import Coder, Codes, Floats, labelled_rows
 from .float_features import dot_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
@@ -122,7 +121,7 @@ class Classifier(Coder):
             nn.Dropout(_DROPOUT),
             nn.Linear(self.hidden, y.shape[1]),
         )
-        optimizer = Adam(net.parameters(), lr=_RATE, weight_decay=_DECAY)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=_RATE, weight_decay=_DECAY)
 
         def seen(rows: Tensor) -> Tensor:
             return rows + noise * torch.randn(rows.shape) if noise else rows

@@ -27,7 +27,6 @@ from torch import Tensor
 from ..config import Config, TrainingConfig
 from ..data.reader import Reader
 from ..losses import SoftNPairLoss, SubspaceEntropy, SubspaceSoftTargets
-from ..nn.adam import Adam
 from ..nn.gpq_soft import SoftGPQNetwork, straight_through
 from ..nn.quantizer import intra_normalize, reverse_gradient
 from .averaged import AveragedMethod
@@ -81,7 +80,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
         """As that of the class networks."""
         self.class_networks.take_prepared(found)
 
-    def optimizer(self, config: TrainingConfig) -> Adam:
+    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As that of the class networks, with larger steps for all that makes the codes."""
         optimizer = self.class_networks.optimizer(config)
         theirs = {id(p) for p in self.class_networks.parameters()}

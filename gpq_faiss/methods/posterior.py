@@ -24,7 +24,6 @@ from ..config import COMMITTEE_RATE, CONVOLUTION_RATE, Config, TrainingConfig
 from ..data.reader import Reader
 from ..errors import DataError
 from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
-from ..nn.adam import Adam
 from ..nn.backbones import MLP
 from ..nn.heads import SubspaceHeads
 from ..nn.posterior import PosteriorNetwork
@@ -176,7 +175,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
         return self.pseudo_labels[at] * torch.from_numpy(self.rows[at] == rows)[:, None]
 
-    def optimizer(self, config: TrainingConfig) -> Adam:
+    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As in the base class, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
         optimizer = super().optimizer(config)
         net = self.network

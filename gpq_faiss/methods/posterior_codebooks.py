@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..losses.soft_npair import soft_npair_of_posteriors
-from ..nn.adam import Adam
 from ..nn.additive import assign, assign_logits
 from .codewords import PLACE, fit_codewords, kmeans
 
@@ -187,7 +186,7 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     for _ in range(_ROUNDS):
         codes = torch.cat([assign_logits(block, codewords) for block in _blocks(targets)])
         trained = codewords.clone().requires_grad_(True)
-        optimizer = Adam([trained], lr=_LOGIT_RATE)
+        optimizer = torch.optim.Adam([trained], lr=_LOGIT_RATE)
         for _ in range(_LOGIT_STEPS):
             log_p = _add_codewords(trained, codes).log_softmax(dim=1)
             loss = -(targets * log_p).sum(dim=1).mean()
@@ -210,7 +209,7 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
         seed: of the batches.
     """
     tables = start.clone().requires_grad_(True)
-    optimizer = Adam([tables], lr=_TABLE_RATE)
+    optimizer = torch.optim.Adam([tables], lr=_TABLE_RATE)
     generator = torch.Generator().manual_seed(seed)
     batch = min(_TABLE_BATCH, len(posterior))
     for step in range(_TABLE_STEPS):

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from ..config import TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
-from ..nn.adam import Adam
 from ..nn.backbones import Backbone
 from ..nn.joint import LABELLED, UNLABELLED, Share
 from .base import Coder
@@ -106,7 +105,7 @@ class TrainableMethod(nn.Module, ABC):
         if isinstance(reader.dataset, FeatureDataset):
             values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
             for backbone in self.extractors():
-                backbone.fit_standardisation(torch.from_numpy(values), mode="global")
+                backbone.fit_standardisation(torch.from_numpy(values))
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
@@ -125,10 +124,10 @@ class TrainableMethod(nn.Module, ABC):
         """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
         raise NotImplementedError(type(other).__name__)
 
-    def optimizer(self, config: TrainingConfig) -> Adam:
+    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam, as in the paper."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
+        return torch.optim.Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""

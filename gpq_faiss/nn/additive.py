@@ -28,24 +28,13 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
         codewords: float [M, K, E].
         beam: partial sums kept; 1 is greedy.
     """
-    M, K, E = codewords.shape
-    B = targets.shape[0]
     left = targets.unsqueeze(1)
-    chosen = torch.zeros(B, 1, 0, dtype=torch.long, device=targets.device)
-    for m in range(M):
+    chosen = _none(targets)
+    for m, words in enumerate(codewords):
         # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
-        distance = (
-            left.square().sum(dim=2, keepdim=True)
-            - 2 * left @ codewords[m].T
-            + codewords[m].square().sum(dim=1)
-        )
-        kept = min(beam, left.shape[1] * K) if m < M - 1 else 1
-        best = distance.flatten(1).topk(kept, dim=1, largest=False).indices
-        parent, word = best // K, best % K
-        left = left.gather(1, parent.unsqueeze(2).expand(-1, -1, E)) - codewords[m][word]
-        chosen = torch.cat(
-            [chosen.gather(1, parent.unsqueeze(2).expand(-1, -1, m)), word.unsqueeze(2)], dim=2
-        )
+        distance = left.square().sum(dim=2, keepdim=True) - 2 * left @ words.T + words.square().sum(dim=1)
+        _, parent, word, chosen = _best(distance, chosen, beam if m < len(codewords) - 1 else 1)
+        left = left.gather(1, parent.expand(-1, -1, left.shape[2])) - words[word]
     return chosen[:, 0]
 
 
@@ -59,25 +48,41 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
         codewords: float [M, K, C].
         beam: partial sums kept.
     """
-    M, K, C = codewords.shape
-    B = targets.shape[0]
+    B, C = targets.shape
     factors = codewords.exp()
     # softmax of the partial sums, and their cost so far: adding a codeword multiplies and renormalises.
     posterior = targets.new_full((B, 1, C), 1.0 / C)
     cost = targets.new_zeros(B, 1)
-    chosen = torch.zeros(B, 1, 0, dtype=torch.long, device=targets.device)
-    for m in range(M):
+    chosen = _none(targets)
+    for m, words in enumerate(codewords):
         scale = posterior @ factors[m].T
-        total = cost.unsqueeze(2) - (targets @ codewords[m].T).unsqueeze(1) + scale.log()
-        kept = min(beam, posterior.shape[1] * K) if m < M - 1 else 1
-        cost, best = total.flatten(1).topk(kept, dim=1, largest=False)
-        parent, word = best // K, best % K
-        posterior = posterior.gather(1, parent.unsqueeze(2).expand(-1, -1, C)) * factors[m][word]
+        total = cost.unsqueeze(2) - (targets @ words.T).unsqueeze(1) + scale.log()
+        cost, parent, word, chosen = _best(total, chosen, beam if m < len(codewords) - 1 else 1)
+        posterior = posterior.gather(1, parent.expand(-1, -1, C)) * factors[m][word]
         posterior = posterior / posterior.sum(dim=2, keepdim=True)
-        chosen = torch.cat(
-            [chosen.gather(1, parent.unsqueeze(2).expand(-1, -1, m)), word.unsqueeze(2)], dim=2
-        )
     return chosen[:, 0]
+
+
+def _none(targets: Tensor) -> Tensor:
+    """One partial sum without codewords per target, int64 [B, 1, 0]."""
+    return torch.zeros(len(targets), 1, 0, dtype=torch.long, device=targets.device)
+
+
+def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The ``beam`` cheapest extensions of partial sums by a codeword.
+
+    Args:
+        cost: float [B, P, K], of each extension.
+        chosen: int64 [B, P, m], codewords of the partial sums.
+
+    Returns:
+        Their cost float [B, beam], partial sum int64 [B, beam, 1], codeword int64 [B, beam], and all codewords int64 [B, beam, m + 1].
+    """
+    K = cost.shape[2]
+    least, best = cost.flatten(1).topk(min(beam, cost.shape[1] * K), dim=1, largest=False)
+    parent, word = (best // K).unsqueeze(2), best % K
+    extended = torch.cat([chosen.gather(1, parent.expand(-1, -1, chosen.shape[2])), word.unsqueeze(2)], dim=2)
+    return least, parent, word, extended
 
 
 def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:

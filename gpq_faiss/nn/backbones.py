@@ -7,8 +7,7 @@ one linear layer ``head`` to D. Intra-normalisation is not part of it (:mod:`gpq
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
 from ..plugins import Plugin, find_plugin, plugin_names
-from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput, Mode
+from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput
 from .joint import RowDropout
 from .weights import first_line, imagenet_state, load_into, read_weights
 
@@ -32,7 +31,7 @@ DEFAULT_HIDDEN = (512,)
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Description of an architecture, without weights; plain JSON values.
+    """Description of an architecture, without weights.
 
     ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden`` and ``dropout``
     are only for ``mlp``, ``tap`` only for ``vgg``.
@@ -46,22 +45,6 @@ class BackboneSpec:
     hidden: tuple[int, ...] = DEFAULT_HIDDEN
     dropout: float = 0.0
     tap: Tap = "block"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values; :meth:`from_dict` reverses it."""
-        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BackboneSpec:
-        """From :meth:`to_dict`'s values, also after conversion to JSON and back.
-
-        Raises:
-            DataError: a key is missing or unknown.
-        """
-        try:
-            return cls(**{**values, "hidden": tuple(values.get("hidden", ()))})
-        except TypeError as error:
-            raise DataError(f"not the description of a backbone ({first_line(error)})") from None
 
 
 class Backbone(nn.Module):
@@ -101,21 +84,16 @@ class Backbone(nn.Module):
         """
         return cast(Tensor, self.head(self.trunk_features(self.input(x))))
 
-    def fit_standardisation(self, samples: Tensor | Iterable[Tensor], mode: Mode = "dimension") -> None:
-        """Set the input's mean and deviation from data (features only); one pass, constant memory.
-
-        Args:
-            samples: float [N, W], or blocks of it.
-            mode: ``"dimension"``: unit deviation per dimension; ``"global"``: all dimensions divided by one number,
-                the root of the mean variance, which preserves the geometry.
+    def fit_standardisation(self, x: Tensor) -> None:
+        """Set the input's mean and deviation from data float [N, W]; see :meth:`.inputs.FeatureInput.fit`.
 
         Raises:
-            UsageError: an image backbone, another width, or an unknown mode.
+            UsageError: an image backbone, or another width.
             DataError: no rows, or not finite.
         """
         if not isinstance(self.input, FeatureInput):
             raise UsageError(f"backbone {self.spec.name} takes images: ImageNet statistics normalise them")
-        self.input.fit(samples, mode)
+        self.input.fit(x)
 
 
 def _make_head(width: int, out_width: int) -> nn.Linear:
@@ -178,43 +156,53 @@ class VGG(Backbone):
         return torch.cat(pools, dim=1)
 
 
-class AlexNet(Backbone):
-    """torchvision's AlexNet up to fc7 (4096 dimensions, after its ReLU), with its layer names.
+class _Fc7(Backbone):
+    """Convolutions, pooling to 6x6, and two layers of 4096 with dropout.
 
-    For 224 pixels; other sizes from 63 on through adaptive pooling to 6x6 before fc6.
+    For 224 pixels; other sizes from 63 on through the pooling, the identity at 224 in CNN-F.
     """
+
+    features: nn.Sequential
+    avgpool: nn.Module
+    classifier: nn.Sequential
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec, smallest=63)
-        from torchvision.models import alexnet
-
-        whole = alexnet(weights=None)
-        self.features: nn.Sequential = whole.features
-        self.avgpool: nn.Module = whole.avgpool
-        self.classifier = nn.Sequential(
-            *[RowDropout(x.p) if isinstance(x, nn.Dropout) else x for x in whole.classifier[:6]]
-        )
-        self.head = _make_head(4096, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         """Normalised images to [B, 4096]."""
         return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
 
 
-class CNNF(Backbone):
+class AlexNet(_Fc7):
+    """torchvision's AlexNet up to fc7 (4096 dimensions, after its ReLU), with its layer names."""
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__(spec)
+        from torchvision.models import alexnet
+
+        whole = alexnet(weights=None)
+        self.features = whole.features
+        self.avgpool = whole.avgpool
+        self.classifier = nn.Sequential(
+            *[RowDropout(x.p) if isinstance(x, nn.Dropout) else x for x in whole.classifier[:6]]
+        )
+        self.head = _make_head(4096, spec.out_width)
+
+
+class CNNF(_Fc7):
     """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details", BMVC 2014.
 
     conv 64x11x11 /4, LRN, pool; conv 256x5x5, LRN, pool; three conv 256x3x3, pool; two layers of 4096 with
     dropout 0.5. Pools are 3x3 /2 with rounding up (as in Caffe), so 224 pixels give 54, 27, 13 and 6. LRN is over 5 channels with k = 2,
     β = 0.75 and 1e-4 per channel (torch divides its α by the size, hence 5e-4).
 
-    For 224 pixels; other sizes from 63 on through adaptive pooling to 6x6, the identity at 224. torchvision has no
-    ImageNet weights of it; pass the path of a converted file with the names of this module
+    torchvision has no ImageNet weights of it; pass the path of a converted file with the names of this module
     (``features.0.weight`` ... ``classifier.3.bias``), for RGB in ImageNet's normalisation.
     """
 
     def __init__(self, spec: BackboneSpec) -> None:
-        super().__init__(spec, smallest=63)
+        super().__init__(spec)
 
         def normalise() -> nn.Module:
             return nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
@@ -239,10 +227,6 @@ class CNNF(Backbone):
         )
         _initialise_convolutions(self.features)
         self.head = _make_head(4096, spec.out_width)
-
-    def trunk_features(self, x: Tensor) -> Tensor:
-        """Normalised images to [B, 4096]."""
-        return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
 
 
 class MLP(Backbone):
@@ -378,27 +362,65 @@ def backbone_plugin(name: str) -> Plugin | None:
 _ImageNet = {"vgg": "vgg16_bn", "alexnet": "alexnet"}
 
 
-def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0) -> Backbone:
-    """Build the backbone that ``spec`` describes; see :func:`build_backbone` for the arguments and errors."""
-    name, is_timm = spec.name, spec.name.startswith("timm/")
-    plugin = backbone_plugin(name)
+def build_backbone(  # noqa: PLR0913
+    name: str,
+    *,
+    kind: Kind,
+    out_width: int,
+    in_width: int = 0,
+    image_size: int = 0,
+    weights: str = "none",
+    hidden: tuple[int, ...] = DEFAULT_HIDDEN,
+    dropout: float = 0.0,
+    tap: Tap = "block",
+    seed: int | torch.Generator = 0,
+) -> Backbone:
+    """Build a feature extractor, on the CPU and in training mode.
+
+    Args:
+        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or the name of a plugin.
+        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear`` (which accept both), or a plugin.
+        out_width: D = M * d, the width of the output.
+        in_width: width of the features.
+        image_size: side of the square images in pixels.
+        weights: ``"none"`` (random), ``"imagenet"`` (vgg, alexnet, timm), or the path of a ``.pth`` or
+            ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``, ``alexnet``) or timm.
+        hidden: widths of the hidden layers of ``mlp``.
+        dropout: after each hidden layer of ``mlp``, in [0, 1).
+        tap: where ``vgg`` averages its third block: ``block`` (before its max pool) or ``pool`` (after it).
+        seed: of the random initialisation, or the generator to draw it from; torch's global generators are unchanged.
+
+    Returns:
+        A module with the attribute ``spec``: float [B, 3, S, S] in [0, 1] or float [B, W] -> float [B, D].
+
+    Raises:
+        UsageError: an invalid name, size or combination.
+        DataError: weights that are not available or do not fit.
+    """
+    is_timm, plugin = name.startswith("timm/"), backbone_plugin(name)
     if plugin is None and name not in BACKBONES and not is_timm:
         known = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
         raise UsageError(f"no backbone '{name}': choose one of {known}")
-    if spec.kind not in get_args(Kind):
-        raise UsageError(f"no input kind {spec.kind!r}: choose one of {', '.join(get_args(Kind))}")
-    if spec.kind == "features" and plugin is None and name not in ("mlp", "linear"):
+    if kind not in get_args(Kind):
+        raise UsageError(f"no input kind {kind!r}: choose one of {', '.join(get_args(Kind))}")
+    features = kind == "features"
+    if features and plugin is None and name not in ("mlp", "linear"):
         raise UsageError(f"backbone {name} takes images, but the data are features: choose mlp or linear")
-    size = spec.in_width if spec.kind == "features" else spec.image_size
-    if size < 1 or spec.out_width < 1:
-        what = "in_width" if spec.kind == "features" else "image_size"
+    size = in_width if features else image_size
+    if size < 1 or out_width < 1:
+        what = "in_width" if features else "image_size"
         raise UsageError(
-            f"backbone {name} with {what} {size} and out_width {spec.out_width}: both must be at least 1"
+            f"backbone {name} with {what} {size} and out_width {out_width}: both must be at least 1"
         )
     if weights == "imagenet" and name not in _ImageNet and not is_timm:
         raise UsageError(
             f"there are no ImageNet weights of backbone {name}: set network.weights to none, or to the path of a file"
         )
+    spec = BackboneSpec(
+        name, kind, out_width, size if features else 0, 0 if features else size, hidden, dropout, tap
+    )
+    if isinstance(seed, torch.Generator):
+        seed = int(torch.randint(2**63 - 1, (), generator=seed, device=seed.device))
     # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which would also
     # reseed the devices.)
     with torch.random.fork_rng(devices=[]):
@@ -417,55 +439,3 @@ def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0)
     elif weights not in ("none", "imagenet"):
         load_into(backbone, read_weights(weights), weights)
     return backbone
-
-
-def build_backbone(  # noqa: PLR0913
-    name: str,
-    *,
-    kind: Kind,
-    out_width: int,
-    in_width: int | None = None,
-    image_size: int | None = None,
-    weights: str = "none",
-    hidden: tuple[int, ...] = DEFAULT_HIDDEN,
-    dropout: float = 0.0,
-    tap: Tap = "block",
-    seed: int = 0,
-    generator: torch.Generator | None = None,
-) -> Backbone:
-    """Build a feature extractor, on the CPU and in training mode.
-
-    Args:
-        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or the name of a plugin.
-        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear`` (which accept both), or a plugin.
-        out_width: D = M * d, the width of the output.
-        in_width: width of the features (``None`` or 0 for images).
-        image_size: side of the square images in pixels (``None`` or 0 for features).
-        weights: ``"none"`` (random), ``"imagenet"`` (vgg, alexnet, timm), or the path of a ``.pth`` or
-            ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``, ``alexnet``) or timm.
-        hidden: widths of the hidden layers of ``mlp``.
-        dropout: after each hidden layer of ``mlp``, in [0, 1).
-        tap: where ``vgg`` averages its third block: ``block`` (before its max pool) or ``pool`` (after it).
-        seed: of the random initialisation; torch's global generators are unchanged.
-        generator: if given, the seed is drawn from it instead.
-
-    Returns:
-        A module with the attribute ``spec``: float [B, 3, S, S] in [0, 1] or float [B, W] -> float [B, D].
-
-    Raises:
-        UsageError: an invalid name, size or combination.
-        DataError: weights that are not available or do not fit.
-    """
-    spec = BackboneSpec(
-        name=name,
-        kind=kind,
-        out_width=out_width,
-        in_width=(in_width or 0) if kind == "features" else 0,
-        image_size=(image_size or 0) if kind == "images" else 0,
-        hidden=tuple(hidden),
-        dropout=dropout,
-        tap=tap,
-    )
-    if generator is not None:
-        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    return build_from_spec(spec, weights=weights, seed=seed)

@@ -1,14 +1,47 @@
-"""The network of GPQ: a backbone, its codewords Z and the sub-prototypes W of the cosine classifier."""
+"""The network of GPQ: a backbone, its codewords Z and the sub-prototypes W of the cosine classifier; and the base of all networks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, reexpress
+from .quantizer import Codebooks, SubspaceClassifier, at_least_float32, intra_normalize, reexpress
 
 
-class GPQNetwork(nn.Module):
+class CodeNetwork(nn.Module):
+    """From images or features to item and query vectors, M sub-vectors of unit norm, with the codebooks of the items.
+
+    Attributes:
+        asymmetric: whether queries and items have different vectors.
+        items_are_codewords: whether item vectors consist of codewords.
+    """
+
+    asymmetric = False
+    items_are_codewords = False
+    M: int
+
+    def codebooks(self) -> Tensor:
+        """The codewords to export, float [M, K, d], unit-norm."""
+        raise NotImplementedError
+
+    def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
+        """Sub-vectors of any length, float32 [B, M·d], of items or queries; with ``amp``, the backbone runs in bf16."""
+        raise NotImplementedError
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
+        return intra_normalize(raw, self.M).flatten(1)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Query vectors float32 [B, M·d], for searching an index."""
+        return self.finish(self.raw(x, queries=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Item vectors to quantise, float32 [B, M·d]."""
+        return self.finish(self.raw(x))
+
+
+class GPQNetwork(CodeNetwork):
     """From images or features to intra-normalised vectors, with the codebooks that quantise them.
 
     Args:
@@ -20,11 +53,6 @@ class GPQNetwork(nn.Module):
         alpha: sharpness α of the soft assignment from Z and W to z'.
         generator: for the initial codewords and prototypes.
     """
-
-    asymmetric = False
-    """Whether queries and items have different vectors."""
-    items_are_codewords = False
-    """Whether item vectors consist of codewords."""
 
     def __init__(
         self,
@@ -57,17 +85,4 @@ class GPQNetwork(nn.Module):
         del queries
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw: Tensor = self.backbone(x)
-        return raw.float()
-
-    def finish(self, raw: Tensor) -> Tensor:
-        """From the backbone's output to the quantised vector, float32 [B, M·d], each of the M sub-vectors unit-norm."""
-        return self.directions(raw).flatten(1)
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Query vectors: as :meth:`forward`."""
-        return self.finish(self.backbone(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Item vectors to quantise, float32 [B, M·d], each of the M sub-vectors unit-norm."""
-        return self.finish(self.backbone(x))
+            return at_least_float32(self.backbone(x))

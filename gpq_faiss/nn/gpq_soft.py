@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from .gpq import CodeNetwork
 from .posterior import PosteriorNetwork
 from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, subspace_cosine, unit
 
@@ -31,7 +32,7 @@ _SPREAD = 2.0
 _FIRST_SCALE = 10.0
 
 
-class SoftGPQNetwork(nn.Module):
+class SoftGPQNetwork(CodeNetwork):
     """From images or features to item vectors, quantised to the nearest codewords, and to query vectors.
 
     Sub-vectors use ``d - 1`` dimensions. The last one is 0 in items and codewords; in queries it completes the norm to 1 without
@@ -53,9 +54,6 @@ class SoftGPQNetwork(nn.Module):
     """
 
     asymmetric = True
-    """Whether queries and items have different vectors."""
-    items_are_codewords = False
-    """Whether item vectors consist of codewords."""
 
     def __init__(
         self,
@@ -121,10 +119,6 @@ class SoftGPQNetwork(nn.Module):
         flat = self.raw_subvectors(p)
         return _padded(flat.reshape(flat.shape[0], self.M, -1)).flatten(1)
 
-    def finish(self, raw: Tensor) -> Tensor:
-        """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
-        return intra_normalize(raw, self.M).flatten(1)
-
     @torch.no_grad()
     def codes(self, p: Tensor) -> Tensor:
         """Codes int64 [B, M] of items with class probabilities float [B, C]."""
@@ -156,14 +150,6 @@ class SoftGPQNetwork(nn.Module):
         # A mean of vectors is not longer than the longest; one factor for all, since tables are added.
         longest = found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
         self.prototypes.copy_(_completed(found / longest))
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Query vectors float32 [B, M·d]."""
-        return self.finish(self.raw(x, queries=True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Item vectors to quantise, float32 [B, M·d], each of the M sub-vectors unit-norm."""
-        return self.finish(self.raw(x))
 
 
 def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:

@@ -52,10 +52,6 @@ class SubspaceHeads(DrawsByRow):
         """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
         each = x.unsqueeze(0)
         if self.training and self.noise:
-
-            def draw(shape: list[int]) -> Tensor:
-                return torch.randn(shape, device=x.device, dtype=x.dtype)
-
-            each = each + self.noise * self.drawn(draw, [len(self.into), *x.shape], dim=1)
+            each = each + self.noise * self.normal(x, [len(self.into), *x.shape], dim=1)
         hidden = self.dropout(torch.relu(torch.matmul(each, self.into) + self.bias))
         return torch.matmul(hidden, self.out).transpose(0, 1).flatten(1)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
-
-Mode = Literal["dimension", "global"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -74,33 +69,25 @@ class FeatureInput(nn.Module):
         return (x - self.mean) / self.std
 
     @torch.no_grad()
-    def fit(self, samples: Tensor | Iterable[Tensor], mode: Mode = "dimension") -> None:
-        """See :meth:`Backbone.fit_standardisation`."""
-        if mode not in get_args(Mode):
-            raise UsageError(f"standardisation {mode!r} is not one of {', '.join(get_args(Mode))}")
-        width = self.mean.shape[0]
-        count = 0
-        mean = torch.zeros(width, dtype=torch.float64)
-        squares = torch.zeros(width, dtype=torch.float64)  # sum of squared deviations from the running mean
-        for block in [samples] if isinstance(samples, Tensor) else samples:
-            x = block.detach().to("cpu", torch.float64)
-            if x.ndim != 2 or x.shape[1] != width:
-                raise UsageError(f"features of shape {list(x.shape)} given: [B, {width}] is expected")
-            if not len(x):
-                continue
-            # Chan et al. 1983: merging blocks is more precise than E[x²] - E[x]².
-            total, shift = count + len(x), x.mean(0) - mean
-            squares += ((x - x.mean(0)) ** 2).sum(0) + shift**2 * (count * len(x) / total)
-            mean += shift * (len(x) / total)
-            count = total
-        if not count:
+    def fit(self, x: Tensor) -> None:
+        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from data float [N, W].
+
+        Raises:
+            UsageError: another width.
+            DataError: no rows, or not finite.
+        """
+        if x.ndim != 2 or x.shape[1] != self.mean.shape[0]:
+            raise UsageError(
+                f"features of shape {list(x.shape)} given: [B, {self.mean.shape[0]}] is expected"
+            )
+        if not len(x):
             raise DataError("no features to standardise by: give at least one row")
-        if not bool(torch.isfinite(mean).all() and torch.isfinite(squares).all()):
+        x = x.double()
+        mean = x.mean(0)
+        variance = (((x - mean) ** 2).sum(0) / len(x)).mean()
+        if not bool(torch.isfinite(mean).all() and torch.isfinite(variance)):
             raise DataError("features contain NaN or infinity: leave such rows out")
-        variance = squares / count
-        if mode == "global":
-            variance = variance.mean().expand(width).clone()
+        std = variance.sqrt().expand_as(mean)
         # A constant dimension becomes 0, not noise amplified by a tiny deviation.
-        constant = variance.sqrt() <= 1e-7 * mean.abs().clamp_min(1e-30)
         self.mean.copy_(mean)
-        self.std.copy_(torch.where(constant, torch.ones_like(variance), variance.sqrt()))
+        self.std.copy_(torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std))

@@ -1,10 +1,8 @@
 """One batch over several processes: each has a share of the items, and whatever depends on all items is computed as in one process.
 
-Every process computes the losses from the outputs of the joint batch (:meth:`Share.joint`), so gradients of outputs are equal
-everywhere, and each process backpropagates those of its own items. Gradients of parameters are then averaged over the processes, so
-gradients of outputs are multiplied by the number of processes first.
-
-The processes are those of torch.distributed's default group.
+Every process computes the losses from the outputs of the joint batch (:meth:`Share.joint`), which torch's differentiable sum over the
+processes puts together; so gradients of outputs are multiplied by the number of processes. Gradients of parameters are then averaged
+over the processes. The processes are those of torch.distributed's default group.
 """
 
 from __future__ import annotations
@@ -13,14 +11,15 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 
 from ..errors import ProcessError, UsageError
+from .quantizer import at_least_float32
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,8 @@ def connected() -> Iterator[None]:
     """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         log.debug("%s", error)
         raise ProcessError(
@@ -45,18 +46,10 @@ def connected() -> Iterator[None]:
 
 
 def add_up(x: Tensor) -> Tensor:
-    """Sum of ``x`` over the processes, in place."""
+    """Sum of ``x`` over the processes, with gradients."""
     with connected():
-        dist.all_reduce(x)
-    return x
-
-
-def collect(x: Tensor) -> list[Tensor]:
-    """``x`` of every process, of equal shapes, in rank order."""
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    with connected():
-        dist.all_gather(parts, x.contiguous())
-    return parts
+        total: Tensor = all_reduce(x)  # type: ignore[no-untyped-call]
+    return total
 
 
 class Rows(NamedTuple):
@@ -83,6 +76,10 @@ class DrawsByRow(nn.Module):
         whole = draw([*shape[:dim], self.rows.total, *shape[dim + 1 :]])
         return whole.index_select(dim, self.rows.mine.to(whole.device))
 
+    def normal(self, like: Tensor, shape: list[int], dim: int) -> Tensor:
+        """Standard normal numbers of the type and device of ``like``."""
+        return self.drawn(lambda size: torch.randn(size, device=like.device, dtype=like.dtype), shape, dim)
+
 
 class RowDropout(nn.Dropout, DrawsByRow):
     """Dropout with items along the dimension ``dim``."""
@@ -95,25 +92,9 @@ class RowDropout(nn.Dropout, DrawsByRow):
         """The input after dropout."""
         if self.rows is None or not self.training:
             return super().forward(input)
-
-        def draw(shape: list[int]) -> Tensor:
-            return functional.dropout(input.new_ones(shape), self.p)
-
-        return input * self.drawn(draw, list(input.shape), self.dim)
-
-
-class _Gather(torch.autograd.Function):
-    """Gathers outputs of all processes; backward, the gradient of the own outputs times the number of processes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, most: int, index: Tensor, mine: Tensor) -> Tensor:
-        padded = functional.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x)))
-        ctx.mine = mine
-        return torch.cat(collect(padded))[index]
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        return grad_outputs[0][ctx.mine] * dist.get_world_size(), None, None, None
+        return input * self.drawn(
+            lambda size: functional.dropout(input.new_ones(size), self.p), list(input.shape), self.dim
+        )
 
 
 @dataclass(frozen=True)
@@ -154,60 +135,18 @@ class Share:
             kinds: kinds of items to run.
 
         Returns:
-            float [B, E], equal in every process, with gradients for the own items.
+            float [B, E], at least float32, equal in every process, with gradients for the own items.
         """
         rows = self.rows(kinds)
-        own = self.counts[self.rank]
-        first = 0 if LABELLED in kinds else own[LABELLED]
+        first = 0 if LABELLED in kinds else self.counts[self.rank][LABELLED]
         for module in self.drawing:
             module.rows = rows
         try:
-            out = run(x[first : first + sum(own[kind] for kind in kinds)])
+            out = at_least_float32(run(x[first : first + len(rows.mine)]))
         finally:
             for module in self.drawing:
                 module.rows = None
-        each = [[counts[kind] for kind in kinds] for counts in self.counts]
-        most = max(map(sum, each))
-        index = torch.cat(
-            [
-                rank * most + sum(counts[:i]) + torch.arange(counts[i])
-                for i in range(len(kinds))
-                for rank, counts in enumerate(each)
-            ]
-        )
-        mine = rows.mine.to(out.device)
-        return cast(Tensor, _Gather.apply(out, most, index.to(out.device), mine))
-
-
-class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(var + eps) with the statistics of all processes; also returns these."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        over = [d for d in range(x.ndim) if d != 1]
-        shape = [1, -1, *[1] * (x.ndim - 2)]
-        sums = torch.cat([x.sum(over), x.new_tensor([x.numel() // x.shape[1]])])
-        add_up(sums)
-        count = sums[-1].clone()
-        mean = sums[:-1] / count
-        # In a second pass: E[x²] - E[x]² would lose precision.
-        centred = x - mean.view(shape)
-        var = add_up(centred.square().sum(over)) / count
-        scale = (var + eps).rsqrt()
-        out = centred * scale.view(shape)
-        ctx.save_for_backward(out, scale, count)
-        ctx.mark_non_differentiable(mean, var, count)
-        return out, mean, var, count
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        out, scale, count = ctx.saved_tensors
-        gradient = grad_outputs[0]
-        over = [d for d in range(out.ndim) if d != 1]
-        shape = [1, -1, *[1] * (out.ndim - 2)]
-        sums = add_up(torch.stack([gradient.sum(over), (gradient * out).sum(over)])) / count
-        mean, along = sums[0].view(shape), sums[1].view(shape)
-        return (gradient - mean - out * along) * scale.view(shape), None
+        return add_up(out.new_zeros(rows.total, *out.shape[1:]).index_copy(0, rows.mine.to(out.device), out))
 
 
 class JointBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -220,21 +159,26 @@ class JointBatchNorm(nn.modules.batchnorm._BatchNorm):
         """float [B, C, ...], shape as given."""
         if not self.training:
             return super().forward(input)
-        x = input if input.dtype == torch.float64 else input.float()
-        out, mean, var, count = cast(tuple[Tensor, ...], _Normalise.apply(x, self.eps))
+        x = at_least_float32(input)
+        over = [d for d in range(x.ndim) if d != 1]
+        shape = [1, -1, *[1] * (x.ndim - 2)]
+        sums = add_up(torch.cat([x.sum(over), x.new_tensor([x.numel() // x.shape[1]])]))
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        # In a second pass: E[x²] - E[x]² would lose precision.
+        centred = x - mean.view(shape)
+        var = add_up(centred.square().sum(over)) / count
         if self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
             weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
-            self.running_var.lerp_((var * count / (count - 1)).to(self.running_var.dtype), weight)
-        shape = [1, -1, *[1] * (x.ndim - 2)]
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), weight)
+            unbiased = var.detach() * count / (count - 1)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+        out = centred * (var + self.eps).rsqrt().view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return out.to(input.dtype)
-
-
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def join_batch_norm(network: nn.Module, device: torch.device) -> None:
@@ -247,7 +191,7 @@ def join_batch_norm(network: nn.Module, device: torch.device) -> None:
         for name, child in list(module.named_children()):
             if not isinstance(child, nn.modules.batchnorm._BatchNorm):
                 continue
-            if type(child) not in _PLAIN:
+            if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
                 raise UsageError(
                     f"this backbone has an unsupported kind of batch norm ({type(child).__name__}) for several processes: "
                     "train it in one process, or choose another backbone"

@@ -117,13 +117,7 @@ class _Noise(DrawsByRow):
         self.deviation = deviation
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-
-        def draw(shape: list[int]) -> Tensor:
-            return torch.randn(shape, device=x.device, dtype=x.dtype)
-
-        return x + self.deviation * self.drawn(draw, list(x.shape), dim=0)
+        return x + self.deviation * self.normal(x, list(x.shape), dim=0) if self.training else x
 
 
 def build_extractor(
@@ -149,14 +143,14 @@ def build_extractor(
     net = build_backbone(
         backbone,
         kind=kind,
-        in_width=input_.get("width"),
-        image_size=input_.get("image_size"),
+        in_width=input_.get("width", 0),
+        image_size=input_.get("image_size", 0),
         out_width=out_width,
         weights=n.weights,
         hidden=hidden,
         dropout=n.dropout,
         tap="pool" if config.gpq.details == "authors" else "block",
-        generator=generator,
+        seed=generator,
     )
     if n.first_noise and not own_networks and isinstance(net, MLP):
         net.layers.insert(0, _Noise(n.first_noise))

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from .additive import assign, assign_logits, product_form, query_form
 from .backbones import Backbone
+from .gpq import CodeNetwork
 from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
 
 CLASS_DIM = 48
@@ -46,7 +47,7 @@ def count_class_codebooks(M: int, C: int) -> int:
     return min(M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * math.log2(C))))
 
 
-class PosteriorNetwork(nn.Module):
+class PosteriorNetwork(CodeNetwork):
     """Maps images or features to item vectors, which consist of codewords, and to query vectors.
 
     Args:
@@ -73,9 +74,19 @@ class PosteriorNetwork(nn.Module):
     """
 
     asymmetric = True
-    """Whether query and item vectors differ."""
     items_are_codewords = True
-    """Whether item vectors consist of codewords."""
+    power: Tensor
+    principal_axes: Tensor
+    offset: Tensor
+    prediction: Tensor
+    logits: Tensor
+    tables: Tensor
+    feature_codewords: Tensor
+    weights: Tensor
+    by_logits: Tensor
+    basis: Tensor
+    pq_codewords: Tensor
+    prototypes: Tensor
 
     def __init__(
         self,
@@ -96,33 +107,13 @@ class PosteriorNetwork(nn.Module):
         self.N, self.M, self.A, self.d, self.C = N, M, A, d, C
         self.beta = beta
         E = min(DIRECTIONS, width) if self.A < M else 0
-        self.principal_axes: Tensor
-        self.offset: Tensor
-        self.prediction: Tensor
-        self.power: Tensor
-        self.logits: Tensor
-        self.tables: Tensor
-        self.feature_codewords: Tensor
-        self.weights: Tensor
-        self.by_logits: Tensor
-        self.basis: Tensor
-        self.pq_codewords: Tensor
-        self.prototypes: Tensor
         self.register_buffer("principal_axes", torch.eye(width, E))
         self.register_buffer("offset", torch.zeros(E))
         self.register_buffer("prediction", torch.zeros(C, E))
         # Buffers, to be saved with the weights: codewords fit these weights only.
         self.register_buffer("power", torch.tensor(TEMPERATURE_POWER))
-        for name in (
-            "logits",
-            "tables",
-            "feature_codewords",
-            "weights",
-            "by_logits",
-            "basis",
-            "pq_codewords",
-            "prototypes",
-        ):
+        placed = "logits tables feature_codewords weights by_logits basis pq_codewords prototypes"
+        for name in placed.split():
             self.register_buffer(name, None)
         self._by_logits = False
         tables = torch.randn(self.A, K, C, generator=generator)
@@ -241,10 +232,6 @@ class PosteriorNetwork(nn.Module):
         # Propagates NaN: an invalid input (infinite, say) has no nearest codeword and must not seem to have one.
         return items + 0 * posterior.sum(dim=1, keepdim=True)
 
-    def finish(self, raw: Tensor) -> Tensor:
-        """Normalise the sub-vectors of :meth:`raw`, float32 [B, M·d]."""
-        return intra_normalize(raw, self.M).flatten(1)
-
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
         """Set the power, from :data:`LEAST_POWER` to 1, for which the mean of the largest class probability (of float [n, C]) equals
@@ -308,14 +295,6 @@ class PosteriorNetwork(nn.Module):
             self.weights[0] * torch.eye(self.C, device=tables.device), (0, E + own - self.C)
         )
         self.prototypes = query_form(certain, self.basis).transpose(0, 1).contiguous()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Item vectors float32 [B, M·d], each sub-vector a codeword."""
-        return self.finish(self.raw(x))
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Query vectors float32 [B, M·d], for searching an index."""
-        return self.finish(self.raw(x, queries=True))
 
 
 def _longest(codewords: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def unit(x: Tensor, eps: float = NORM_EPS) -> Tensor:
-    """Normalise the last axis to length one (float32 at least); below ``eps``, divide by ``eps``."""
-    return F.normalize(at_least_float32(x), dim=-1, eps=eps)
+def unit(x: Tensor) -> Tensor:
+    """Normalise the last axis to length one (float32 at least); below :data:`NORM_EPS`, divide by it."""
+    return F.normalize(at_least_float32(x), dim=-1, eps=NORM_EPS)
 
 
 def _split(x: Tensor, M: int) -> Tensor:
@@ -51,7 +51,7 @@ def _split(x: Tensor, M: int) -> Tensor:
     )
 
 
-def intra_normalize(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
+def intra_normalize(x: Tensor, M: int) -> Tensor:
     """Split the network's output in M sub-vectors and normalise each to length one (paper, section 3.1).
 
     A zero sub-vector has no direction: it stays (nearly) zero and gets a bounded gradient. The encoding stage must
@@ -60,7 +60,6 @@ def intra_normalize(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
     Args:
         x: float [B, D] with D = M * d, or [B, M, d].
         M: number of sub-vectors.
-        eps: smallest divisor.
 
     Returns:
         float32 (float64 for float64 input) [B, M, d], unit-norm in the last axis.
@@ -68,22 +67,18 @@ def intra_normalize(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
     Raises:
         UsageError: ``x`` cannot be split into M sub-vectors.
     """
-    return unit(_split(x, M), eps)
+    return unit(_split(x, M))
 
 
-def zero_subvectors(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
-    """Which sub-vectors have no direction: not finite, or no longer than ``eps``.
+def zero_subvectors(x: Tensor, M: int) -> Tensor:
+    """Which sub-vectors have no direction: not finite, or no longer than :data:`NORM_EPS`: bool [B, M].
 
     Args:
         x: float [B, D] or [B, M, d], *before* normalisation.
         M: number of sub-vectors.
-        eps: norm up to which there is no direction.
-
-    Returns:
-        bool [B, M].
     """
     norm: Tensor = torch.linalg.vector_norm(at_least_float32(_split(x, M)), dim=-1)
-    directed: Tensor = (norm > eps) & torch.isfinite(norm)
+    directed: Tensor = (norm > NORM_EPS) & torch.isfinite(norm)
     return ~directed
 
 
@@ -154,68 +149,36 @@ def reverse_gradient(x: Tensor, scale: float = 1.0) -> Tensor:
     return cast(Tensor, _ReverseGradient.apply(x, scale))
 
 
-def _normal_unit(shape: tuple[int, int, int], generator: torch.Generator | None) -> Tensor:
-    """Directions uniform on the sphere, drawn on the CPU so that a seed means the same on every device."""
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    if torch.get_default_device().type == "meta":  # shapes without values
-        return torch.empty(shape)
-    return unit(torch.randn(shape, generator=generator, device=generator.device)).cpu()
+class Codebooks(nn.Module):
+    """The raw codewords Z: M codebooks of n codewords of d dimensions, initialised with uniform random directions.
 
+    Args:
+        M, n, d: the shape.
+        generator: source of the random directions.
 
-class _SubspaceVectors(nn.Module):
-    """A raw parameter [M, n, d]; calling the module normalises it."""
+    Attributes:
+        raw: parameter, float32 [M, n, d], of any length; calling the module normalises it.
+    """
 
-    def __init__(self, M: int, n: int, d: int, generator: torch.Generator | None) -> None:
+    def __init__(self, M: int, n: int, d: int, *, generator: torch.Generator) -> None:
         super().__init__()
         if min(M, n, d) < 1:
             raise UsageError(f"{type(self).__name__} of shape [{M}, {n}, {d}]: every size must be at least 1")
-        self.raw = nn.Parameter(_normal_unit((M, n, d), generator))
+        if torch.get_default_device().type == "meta":  # shapes without values
+            raw = torch.empty(M, n, d)
+        else:
+            # Drawn on the CPU, so that a seed means the same on every device.
+            raw = unit(torch.randn(M, n, d, generator=generator, device=generator.device)).cpu()
+        self.raw = nn.Parameter(raw)
 
     def forward(self) -> Tensor:
         """The vectors, unit-norm, float [M, n, d], differentiable with respect to ``raw``."""
         return unit(self.raw)
 
-    def extra_repr(self) -> str:
-        """The shape, for ``print(module)``."""
-        return f"shape={list(self.raw.shape)}"
 
-
-class Codebooks(_SubspaceVectors):
-    """The raw codewords Z: M codebooks of K codewords of d dimensions.
-
-    Initialised with uniform random directions.
-
-    Args:
-        M: number of codebooks.
-        K: codewords per codebook.
-        d: dimensions of a sub-vector.
-        generator: source of the random directions (``None``: seed 0).
-
-    Attributes:
-        raw: parameter, float32 [M, K, d], of any length; ``codebooks()`` is unit-norm.
-    """
-
-    def __init__(self, M: int, K: int, d: int = 12, *, generator: torch.Generator | None = None) -> None:
-        super().__init__(M, K, d, generator)
-
-
-class SubspaceClassifier(_SubspaceVectors):
-    """The sub-prototypes W: a cosine classifier over C classes per sub-space, without bias.
-
-    Args:
-        M: number of sub-spaces.
-        C: number of classes.
-        d: dimensions of a sub-vector.
-        generator: source of the random directions (``None``: seed 0).
-
-    Attributes:
-        raw: parameter, float32 [M, C, d], of any length; ``classifier()`` is unit-norm.
-    """
-
-    def __init__(self, M: int, C: int, d: int = 12, *, generator: torch.Generator | None = None) -> None:
-        super().__init__(M, C, d, generator)
+class SubspaceClassifier(Codebooks):
+    """The sub-prototypes W, n of them in each of M sub-spaces: a cosine classifier over n classes per sub-space, without bias."""
 
     def cosine(self, x: Tensor) -> Tensor:
-        """Cosines of unit-norm sub-vectors [B, M, d] with the sub-prototypes, float [B, M, C]."""
+        """Cosines of unit-norm sub-vectors [B, M, d] with the sub-prototypes, float [B, M, n]."""
         return subspace_cosine(x, self.raw)

@@ -13,12 +13,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..errors import DataError
 from ..files import atomic_path, write_error
 from ..inputs import parse_json
 from ..methods.trainable import TrainableMethod
-from ..nn.adam import Adam
 from ..nn.model import save_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -52,7 +52,7 @@ class RunState:
         saved: monotonic time of the last checkpoint.
     """
 
-    def __init__(self, folder: Path, method: TrainableMethod, optimizer: Adam) -> None:
+    def __init__(self, folder: Path, method: TrainableMethod, optimizer: Optimizer) -> None:
         self.folder = folder
         self.method = method
         self.optimizer = optimizer
@@ -102,7 +102,7 @@ class RunState:
     def _state(self, identity: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
-        for i, state in self.optimizer.state_dict().items():
+        for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
         meta = {
             "identity": identity,
@@ -156,7 +156,9 @@ class RunState:
         for name, value in part("optimizer.").items():
             i, key = name.split(".", 1)
             state.setdefault(int(i), {})[key] = value
-        self.optimizer.load_state_dict(state)
+        self.optimizer.load_state_dict(
+            {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
+        )
         self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]
         self.best_step = meta["best_step"]
         self.best = -math.inf if meta["best"] is None else meta["best"]

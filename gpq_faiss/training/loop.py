@@ -279,7 +279,7 @@ def _step(
     optimizer.zero_grad()
     with _dropout_seed(training.seed, batch.step, task.options.device):
         losses = method.losses(batch, amp=task.options.amp)
-    losses["total"].backward()  # type: ignore[no-untyped-call]
+    task.options.group.backward(losses["total"])
     stop = task.options.group.average(method.parameters(), interrupted())
     optimizer.step()
     method.after_step(batch.step)

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..data.reader import Readers
 from ..errors import DataError, DeviceError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
-from ..nn.joint import add_up, collect, connected
+from ..nn.joint import connected
 from .launch import Launch, launched
 
 _PATIENCE = datetime.timedelta(hours=12)
@@ -61,22 +62,24 @@ class Group(Readers):
 
     def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         """Arrays bool [n] of all processes, of any sizes, in rank order."""
-        if self.size == 1:
-            return [part]
-        sizes = [int(n) for n in collect(torch.tensor([len(part)]))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(part)] = torch.from_numpy(part.astype(np.uint8))
-        return [x.numpy()[:n].astype(bool) for x, n in zip(collect(padded), sizes, strict=True)]
+        return [each.astype(bool) for each in self._bytes(part.astype(np.uint8))]
 
     def texts(self, text: str) -> list[str]:
         """Texts of all processes, in rank order."""
+        return [each.tobytes().decode() for each in self._bytes(np.frombuffer(text.encode(), np.uint8))]
+
+    def _bytes(self, own: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Bytes of all processes, of any sizes, in rank order."""
         if self.size == 1:
-            return [text]
-        own = np.frombuffer(text.encode(), np.uint8)
-        sizes = [int(n) for n in collect(torch.tensor([len(own)]))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(own)] = torch.from_numpy(own.copy())
-        return [x.numpy()[:n].tobytes().decode() for x, n in zip(collect(padded), sizes, strict=True)]
+            return [own]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with connected():
+            dist.all_gather(sizes, torch.tensor([len(own)]))
+            parts = [torch.zeros(max(map(int, sizes)), dtype=torch.uint8) for _ in range(self.size)]
+            padded = torch.zeros_like(parts[0])
+            padded[: len(own)] = torch.from_numpy(own.copy())
+            dist.all_gather(parts, padded)
+        return [part.numpy()[: int(n)] for part, n in zip(parts, sizes, strict=True)]
 
     def copy(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Broadcast values of process 0.
@@ -87,21 +90,29 @@ class Group(Readers):
         if self.size == 1:
             return dict(values)
         plain = {k: v for k, v in values.items() if not isinstance(v, Tensor)}
-        tensors = {k: v.detach().cpu().contiguous() for k, v in values.items() if isinstance(v, Tensor)}
-        shapes = {k: [str(v.dtype).removeprefix("torch."), list(v.shape)] for k, v in tensors.items()}
-        header = np.frombuffer(json.dumps([plain, shapes]).encode(), np.uint8).copy()
-        size = torch.tensor([len(header)])
+        tensors = {
+            k: v.detach().cpu().contiguous().clone() for k, v in values.items() if isinstance(v, Tensor)
+        }
+        tensors[""] = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
+        size = torch.tensor([len(sent)])
         with connected():
             dist.broadcast(size, 0)
-            sent = torch.from_numpy(header) if self.main else torch.empty(int(size), dtype=torch.uint8)
+            sent = sent if self.main else torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(sent, 0)
-            plain, shapes = json.loads(sent.numpy().tobytes())
-            for name, (dtype, shape) in shapes.items():
-                if not self.main:
-                    tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-                if tensors[name].numel():
-                    dist.broadcast(tensors[name].flatten().view(torch.uint8), 0)
-        return dict(values) if self.main else {**plain, **tensors}
+        if self.main:
+            return dict(values)
+        tensors = load(sent.numpy().tobytes())
+        return {**json.loads(tensors.pop("").numpy().tobytes()), **tensors}
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the loss of the joint batch.
+
+        Raises:
+            ProcessError: another process has ended.
+        """
+        with connected() if self.size > 1 else contextlib.nullcontext():
+            loss.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def average(self, parameters: Iterable[nn.Parameter], flag: bool) -> bool:
@@ -110,7 +121,8 @@ class Group(Readers):
             return flag
         gradients = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor([float(flag)])])
-        add_up(flat)
+        with connected():
+            dist.all_reduce(flat)
         start = 0
         for gradient in gradients:
             stop = start + gradient.numel()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
+from gpq_faiss.losses.triplet import MARGIN
 from gpq_faiss.nn.quantizer import intra_normalize, reexpress, reverse_gradient, soft_assign
 
 Vector = list[float]
@@ -83,7 +84,7 @@ def naive_entropy(x: Tensor, W: Tensor, beta: float) -> float:
     return total / (len(X) * len(V))
 
 
-def naive_triplet(x: Tensor, q: Tensor, labels: Tensor, margin: float, mining: str) -> float:
+def naive_triplet(x: Tensor, q: Tensor, labels: Tensor) -> float:
     X, Q, Y = x.tolist(), q.tolist(), labels.tolist()
     n, M = len(X), len(X[0])
     s = [[sum(dot(X[i][m], Q[j][m]) for m in range(M)) / M for j in range(n)] for i in range(n)]
@@ -93,14 +94,10 @@ def naive_triplet(x: Tensor, q: Tensor, labels: Tensor, margin: float, mining: s
         negatives = [j for j in range(n) if sum(Y[a]) > 0 and sum(Y[j]) > 0 and dot(Y[a], Y[j]) == 0]
         if not positives or not negatives:
             continue
-        if mining == "hardest":
-            hardest = max(s[a][j] for j in negatives)
-            losses.append(max(0.0, margin + hardest - min(s[a][j] for j in positives)))
-            continue
         for p in positives:
             easier = [s[a][j] for j in negatives if s[a][j] < s[a][p]]
             chosen = max(easier) if easier else min(s[a][j] for j in negatives)
-            losses.append(max(0.0, margin + chosen - s[a][p]))
+            losses.append(max(0.0, MARGIN + chosen - s[a][p]))
     return sum(losses) / len(losses) if losses else 0.0
 
 
@@ -147,13 +144,10 @@ def test_entropy_is_the_equation(batch: tuple[Tensor, Tensor, Tensor, Tensor], b
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches(), st.sampled_from(["semihard", "hardest"]), st.floats(0, 1.5))
-def test_triplet_is_its_definition(
-    batch: tuple[Tensor, Tensor, Tensor, Tensor], mining: str, margin: float
-) -> None:
+@given(batches())
+def test_triplet_is_its_definition(batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     x, q, _, labels = batch
-    got = TripletPQLoss(margin, mining)(x, q, labels)
-    assert float(got) == pytest.approx(naive_triplet(x, q, labels, margin, mining), abs=1e-9)
+    assert float(TripletPQLoss()(x, q, labels)) == pytest.approx(naive_triplet(x, q, labels), abs=1e-9)
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
@@ -168,7 +162,6 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant: str) -> No
         lambda v, y: pairs(v, v, y),
         lambda v, y: SubspaceClassification(variant)(v, W, y),
         lambda v, y: TripletPQLoss()(v, v, y),
-        lambda v, y: TripletPQLoss(mining="hardest")(v, v, y),
     ):
         (gradient,) = torch.autograd.grad(loss(x, labels), x)
         (kept,) = torch.autograd.grad(loss(x[known], labels[known]), x)
@@ -222,9 +215,8 @@ def test_hand_worked_triplet() -> None:
     labels = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
     only_anchor = x.clone()
     only_anchor[1:] = 0  # the other anchors have similarity 0 to everything: each costs the margin
-    for mining, hinge in (("semihard", 0.1 + 0.45 - 0.5), ("hardest", 0.1 + 0.9 - 0.5)):
-        loss = TripletPQLoss(0.1, mining)(only_anchor, x, labels)
-        assert float(loss) == pytest.approx((hinge + 3 * 0.1) / 4)
+    loss = TripletPQLoss()(only_anchor, x, labels)
+    assert float(loss) == pytest.approx((0.1 + 0.45 - 0.5 + 3 * 0.1) / 4)
 
 
 def test_gradients() -> None:
@@ -247,14 +239,12 @@ def test_gradients() -> None:
         assert torch.autograd.gradcheck(lambda r, w, f=loss: f(intra_normalize(r, 2), w, labels), (raw, W))
     for entropy in (SubspaceEntropy(2.0), SubspaceEntropy(2.0, "code")):
         assert torch.autograd.gradcheck(lambda r, w, e=entropy: e(intra_normalize(r, 2), w), (raw, W))
-    for mining in ("semihard", "hardest"):
-        triplet = TripletPQLoss(0.7, mining)
 
-        def mined(r: Tensor, z: Tensor, f: TripletPQLoss = triplet) -> Tensor:
-            x = intra_normalize(r, 2)
-            return f(x, soft_assign(x, z, 3.0), labels)
+    def mined(r: Tensor, z: Tensor) -> Tensor:
+        x = intra_normalize(r, 2)
+        return TripletPQLoss()(x, soft_assign(x, z, 3.0), labels)
 
-        assert torch.autograd.gradcheck(mined, (raw, Z))
+    assert torch.autograd.gradcheck(mined, (raw, Z))
 
 
 def test_entropy_minimax_pulls_both_ways() -> None:
@@ -306,7 +296,3 @@ def test_impossible_settings_are_refused() -> None:
         SubspaceEntropy(beta=math.nan)
     with pytest.raises(UsageError, match="entropy variant 'both' is not one of paper, code"):
         SubspaceEntropy(variant="both")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'easy' is not one of"):
-        TripletPQLoss(mining="easy")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"margin is -0\.1"):
-        TripletPQLoss(-0.1)

@@ -21,7 +21,6 @@ from gpq_faiss.config import (
 )
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.protocols import make_split
-from gpq_faiss.losses import NPairPQLoss, TripletPQLoss
 from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import CNNF
@@ -82,14 +81,6 @@ def test_gpq_t_replaces_the_npair_loss_by_triplets() -> None:
     assert parts["triplet"].item() == pytest.approx(np.mean(lost), rel=1e-4)
     expected = parts["triplet"] + 0.1 * parts["classification"] - 0.1 * parts["entropy"]
     torch.testing.assert_close(parts["total"], expected)
-
-
-def test_the_metric_is_a_setting() -> None:
-    assert isinstance(method(small()).metric, NPairPQLoss)
-    triplet = method(small(metric="triplet")).metric
-    assert isinstance(triplet, TripletPQLoss)
-    assert triplet.margin == 0.1
-    assert small().fingerprint() != small(metric="triplet").fingerprint()
 
 
 @pytest.mark.parametrize("base", list(BASES))

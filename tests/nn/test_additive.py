@@ -52,20 +52,6 @@ def test_a_beam_of_every_code_finds_the_best_code(B: int, M: int, K: int, E: int
     torch.testing.assert_close(reached, distances.min(dim=1).values, rtol=1e-9, atol=1e-12)
 
 
-@given(B=st.integers(1, 6), M=st.integers(1, 5), K=st.integers(2, 8), E=st.integers(1, 6), seed=seeds)
-@settings(max_examples=40, deadline=None)
-def test_a_beam_of_one_takes_the_nearest_of_what_is_left(B: int, M: int, K: int, E: int, seed: int) -> None:
-    targets, S = drawn(B, E, seed=seed), drawn(M, K, E, seed=seed + 1)
-    found = assign(targets, S, beam=1).numpy()
-    left = targets.numpy().copy()
-    for m in range(M):
-        codebook = S[m].numpy()
-        for b in range(B):
-            nearest = min(range(K), key=lambda k: float(((left[b] - codebook[k]) ** 2).sum()))
-            assert found[b, m] == nearest
-            left[b] -= codebook[nearest]
-
-
 @given(M=st.integers(1, 4), K=st.integers(2, 5), E=st.integers(1, 5), beam=st.integers(1, 9), seed=seeds)
 @settings(max_examples=40, deadline=None)
 def test_a_beam_keeps_the_best_partial_sums(M: int, K: int, E: int, beam: int, seed: int) -> None:
@@ -82,29 +68,6 @@ def test_a_beam_keeps_the_best_partial_sums(M: int, K: int, E: int, beam: int, s
 
             kept = sorted([(*code, k) for code in kept for k in range(K)], key=distance)[:beam]
         assert tuple(codes) == kept[0]
-
-
-@given(B=st.integers(2, 9), seed=seeds)
-@settings(max_examples=20, deadline=None)
-def test_a_code_does_not_depend_on_the_rest_of_the_batch(B: int, seed: int) -> None:
-    targets, S = drawn(B, 7, seed=seed), drawn(4, 8, 7, seed=seed + 1)
-    together = assign(targets, S)
-    alone = torch.cat([assign(t.unsqueeze(0), S) for t in targets])
-    assert torch.equal(together, alone)
-    assert torch.equal(assign(targets.flip(0), S), together.flip(0))
-
-
-def test_a_wider_search_errs_less_over_many_items() -> None:
-    """Of one item it may err more; of the mean, only by chance."""
-    targets, S = drawn(500, 10, seed=1), drawn(6, 8, 10, seed=2) * 0.5
-    errors = [
-        float((targets - sums(S, assign(targets, S, beam))).square().sum(dim=1).mean()) for beam in (1, 4, 64)
-    ]
-    assert errors[0] > errors[1] > errors[2]
-
-
-def test_no_items_have_no_codes() -> None:
-    assert assign(torch.zeros(0, 3), drawn(2, 4, 3, seed=0, dtype=torch.float32)).shape == (0, 2)
 
 
 # -------------------------------------------------------------------------------------------------------- product form
@@ -159,14 +122,6 @@ def test_too_few_dimensions_keep_the_main_directions_of_each_codebook(
         np.testing.assert_allclose(kept[m].numpy(), S[m].double().numpy() @ main @ main.T, atol=1e-4)
     if d - 2 < min(E, K):
         assert not torch.allclose(kept, S, atol=1e-3)
-
-
-def test_codewords_of_zeros_are_still_unit_norm() -> None:
-    kept, basis, words = product_form(torch.zeros(2, 4, 3), 5)
-    assert not kept.any()
-    torch.testing.assert_close(words.norm(dim=2), torch.ones(2, 4))
-    scores = torch.einsum("qmd,mkd->qmk", query_form(short(5, 3, 0), basis), words)
-    torch.testing.assert_close(scores, torch.zeros(5, 2, 4))
 
 
 # ------------------------------------------------------------------------------------------------------------ in Faiss

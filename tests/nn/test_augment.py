@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.errors import UsageError
-from gpq_faiss.nn.augment import FlipCrop, apply_flip_crop, default_pad, draw_flip_crop, random_flip_crop
+from gpq_faiss.nn.augment import random_flip_crop
+from gpq_faiss.nn.joint import Rows
 
 
-def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor | None = None) -> Tensor:
+def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor) -> Tensor:
     """One image [3, H, W], pixel by pixel."""
-    out = torch.zeros_like(image)
-    if colour is not None:
-        out += colour.view(3, 1, 1)
+    out = torch.zeros_like(image) + colour.to(image.dtype).view(3, 1, 1)
     _, height, width = image.shape
     for i in range(height):
         for j in range(width):
@@ -26,48 +22,26 @@ def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor 
     return out
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 4), st.integers(2, 6), st.integers(2, 6), st.integers(0, 3), st.integers(0, 999))
-def test_batch_equals_loop(batch: int, height: int, width: int, pad: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (batch, 3, height, width), generator=generator, dtype=torch.uint8)
-    draw = draw_flip_crop(batch, pad, generator)
-    for typed in (images, images.float() / 255):
-        got = apply_flip_crop(typed, draw, pad)
-        assert got.dtype == typed.dtype
-        for b in range(batch):
-            want = naive(typed[b], int(draw.dy[b]), int(draw.dx[b]), bool(draw.flip[b]), pad)
-            assert torch.equal(got[b], want)
-    colour = torch.rand(3, generator=generator)
-    typed = images.float() / 255
-    got = apply_flip_crop(typed, draw, pad, colour.view(1, 3, 1, 1))
-    for b in range(batch):
-        want = naive(typed[b], int(draw.dy[b]), int(draw.dx[b]), bool(draw.flip[b]), pad, colour)
-        assert torch.equal(got[b], want)
-
-
-def test_draws_are_uniform_and_by_seed() -> None:
-    images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    a, b, c = (random_flip_crop(images, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-    assert a.is_contiguous(memory_format=torch.channels_last)
-    draw = draw_flip_crop(9000, 4, torch.Generator().manual_seed(3))
-    for offsets in (draw.dy, draw.dx):
-        assert torch.bincount(offsets, minlength=9).min() > 850  # 1000 expected each, deviation 30
-        assert int(offsets.max()) == 8
-    assert 4200 < int(draw.flip.sum()) < 4800
-    still = FlipCrop(torch.full((6,), 4), torch.full((6,), 4), torch.zeros(6, dtype=torch.bool))
-    assert torch.equal(apply_flip_crop(images, still, 4), images)
-
-
-def test_padding_follows_the_size() -> None:
-    assert [default_pad(s) for s in (8, 32, 64, 224)] == [1, 4, 8, 28]
-    ones = torch.ones(200, 3, 32, 32)
-    kept = random_flip_crop(ones, torch.Generator().manual_seed(0))[:, 0].sum(dim=(1, 2))
-    assert int(kept.min()) == 28 * 28  # shifted by 4 both ways at the most
-    assert torch.equal(random_flip_crop(ones, torch.Generator().manual_seed(0), pad=0), ones)
-    with pytest.raises(UsageError, match="pad is -1"):
-        random_flip_crop(ones, torch.Generator(), pad=-1)
-    with pytest.raises(UsageError, match=r"\[3, 32, 32\] given"):
-        random_flip_crop(ones[0], torch.Generator())
+@pytest.mark.parametrize("size", [7, 8, 16])
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize("typed", [torch.uint8, torch.float32])
+def test_batch_equals_loop(size: int, flip: bool, typed: torch.dtype) -> None:
+    images = torch.randint(0, 256, (9, 3, size, size), generator=torch.Generator().manual_seed(size)).to(
+        typed
+    )
+    for colour in (None, torch.tensor([3.0, 200.0, 7.0])):
+        found = random_flip_crop(images, torch.Generator().manual_seed(1), flip=flip, colour=colour)
+        assert found.dtype == typed
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        generator = torch.Generator().manual_seed(1)
+        pad = size // 8
+        dy, dx = torch.randint(2 * pad + 1, (2, 9), generator=generator).tolist()
+        mirrored = (torch.rand(9, generator=generator) < 0.5).tolist()
+        padding = torch.zeros(3) if colour is None else colour
+        for b in range(9):
+            expected = naive(images[b], dy[b], dx[b], flip and mirrored[b], pad, padding)
+            assert torch.equal(found[b], expected)
+    part = torch.tensor([1, 4, 8])
+    generator = torch.Generator().manual_seed(1)
+    of_share = random_flip_crop(images[part], generator, flip=flip, colour=colour, rows=Rows(9, part))
+    assert torch.equal(of_share, found[part])

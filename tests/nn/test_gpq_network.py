@@ -111,11 +111,6 @@ def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
     )
 
 
-def test_the_paper_has_three_losses() -> None:
-    paper = method(preset("paper"))
-    assert set(paper.losses(batch(0), amp=False)) == {"total", "npair", "classification", "entropy"}
-
-
 @pytest.mark.parametrize("name", ["recommended", "averaged"])
 def test_the_average_follows_the_weights_and_is_what_is_exported(name: str) -> None:
     base = CONFIGS[name]
