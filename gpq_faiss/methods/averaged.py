@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from ..config import Config
 from ..losses import ExtraLosses
 from ..nn.backbones import Backbone
-from ..nn.gpq import GPQNetwork
-from ..nn.gpq_soft import SoftGPQNetwork
-from ..nn.posterior import PosteriorNetwork
+from ..nn.gpq import CodeNetwork
 from .coders import ProductCoder
 from .trainable import TrainableMethod
 
-Network = TypeVar("Network", GPQNetwork, SoftGPQNetwork, PosteriorNetwork)
+Network = TypeVar("Network", bound=CodeNetwork)
 
 
 class AveragedMethod(TrainableMethod, Generic[Network]):
@@ -44,8 +42,7 @@ class AveragedMethod(TrainableMethod, Generic[Network]):
 
     def extractors(self) -> list[Backbone]:
         """The backbones of the network and of its average."""
-        networks: list[Any] = [self.network, self.average]
-        return [network.backbone for network in networks if network is not None]
+        return [cast(Backbone, net.backbone) for net in (self.network, self.average) if net is not None]
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

@@ -10,7 +10,6 @@ Reasons and figures: ``docs/recommended.md``.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -246,7 +245,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             source.weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
             joint = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
             none = joint.new_zeros(0, K, posterior.shape[1])
-            return ClassCodebooks(False, none, none, math.nan), joint, source.weights
+            return ClassCodebooks(False, none, none), joint, source.weights
         tempered = source.tempered(posterior)
         with torch.enable_grad():
             found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)

@@ -59,13 +59,11 @@ class ClassCodebooks:
         by_logits: whether codes are chosen by ``logits`` (cross entropy) or by ``tables`` (least squares).
         logits: float32 [A, K, C].
         tables: float32 [A, K, C], score tables for query posteriors.
-        expected_map: expected mAP of this kind on held-out items.
     """
 
     by_logits: bool
     logits: Tensor
     tables: Tensor
-    expected_map: float
 
     def assign(self, tempered: Tensor) -> Tensor:
         """Codes int64 [n, A] of tempered posteriors float [n, C]."""
@@ -80,24 +78,7 @@ class ClassCodebooks:
 
 
 def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
-    """The better kind of codebooks for class probabilities; arguments and errors as for :func:`fit_each_kind`."""
-    kinds = fit_each_kind(posterior, tempered, A, K, seed=seed, enough=_ENOUGH)
-    best = max(kinds, key=lambda kind: kind.expected_map)
-    names = "probabilities", "logits"
-    if not math.isnan(best.expected_map):
-        found = (f"{kind.expected_map:.4f} with sums of {names[kind.by_logits]}" for kind in kinds)
-        log.info("class codes: expected mAP %s", ", ".join(found))
-    if not best.by_logits or len(posterior) > _ITEMS + _QUERIES:
-        return best
-    # With few items, refit on all, including held-out ones (sums of probabilities always use all items).
-    p, t = posterior.float().cpu(), tempered.float().cpu()
-    return _fit_logits(p[:_ITEMS], t[:_ITEMS], A, K, seed=seed, expected=best.expected_map)
-
-
-def fit_each_kind(
-    posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int, enough: float = math.inf
-) -> tuple[ClassCodebooks, ...]:
-    """Codebooks for class probabilities by sums of probabilities and by sums of logits; only the former if items are too few to compare.
+    """The better kind of codebooks for class probabilities; sums of probabilities if items are too few to compare.
 
     Args:
         posterior: float [n, C], of unlabelled items.
@@ -105,40 +86,50 @@ def fit_each_kind(
         A: codebooks.
         K: codewords per codebook.
         seed: random seed.
-        enough: sums of logits are left out where sums of probabilities have this share of the expected mAP of the probabilities themselves,
-            which no code exceeds.
 
     Raises:
         DataError: fewer items than codewords, or probabilities that are not finite.
     """
     p, t = posterior.float().cpu(), tempered.float().cpu()
     additive_codewords = fit_codewords(t, A, K, seed=seed)
+    probabilities = ClassCodebooks(False, additive_codewords, additive_codewords)
     # Held-out items are the queries for the others; with very few items all are.
     order = torch.from_numpy(np.random.default_rng([seed, len(p)]).permutation(len(p)))
     held = order[: min(_QUERIES, len(p) // 5)]
     rest = order[len(held) :][:_ITEMS]
-    probabilities = ClassCodebooks(False, additive_codewords, additive_codewords, math.nan)
     if not len(held) or len(rest) < K:
-        return (probabilities,)
+        return probabilities
     relevance = p[held] @ p[rest].T
 
-    def measured(kind: ClassCodebooks) -> ClassCodebooks:
+    def gain(kind: ClassCodebooks) -> float:
         # Equal codes have bit-equal scores, so their order does not matter.
         distinct, code_of = torch.unique(kind.assign(t[rest]), dim=0, return_inverse=True)
-        gain = expected_map(kind.scores(p[held], distinct)[:, code_of], relevance)
-        return dataclasses.replace(kind, expected_map=gain)
+        return expected_map(kind.scores(p[held], distinct)[:, code_of], relevance)
 
-    probabilities = measured(probabilities)
-    if probabilities.expected_map >= enough * expected_map(relevance, relevance):
-        return (probabilities,)
-    logits = _fit_logits(p[rest], t[rest], A, K, seed=seed, expected=math.nan)
-    return probabilities, measured(logits)
+    of_probabilities = gain(probabilities)
+    # No code ranks better than the probabilities themselves.
+    if of_probabilities >= _ENOUGH * expected_map(relevance, relevance):
+        log.info("class codes: expected mAP %.4f with sums of probabilities", of_probabilities)
+        return probabilities
+    logits = _fit_logits(p[rest], t[rest], A, K, seed=seed)
+    of_logits = gain(logits)
+    log.info(
+        "class codes: expected mAP %.4f with sums of probabilities, %.4f with sums of logits",
+        of_probabilities,
+        of_logits,
+    )
+    if of_logits <= of_probabilities:
+        return probabilities
+    if len(p) > _ITEMS + _QUERIES:
+        return logits
+    # With few items, refit on all, including held-out ones (sums of probabilities always use all items).
+    return _fit_logits(p[:_ITEMS], t[:_ITEMS], A, K, seed=seed)
 
 
-def _fit_logits(p: Tensor, t: Tensor, A: int, K: int, *, seed: int, expected: float) -> ClassCodebooks:
+def _fit_logits(p: Tensor, t: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
     """Sums of logits for posteriors ``p`` and tempered posteriors ``t`` float [n, C], and their score tables."""
     logits = fit_logit_codewords(t, A, K, seed=seed)
-    kind = ClassCodebooks(True, logits, logits, expected)
+    kind = ClassCodebooks(True, logits, logits)
     return dataclasses.replace(kind, tables=fit_tables(p, kind.assign(t), logits, seed=seed))
 
 

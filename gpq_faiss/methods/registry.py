@@ -8,7 +8,6 @@ list of names needs neither Faiss nor torch.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -100,30 +99,29 @@ def _deep(
     )
 
 
-def _gpq(
-    summary: str, changes: Mapping[str, Mapping[str, Any]], images_only: str = "", image_size: int = 0
+def _array(
+    summary: str, citation: str, learns: Learns, code: CodeKind, where: str, departs: str = ""
 ) -> MethodEntry:
+    module, attribute = where.split(".")
+    return MethodEntry(summary, citation, learns, code, f".{module}", attribute, departs=departs)
+
+
+def _gpq(summary: str, changes: Mapping[str, Mapping[str, Any]] | None = None, **more: Any) -> MethodEntry:
+    values: dict[str, Any] = {"citation": "Jang and Cho, CVPR 2020", "revision": _GPQ_REVISION, **more}
     return MethodEntry(
         summary,
-        "Jang and Cho, CVPR 2020",
-        "semi-supervised",
-        "quantiser",
-        ".gpq",
+        learns="semi-supervised",
+        code="quantiser",
+        module=".gpq",
         attribute="build_gpq",
         deep=True,
-        changes=changes,
-        images_only=images_only,
-        image_size=image_size,
-        revision=_GPQ_REVISION,
+        changes=changes or {},
+        **values,
     )
 
 
-def _classifier(summary: str, attribute: str, code: CodeKind, learns: Learns = "supervised") -> MethodEntry:
-    return MethodEntry(summary, "none", learns, code, ".classifier", attribute)
-
-
 METHODS: dict[str, MethodEntry] = {
-    "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max", {}),
+    "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"),
     "gpq-f": _gpq(
         "gpq with CNN-F as the network",
         {"network": {"backbone": "cnnf"}},
@@ -135,11 +133,8 @@ METHODS: dict[str, MethodEntry] = {
         {"loss": {"lambda1": 0.0, "lambda2": 0.0}},
     ),
     "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"gpq": {"metric": "triplet"}}),
-    "posterior": dataclasses.replace(
-        _gpq(
-            "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
-            {},
-        ),
+    "posterior": _gpq(
+        "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
         citation="this package",
         departs="not GPQ: class networks come first, their codes after",
     ),
@@ -210,84 +205,83 @@ METHODS: dict[str, MethodEntry] = {
         "binary",
         "cnnh",
     ),
-    "lopq": MethodEntry(
+    "lopq": _array(
         "locally optimised product quantisation: a rotation and codebooks per coarse cell",
         "Kalantidis and Avrithis, CVPR 2014",
         "unsupervised",
         "quantiser",
-        ".lopq",
-        "LOPQ",
+        "lopq.LOPQ",
     ),
-    "opq": MethodEntry(
+    "opq": _array(
         "optimised product quantisation: a rotation, then PQ",
         "Ge, He, Ke and Sun, CVPR 2013",
         "unsupervised",
         "quantiser",
-        ".opq",
-        "OPQ",
+        "opq.OPQ",
     ),
-    "pq": MethodEntry(
+    "pq": _array(
         "product quantisation: k-means in each part of the vector",
         "Jégou, Douze and Schmid, TPAMI 2011",
         "unsupervised",
         "quantiser",
-        ".pq",
-        "PQ",
+        "pq.PQ",
     ),
-    "sdh": MethodEntry(
+    "sdh": _array(
         "supervised discrete hashing: bits that a linear classifier can use",
         "Shen, Shen, Liu and Shen, CVPR 2015",
         "supervised",
         "binary",
-        ".sdh",
-        "SDH",
+        "sdh.SDH",
     ),
-    "itq": MethodEntry(
+    "itq": _array(
         "iterative quantisation: signs of rotated principal components",
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
         "unsupervised",
         "binary",
-        ".itq",
-        "ITQ",
+        "itq.ITQ",
         departs="vectors are scaled to length 1 first, as Faiss does it",
     ),
-    "sh": MethodEntry(
+    "sh": _array(
         "spectral hashing: signs of sines along the principal components",
         "Weiss, Torralba and Fergus, NIPS 2008",
         "unsupervised",
         "binary",
-        ".sh",
-        "SH",
+        "sh.SH",
     ),
-    "float": MethodEntry(
+    "float": _array(
         "the features themselves, exact cosine, no compression",
         "none",
         "unsupervised",
         "none",
-        ".float_features",
-        "FloatFeatures",
+        "float_features.FloatFeatures",
     ),
-    "classifier": MethodEntry(
+    "classifier": _array(
         "class probabilities of a supervised two-layer net, inner product, no compression",
         "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
         "supervised",
         "none",
-        ".classifier",
-        "Classifier",
+        "classifier.Classifier",
     ),
-    "classifier-6": _classifier(
-        "the mean of six such nets, inner product, no compression", "SixClassifiers", "none"
+    "classifier-6": _array(
+        "the mean of six such nets, inner product, no compression",
+        "none",
+        "supervised",
+        "none",
+        "classifier.SixClassifiers",
     ),
-    "classifier-propagated": _classifier(
+    "classifier-propagated": _array(
         "the classifier with labels propagated to unlabelled items, no compression",
-        "PropagatedClassifier",
         "none",
         "semi-supervised",
+        "none",
+        "classifier.PropagatedClassifier",
     ),
-    "class-confidence": _classifier(
+    "class-confidence": _array(
         "the classifier's likeliest class and its probability: a simple reference",
-        "ClassConfidence",
+        "none",
+        "supervised",
         "quantiser",
+        "classifier.ClassConfidence",
     ),
 }
 """Short name -> entry: GPQ and its variants, methods of this package, others in the order of the paper's tables, then baselines."""

@@ -181,12 +181,7 @@ def build_network(
     # GPQ with soft targets has its own codewords: those of the class networks are then minimal.
     soft = config.method == "gpq-soft"
     committee = _build_class_networks(
-        config,
-        n_classes,
-        net,
-        shape=(1, 1, 3) if soft else shape,
-        A=1 if soft else A,
-        generator=generator,
+        config, n_classes, net, (1, 1, 3) if soft else shape, 1 if soft else A, generator
     )
     if not soft:
         return committee
@@ -198,7 +193,6 @@ def _build_class_networks(
     config: Config,
     n_classes: int,
     backbone: Backbone,
-    *,
     shape: tuple[int, int, int],
     A: int,
     generator: torch.Generator,
@@ -207,15 +201,8 @@ def _build_class_networks(
     n, p = config.network, config.posterior
     width = cast(nn.Linear, backbone.head).in_features
     if isinstance(backbone, MLP):
-        backbone.head = SubspaceHeads(
-            width,
-            p.committee,
-            p.committee_hidden,
-            CLASS_DIM,
-            dropout=n.dropout,
-            noise=n.first_noise,
-            generator=generator,
-        )
+        sizes = (width, p.committee, p.committee_hidden, CLASS_DIM)
+        backbone.head = SubspaceHeads(*sizes, dropout=n.dropout, noise=n.first_noise, generator=generator)
     else:
         # Convolutions learn the features; perceptrons on top would slow this down.
         head = nn.Linear(width, p.committee * CLASS_DIM, device="meta").to_empty(device="cpu")
@@ -275,7 +262,6 @@ class Model:
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a model. Raises DataError: missing or damaged."""
     if not path.exists():
         raise DataError(f"{path} not found: the model folder is incomplete, train it again")
     check_file(path, "the weights of a model")

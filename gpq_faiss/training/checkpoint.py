@@ -90,20 +90,11 @@ class RunState:
             DataError: the file cannot be written.
         """
         self.tick()
-        meta, tensors = self._state(identity)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(self.folder, error) from error
-        with atomic_path(self.checkpoint) as temporary:
-            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
-        self.saved = time.monotonic()
-
-    def _state(self, identity: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
         meta = {
             "identity": identity,
             "step": self.step,
@@ -112,7 +103,13 @@ class RunState:
             "best_step": self.best_step,
             "lines": self.lines,
         }
-        return meta, {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(self.folder, error) from error
+        with atomic_path(self.checkpoint) as temporary:
+            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
+        self.saved = time.monotonic()
 
     def read(self, identity: str) -> dict[str, Any]:
         """Contents of the checkpoint for :meth:`take`: its tensors, and other values under ``meta``.

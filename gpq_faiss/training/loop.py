@@ -57,17 +57,8 @@ MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a training run.
-
-    Attributes:
-        device: device of the network.
-        resume: continue from the checkpoint, if any.
-        amp: bf16 autocast for the backbone.
-        validate_every: steps between validations and log lines.
-        checkpoint_seconds: time between checkpoints.
-        progress: called after each step.
-        group: the processes that train together.
-    """
+    """Options of a training run: continue from the checkpoint (``resume``); bf16 autocast for the backbone (``amp``); steps between
+    validations and log lines; seconds between checkpoints; ``progress`` is called after each step; the processes that train together."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     resume: bool = False
@@ -80,15 +71,8 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Result of :func:`fit`.
-
-    Attributes:
-        method: with the weights that ranked the held-out items best (the last ones, without such items).
-        run: steps, seconds, log lines, best figure.
-        labels: labels used in training.
-        seen, held: number of labelled items trained on and held out for validation.
-        image_size: side of input images in pixels; 0 for features.
-    """
+    """Result of :func:`fit`: the method with the weights that ranked the held-out items best (the last ones, without such items); its
+    run; the labels used in training; numbers of labelled items trained on and held out; side of input images in pixels, 0 for features."""
 
     method: TrainableMethod
     run: RunState
@@ -100,16 +84,8 @@ class Fitted:
 
 @dataclass(frozen=True)
 class _Task:
-    """Data and options of a training.
-
-    Attributes:
-        config: validated settings.
-        options: of the run.
-        reader: of the items.
-        labels: labels that the training may use.
-        seen, held: int64, labelled rows to train on and to hold out for validation.
-        pool: int64, the unlabelled rows; if there are none, ``seen``.
-    """
+    """Data and options of a training: the labels it may use; labelled rows to train on and to hold out for validation, int64; and the
+    unlabelled rows ``pool`` (``seen``, if there are none)."""
 
     config: Config
     options: RunOptions

@@ -20,9 +20,8 @@ from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.gpq import GPQ, build_gpq
+from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables, score_codes
-from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.posterior_codebooks import expected_map
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
@@ -207,13 +206,6 @@ def test_the_expected_map_is_a_mean_over_what_may_be_relevant(n: int, seed: int,
     assert found == pytest.approx(expected / r.sum())
 
 
-def test_equal_scores_share_their_relevance() -> None:
-    r = torch.tensor([[1.0, 0.0, 0.5]])
-    assert expected_map(torch.zeros(1, 3), r) == pytest.approx(
-        expected_map(torch.arange(3.0)[None], torch.full((1, 3), 0.5))
-    )
-
-
 def test_fitted_tables_are_the_least_squares() -> None:
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(300, C, generator=generator)
@@ -279,12 +271,6 @@ def test_better_trained_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_settings_that_cannot_be_are_refused(sections: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         config_of(**sections)
-
-
-def test_the_preset_says_which_method_is_built() -> None:
-    digits = open_digits()
-    kinds = {name: type(build_gpq(preset(name), digits, 8, 10)) for name in ("gpq", "paper", "recommended")}
-    assert kinds == {"gpq": SoftGPQ, "paper": GPQ, "recommended": PosteriorCodes}
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpq_faiss.errors import DataError
+from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.posterior_codebooks import (
+    ClassCodebooks,
     expected_map,
     fit_class_codebooks,
-    fit_each_kind,
     fit_logit_codewords,
     fit_tables,
     weights_of_parts,
@@ -96,20 +97,21 @@ def test_many_classes_take_sums_of_logits_and_few_of_probabilities() -> None:
     many = fit_class_codebooks(p, p, 2, 16, seed=0)
     assert not fit_class_codebooks(few, few, 3, 16, seed=0).by_logits
     assert many.by_logits
-    kinds = fit_each_kind(p, p, 2, 16, seed=0)
-    assert [kind.by_logits for kind in kinds] == [False, True]
-    assert kinds[1].expected_map == many.expected_map > kinds[0].expected_map
-    (only,) = fit_each_kind(p, p, 2, 16, seed=0, enough=kinds[0].expected_map)
-    assert not only.by_logits, "enough is a share of the expected mAP of the probabilities, which is below 1"
+    assert not torch.equal(many.tables, many.logits)
     codes = many.assign(beliefs(50, 50, seed=3))
     assert codes.shape == (50, 2)
     assert torch.equal(codes, torch.cat([many.assign(t.unsqueeze(0)) for t in beliefs(50, 50, seed=3)]))
+    # They rank better by the expected mAP.
+    words = fit_codewords(p, 2, 16, seed=0)
+    plain = ClassCodebooks(False, words, words)
+    gain = [
+        expected_map(kind.scores(p[:60], kind.assign(p[60:])), p[:60] @ p[60:].T) for kind in (many, plain)
+    ]
+    assert gain[0] > gain[1]
 
 
 def test_hardly_any_items_give_sums_of_probabilities_and_too_few_are_refused() -> None:
     p = beliefs(17, 3)
-    (only,) = fit_each_kind(p, p, 2, 16, seed=0)
-    assert not only.by_logits
     assert fit_class_codebooks(p, p, 2, 16, seed=0).by_logits is False
     with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
         fit_class_codebooks(p[:15], p[:15], 2, 16, seed=0)

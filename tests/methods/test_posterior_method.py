@@ -23,7 +23,7 @@ from posterior_factory import (
 from torch import nn
 
 from gpq_faiss.config import merge, validate
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
 from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
@@ -120,11 +120,6 @@ def test_codewords_follow_the_network() -> None:
         made.network.classifier.raw.add_(torch.randn(made.network.classifier.raw.shape))
     made.fit_codebooks(draw)
     assert not np.allclose(made.codebooks(), first, atol=0.01)
-
-
-def test_too_few_items_for_codebooks_are_refused() -> None:
-    with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
-        method().fit_codebooks(Sampler(items(15)))
 
 
 def test_a_saved_state_brings_the_codewords_back() -> None:
@@ -240,10 +235,3 @@ def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, fl
     )
     with pytest.raises(UsageError, match=named):
         validate(config)
-
-
-def test_more_class_codebooks_than_codebooks_are_all_of_them() -> None:
-    config = merge(config_of(2), {"posterior": {"class_codebooks": 9}})
-    net = build_network(validate(config), {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, PosteriorNetwork)
-    assert net.A == net.M == 3

@@ -27,7 +27,6 @@ from gpq_faiss.methods.propagation import (
     MOST_ITEMS,
     items_to_compare,
     likeliest_power,
-    most_items,
     neighbour_graph,
     propagate,
     raised,
@@ -182,18 +181,6 @@ def test_one_label_a_class_is_enough_where_classes_are_connected() -> None:
     assert (nearest == y).mean() < 0.9
 
 
-def test_items_that_no_label_reaches_are_told_nothing() -> None:
-    """Two groups that stand at right angles: of the one nothing can be said."""
-    rng = np.random.default_rng(0)
-    x = np.zeros((40, 4), np.float32)
-    x[:20, :2] = 1 + 0.1 * rng.random((20, 2))
-    x[20:, 2:] = 1 + 0.1 * rng.random((20, 2))
-    found, _ = propagate(x, np.array([0, 1]), np.eye(2, dtype=np.float32))
-    assert found[:20].any(axis=1).all()
-    assert not found[20:].any()
-    assert not raised(found, 3)[20:].any()
-
-
 @given(seed=st.integers(0, 1000), power=st.floats(1, 20), spread=st.floats(0.01, 100))
 @settings(max_examples=60, deadline=None)
 def test_a_power_keeps_the_order_and_nothing_else(seed: int, power: float, spread: float) -> None:
@@ -228,13 +215,6 @@ def test_the_power_is_that_by_which_labels_are_drawn_if_there_are_enough() -> No
         # A label that could not be says little against all others.
         wrong = np.vstack([y[:200], np.eye(5)[:1]]), np.vstack([p[:200], [[0, 0.25, 0.25, 0.25, 0.25]]])
         assert likeliest_power(wrong[1], wrong[0]) == pytest.approx(found[2], rel=0.05)
-
-
-def test_as_many_items_are_compared_as_take_a_minute() -> None:
-    assert most_items(64, 10) == most_items(256, 200) == 100_000
-    assert most_items(1024, 10) == 50_000
-    assert most_items(64, 1000) == 20_000
-    assert all(most_items(w, 2) ** 2 * w <= 100_000**2 * 256 for w in (257, 768, 1536, 4096))
 
 
 def pairs(n_labelled: int, weight: float, others: int = 300_000, classes: int = 10) -> float:
