@@ -13,6 +13,7 @@ includes other work; figures are medians, with the quartiles of the ratios of ne
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import resource
 import subprocess
