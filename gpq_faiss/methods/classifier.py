@@ -28,7 +28,7 @@ from ..data.labels import Labels
 from ..errors import UsageError
 from .base import Coder, Codes, Floats, labelled_rows
 from .float_features import dot_rows
-from .leave_one_out import MOST_ROWS, leave_one_out
+from .leave_one_out import leave_one_out
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
 
@@ -53,11 +53,12 @@ class Classifier(Coder):
     propagation = 0.0
     """Weight of labels propagated to unlabelled rows, in labels per class, as the setting ``posterior.propagation``."""
 
+    _nets: list[nn.Sequential]
+    _mean: Floats
+    _scale: float
+
     def __init__(self, bits: int = 1, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
-        self._nets: list[nn.Sequential] = []
-        self._mean: Floats = np.empty(0, np.float32)
-        self._scale = 1.0
 
     def probabilities(self, x: NDArray[Any]) -> Floats:
         """Class probabilities float32 [n, C] of vectors float32 [n, width]."""
@@ -85,7 +86,7 @@ class Classifier(Coder):
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
-            found = leave_one_out(*(a[:: -(-len(rows) // MOST_ROWS)] for a in (learnt.numpy(), y)))
+            found = leave_one_out(learnt.numpy(), y)
             pseudo_labels = self._propagated(x, rows, y, found.accuracy)
             targets = torch.from_numpy(y / y.sum(axis=1, keepdims=True))
             self._nets = [

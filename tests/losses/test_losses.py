@@ -13,7 +13,7 @@ from torch import Tensor
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
 from gpq_faiss.losses.triplet import MARGIN
-from gpq_faiss.nn.quantizer import intra_normalize, reexpress, reverse_gradient, soft_assign
+from gpq_faiss.nn.quantizer import intra_normalize, reexpress, soft_assign
 
 Vector = list[float]
 
@@ -174,51 +174,6 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant: str) -> No
         assert torch.equal(torch.autograd.grad(nothing, x)[0], torch.zeros_like(x))
 
 
-def test_hand_worked_npair() -> None:
-    """Two classes at right angles, M = 2, codes equal to the vectors: logits 2 and 0."""
-    x = torch.tensor([[[1.0, 0], [1, 0]], [[0, 1], [0, 1]]], dtype=torch.float64)
-    apart = NPairPQLoss()(x, x, torch.eye(2))
-    assert float(apart) == pytest.approx(math.log(1 + math.exp(-2)))
-    same = NPairPQLoss()(x, x, torch.tensor([[1, 0], [1, 0]]))  # target ½, ½
-    assert float(same) == pytest.approx(math.log(1 + math.exp(-2)) + 1)
-    # Row 1 shares one label with each, row 0 two with itself: its target is (2/3, 1/3).
-    multi = NPairPQLoss()(x, x, torch.tensor([[1, 1], [0, 1]]))
-    base = math.log(1 + math.exp(-2))
-    assert float(multi) == pytest.approx((2 / 3 * base + 1 / 3 * (base + 2) + (base + 1)) / 2)
-
-
-def test_hand_worked_classification_and_entropy() -> None:
-    """One sub-vector on its prototype, the other opposite to it; two prototypes, ±e."""
-    W = torch.tensor([[[1.0, 0], [-1, 0]], [[1, 0], [-1, 0]]], dtype=torch.float64)
-    x = torch.tensor([[[1.0, 0], [-1, 0]]], dtype=torch.float64)
-    label = torch.tensor([[1, 0]])
-    right, wrong = math.log(1 + math.exp(-8)), math.log(1 + math.exp(8))
-    assert float(SubspaceClassification("paper", 4)(x, W, label)) == pytest.approx((right + wrong) / 2)
-    assert float(SubspaceClassification("code", 4)(x, W, label)) == pytest.approx(math.log(2))
-    aligned = x.abs()  # both on the prototype: logits ±β² = ±16
-    assert float(SubspaceClassification("code", 4)(aligned, W, label)) == pytest.approx(
-        math.log1p(math.exp(-32)), abs=1e-15
-    )
-    sideways = torch.tensor([[[0.0, 1], [0, 1]]], dtype=torch.float64)
-    assert float(SubspaceEntropy(4)(sideways, W)) == pytest.approx(math.log(2))
-    p = 1 / (1 + math.exp(-8))
-    assert float(SubspaceEntropy(4)(x, W)) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
-
-
-def test_hand_worked_triplet() -> None:
-    """Anchor e; positive at 60° (cos ½), negatives at cos 0.45 (semi-hard) and cos 0.9 (hard)."""
-
-    def at(cosine: float) -> list[list[float]]:
-        return [[cosine, math.sqrt(1 - cosine**2)]]
-
-    x = torch.tensor([at(1), at(0.5), at(0.45), at(0.9)], dtype=torch.float64)
-    labels = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
-    only_anchor = x.clone()
-    only_anchor[1:] = 0  # the other anchors have similarity 0 to everything: each costs the margin
-    loss = TripletPQLoss()(only_anchor, x, labels)
-    assert float(loss) == pytest.approx((0.1 + 0.45 - 0.5 + 3 * 0.1) / 4)
-
-
 def test_gradients() -> None:
     """gradcheck of each loss through normalisation, soft assignment and z'."""
     generator = torch.Generator().manual_seed(0)
@@ -245,25 +200,6 @@ def test_gradients() -> None:
         return TripletPQLoss()(x, soft_assign(x, z, 3.0), labels)
 
     assert torch.autograd.gradcheck(mined, (raw, Z))
-
-
-def test_entropy_minimax_pulls_both_ways() -> None:
-    """A step down -λ2 L_SEM raises the entropy by the prototypes and lowers it by the features."""
-    generator = torch.Generator().manual_seed(1)
-    raw = torch.randn(20, 12, generator=generator, dtype=torch.float64).requires_grad_()
-    W = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64).requires_grad_()
-    entropy, reverse = SubspaceEntropy(4.0), reverse_gradient
-
-    def value(r: Tensor, w: Tensor) -> Tensor:
-        return entropy(intra_normalize(reverse(r), 3), w)
-
-    (-0.1 * value(raw, W)).backward()
-    assert raw.grad is not None
-    assert W.grad is not None
-    with torch.no_grad():
-        before = value(raw, W)
-        assert value(raw - raw.grad, W) < before
-        assert value(raw, W - W.grad) > before
 
 
 def test_half_precision_region_computes_in_full() -> None:

@@ -148,21 +148,6 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queri
     assert {k.removeprefix("class_") for k in parts if k.startswith("class_")} == set(theirs) - {"total"}
 
 
-def test_unlabelled_items_reach_the_codewords_by_their_beliefs_alone() -> None:
-    def gradient(targets: str, *, moved: bool) -> torch.Tensor:
-        gpq = method(pairs={"targets": targets}, loss={"lambda1": 1e-9, "lambda2": 0.0})
-        given = batch()
-        x = given.x.clone()
-        x[LABELLED:] += 5 * moved
-        gpq.losses(dataclasses.replace(given, x=x), amp=False)["npair"].backward()  # type: ignore[no-untyped-call]
-        found = gpq.network.codewords.raw.grad
-        assert found is not None
-        return found
-
-    torch.testing.assert_close(gradient("labels", moved=True), gradient("labels", moved=False))
-    assert not torch.allclose(gradient("beliefs", moved=True), gradient("beliefs", moved=False))
-
-
 def test_the_pairs_teach_the_codes_and_not_the_class_networks() -> None:
     gpq = method()
     gpq.losses(batch(), amp=False)["npair"].backward()  # type: ignore[no-untyped-call]
