@@ -100,10 +100,17 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
     """
     path = changes_path(index)
     _refuse_log(index)
-    if not path.exists():
-        return Changes.of((), size)
-    with _reading(path), contextlib.closing(open_sqlite(path, "the changes of an index", "mode=ro")) as db:
-        return _read(db, path, size, fingerprint)
+    try:
+        if path.exists():
+            with (
+                _reading(path),
+                contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db,
+            ):
+                return _read(db, path, size, fingerprint)
+    except DataError:
+        if path.exists():  # else a service has just taken them up into the index
+            raise
+    return Changes.of((), size)
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -234,10 +241,8 @@ class ChangeFile:
 
     def close(self) -> None:
         """Close the file; one without changes is removed."""
-        with contextlib.suppress(AttributeError, sqlite3.Error):
-            empty = self._db.execute("SELECT 1 FROM changes").fetchone() is None
+        with contextlib.suppress(AttributeError, sqlite3.Error):  # it was not opened, or it is no such file
+            if self._db.execute("SELECT 1 FROM changes").fetchone() is None:
+                self._stack.callback(self.path.unlink, missing_ok=True)
             self._db.execute("PRAGMA journal_mode = DELETE")  # other programs read it without files beside it
-            self._db.close()
-            if empty:
-                self.path.unlink()
         self._stack.close()

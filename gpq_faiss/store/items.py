@@ -17,6 +17,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,7 @@ class Items:
         self._lock = threading.Lock()
         with self._guard():
             self._db = open_sqlite(self.path, _WHAT)
+        weakref.finalize(self, self._db.close)  # a service's searches may use it longer than its index
         try:
             with self._guard():
                 if not check_schema(self._db, _TABLES, _VERSION):

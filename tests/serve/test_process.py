@@ -92,24 +92,11 @@ def test_requests_of_any_form_get_documented_answers(process: Process, tmp_path:
     """Schemathesis makes requests from /openapi.json, right and wrong ones. An image or a vector without a direction is refused for what
     it holds, which no schema says: so accepted is not expected of every right one."""
     pytest.importorskip("schemathesis")
-    st = Path(sys.executable).parent / "st"
-    call = [
-        str(st),
-        "run",
-        f"http://127.0.0.1:{process.port}/openapi.json",
-        "--max-examples",
-        "5",
-        "--seed",
-        "1",
-    ]
-    call += [
-        "--phases",
-        "coverage,fuzzing",
-        "--exclude-checks",
-        "positive_data_acceptance",
-        "--continue-on-failure",
-    ]
-    call += ["-H", f"Authorization: Bearer {TOKEN}", "--generation-database", "none", "--warnings", "off"]
+    address = f"http://127.0.0.1:{process.port}/openapi.json"
+    options = "--max-examples 5 --seed 1 --phases coverage,fuzzing --exclude-checks positive_data_acceptance --continue-on-failure"
+    options += " --generation-database none --warnings off"
+    call = [str(Path(sys.executable).parent / "st"), "run", address, *options.split()]
+    call += ["-H", f"Authorization: Bearer {TOKEN}"]
     done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "10/10" in done.stdout
