@@ -18,6 +18,7 @@ from ..files import fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..progress import stage
 from ..store import Item, Items, RowReader, items_path, write_items
+from ..store.items import Row, as_json
 from .shards import is_index, is_parquet
 
 log = logging.getLogger(__name__)
@@ -84,35 +85,38 @@ class ItemSources:
     def write(self, path: Path) -> None:
         """Write the items to the temporary file ``path``."""
         with stage("writing names"):
-            write_items(path, (item for source in self.paths for item in _items_of(source)), self.key)
+            write_items(path, (row for source in self.paths for row in _rows_of(source)), self.key)
 
 
-def _items_of(path: Path) -> Iterator[tuple[int, Item]]:
+def _rows_of(path: Path) -> Iterator[Row]:
     if is_index(path):
         items = open_items(path)
         assert items is not None
         with items:
-            yield from items
+            yield from items.rows()
         return
     with RowReader(path) as reader:
-        classes = reader.header.class_names
         for start in range(0, reader.ntotal, _ROWS):
             stop = min(reader.ntotal, start + _ROWS)
-            ids, texts, packed = (
-                reader.ids(start, stop),
-                reader.texts(start, stop),
-                reader.labels(start, stop),
-            )
-            labels: list[tuple[str, ...] | None] = [None] * len(ids)
-            if packed is not None:
-                rows, on = np.nonzero(np.unpackbits(packed, axis=1, count=len(classes)))
-                per_row = np.split(on, np.cumsum(np.bincount(rows, minlength=len(ids)))[:-1])
-                labels = [tuple(classes[c] for c in row.tolist()) for row in per_row]
-            columns = zip(*(column.tolist() for column in texts.values()), strict=True)
-            for number, values, row in zip(
-                ids.tolist(), columns if texts else [()] * len(ids), labels, strict=True
-            ):
-                yield number, Item(dict(zip(texts, values, strict=True)), row)
+            texts, packed = reader.texts(start, stop), reader.labels(start, stop)
+            n = stop - start
+            names = texts.pop("name").tolist() if "name" in texts else [None] * n
+            kept = zip(*(column.tolist() for column in texts.values()), strict=True)
+            columns = [as_json(dict(zip(texts, row, strict=True))) for row in kept] if texts else [None] * n
+            labels = [None] * n if packed is None else _labels(packed, reader.header.class_names)
+            ids = reader.ids(start, stop).tolist()
+            yield from zip(ids, (name or None for name in names), labels, columns, strict=True)
+
+
+def _labels(packed: NDArray[np.uint8], classes: tuple[str, ...]) -> list[str | None]:
+    """The labels of rows uint8 [n, ceil(C/8)] as they are stored; most rows have the same as others."""
+    width, data = packed.shape[1], packed.tobytes()
+    rows = [data[at : at + width] for at in range(0, len(data), width)]
+    named: dict[bytes, str | None] = {}
+    for row in set(rows):
+        on = np.flatnonzero(np.unpackbits(np.frombuffer(row, np.uint8), count=len(classes)))
+        named[row] = as_json(sorted(classes[c] for c in on))
+    return [named[row] for row in rows]
 
 
 def open_items(index: str | Path) -> Items | None:

@@ -226,7 +226,7 @@ class ChangeFile:
         number = self.number + 1
         rows = []
         for item, code, about in changes:
-            name, labels, _ = (None, None, None) if about is None else item_row(about)
+            _, name, labels, _ = (item, None, None, None) if about is None else item_row(item, about)
             data = None if code is None else code.tobytes()
             rows.append((item, number, data, name, labels, _checksum(item, data, name, labels)))
         with self._writing(), write_errors(), self._db:

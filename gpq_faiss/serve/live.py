@@ -34,6 +34,7 @@ from ..indexes.opening import open_index
 from ..progress import stage
 from ..store import Item, codebooks_fingerprint, items_path, write_items
 from ..store import Items as NamedItems
+from ..store.items import item_row
 from .changes import Change, ChangeFile, Changes, read_changes
 
 log = logging.getLogger(__name__)
@@ -385,14 +386,18 @@ class LiveIndex:
         form = stated["kind"] if stated["kind"] in FORMS else "ivf" if stated["kind"] else "flat"
         key = stated["extra"].get("items")
         ids, about = changes.ids[changes.there], changes.about[changes.there]
-        new = [(number, item) for number, item in zip(ids.tolist(), about, strict=True) if item is not None]
+        new = [
+            item_row(number, item)
+            for number, item in zip(ids.tolist(), about, strict=True)
+            if item is not None
+        ]
         beside: Beside = {}
         with (None if key is None else open_items(self.path)) or contextlib.nullcontext() as items:
             if items is None:
                 key = fingerprint("items", self.fingerprint, *map(str, new)) if new else None
             if new or (items is not None and any(items.lookup(ids))):
                 gone = changes.ids.tolist()
-                write = functools.partial(write_items, items=new, key=key, kept=items, without=gone)
+                write = functools.partial(write_items, rows=new, key=key, kept=items, without=gone)
                 beside = {items_path(self.path): write}
             save_index(
                 faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),

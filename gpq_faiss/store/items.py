@@ -37,6 +37,7 @@ _TABLES = {
     "about": "CREATE TABLE about (key TEXT)",
 }
 _SEARCH = "CREATE VIRTUAL TABLE search USING fts5(name, content='items', content_rowid='id')"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # The file is a temporary one until all of it is on disk.
 _WRITING = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536"
 
@@ -63,14 +64,19 @@ class Item:
         return self.texts.get("name") or None
 
 
-def item_row(item: Item) -> tuple[str | None, str | None, str | None]:
-    """Name, labels and columns as they are stored."""
+Row = tuple[int, str | None, str | None, str | None]
+"""Id, name, labels and columns as they are stored."""
+
+
+def item_row(number: int, item: Item) -> Row:
+    """The row of an item."""
     columns = {name: text for name, text in item.texts.items() if name != "name"}
-    return item.name, _json(item.labels), _json(columns or None)
+    return number, item.name, as_json(item.labels), as_json(columns or None)
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def as_json(value: Any) -> str | None:
+    """Labels or columns as they are stored."""
+    return None if value is None else _ENCODER.encode(value)
 
 
 def row_item(name: Any, labels: Any, columns: Any) -> Item:
@@ -87,16 +93,16 @@ def row_item(name: Any, labels: Any, columns: Any) -> Item:
 
 def write_items(
     path: Path,
-    items: Iterable[tuple[int, Item]],
+    rows: Iterable[Row],
     key: str,
     *,
     kept: Items | None = None,
     without: Iterable[int] = (),
 ) -> None:
-    """Write the items of an index to a new, temporary file; the same items in the same order give the same bytes.
+    """Write the items of an index to a new, temporary file; the same rows in the same order give the same bytes.
 
     Args:
-        items: ids and items.
+        rows: see :func:`item_row`.
         key: identifies these items; also in the index's sidecar, to detect the file of another index.
         kept: items of another file to write first, without the ids ``without``.
 
@@ -118,7 +124,6 @@ def write_items(
                 "WHERE id NOT IN (SELECT value FROM json_each(?)) ORDER BY id",
                 (json.dumps([int(number) for number in without]),),
             )
-        rows = ((number, *item_row(item)) for number, item in items)
         db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
         db.execute("INSERT INTO search (search) VALUES ('rebuild')")
         db.execute("COMMIT")
@@ -170,11 +175,10 @@ class Items:
                     known[number] = row_item(*row)
         return [known.get(number) for number in ids.tolist()]
 
-    def __iter__(self) -> Iterator[tuple[int, Item]]:
-        """Ids and items, by ascending id. Raises DataError: the file is damaged."""
+    def rows(self) -> Iterator[Row]:
+        """All items as they are stored, by ascending id. Raises DataError: the file is damaged."""
         with self._guard():
-            for number, *row in self._db.execute("SELECT id, name, labels, columns FROM items ORDER BY id"):
-                yield number, row_item(*row)
+            yield from self._db.execute("SELECT id, name, labels, columns FROM items ORDER BY id")
 
     def close(self) -> None:
         """Close the file."""

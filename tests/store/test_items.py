@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,7 +18,9 @@ from numpy.typing import NDArray
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.files import atomic_path
-from gpq_faiss.store import Header, Item, Items, RowReader, RowWriter, as_texts, items_path, write_items
+from gpq_faiss.store import Header, Item, Items, RowReader, RowWriter, as_texts, items_path
+from gpq_faiss.store.items import item_row
+from gpq_faiss.store.items import write_items as write_rows
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 IDS = (st.integers(0, 40) | st.integers(-(2**63), 2**63 - 1)).filter(lambda number: number != -1)
@@ -34,6 +38,10 @@ ITEMS = st.builds(
 def header() -> Header:
     books = np.random.default_rng(0).standard_normal((2, 16, 3)).astype(np.float32)
     return Header("codes", 1, "model", books, "data", ("cat", "dog", "sea"), True)
+
+
+def write_items(path: Path, items: Iterable[tuple[int, Item]], key: str, **options: Any) -> None:
+    write_rows(path, (item_row(number, item) for number, item in items), key, **options)
 
 
 def seen(item: Item | None) -> object:
@@ -58,7 +66,7 @@ def test_items_are_found_by_id_also_in_a_file_made_from_another(
             asked = [*items, *changes, -1, 41]
             with Items(path) as found:
                 assert found.key == key
-                assert [number for number, _ in found] == sorted(expected)
+                assert [number for number, *_ in found.rows()] == sorted(expected)
                 assert list(map(seen, found.lookup(np.array(asked, np.int64)))) == [
                     seen(expected.get(number)) for number in asked
                 ]
@@ -80,7 +88,7 @@ def damaged(path: Path) -> str | None:
     """The error of reading all of the file, if any."""
     try:
         with Items(path) as items:
-            list(items)
+            list(items.rows())
             items.lookup(np.array([3, 5, 9]))
     except DataError as error:
         return str(error)
