@@ -23,11 +23,9 @@ Break = Callable[[bytes], bytes]
 BREAKS: dict[str, Break | None] = {
     "missing": None,
     "empty": lambda good: b"",
-    "one byte": lambda good: good[:1],
     "header alone": lambda good: good[:16],
     "truncated": lambda good: good[: len(good) * 2 // 3],
     "text": lambda good: b"no such thing, just words.\n" * 40,
-    "zeros": lambda good: bytes(len(good)),
     "random": lambda good: np.random.default_rng(0).bytes(len(good)),
 }
 """How a file is broken; a folder in its place comes on top."""
@@ -83,7 +81,7 @@ READERS: dict[str, list[tuple[str, ...]]] = {
     "photo": [("search", "IMAGE_MODEL", "IMAGE_INDEX", "BAD")],
 }
 # No line at all is a table of settings that changes nothing.
-FINE = {("toml", "empty"), ("toml", "one byte")}
+FINE = {("toml", "empty")}
 
 
 @pytest.mark.parametrize("how", [*BREAKS, "folder"])
@@ -249,28 +247,6 @@ def test_a_wrong_sidecar_is_one_line(shop: Shop, tmp_path: Path, how: str) -> No
             assert "index.faiss.json" in line
 
 
-# Arrays that open but are not what is needed --------------------------------------------------------------------------
-
-MATRICES = {
-    "objects": np.array([[{}] * WIDTH] * 4, dtype=object),
-    "one dimension": np.ones(WIDTH, np.float32),
-    "three dimensions": np.ones((2, 3, WIDTH), np.float32),
-    "complex": np.ones((4, WIDTH), np.complex64),
-    "text": np.array([["a"] * WIDTH] * 4),
-    "no row": np.ones((0, WIDTH), np.float32),
-    "no column": np.ones((4, 0), np.float32),
-    "a single number": np.float32(3),
-}
-
-
-@pytest.mark.parametrize("name", MATRICES)
-def test_arrays_that_are_no_features_are_one_line(shop: Shop, tmp_path: Path, name: str) -> None:
-    np.save(tmp_path / "bad.npy", MATRICES[name], allow_pickle=True)
-    with untouched(tmp_path):
-        for call in READERS["npy"][:-1]:
-            assert "bad.npy" in refused(*fill(call, shop, tmp_path / "bad.npy", tmp_path / "out"))
-
-
 def test_features_of_another_width_are_one_line(shop: Shop, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.ones((6, WIDTH + 1), np.float32))
     data = f"features:{tmp_path}/wide.npy"
@@ -363,41 +339,7 @@ def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop: Shop, tmp
             assert "sub-vector" in line
 
 
-# Labels -----------------------------------------------------------------------------------------------------------------
-
-LABELS = {
-    "too few": (np.zeros(5, np.int64), "240"),
-    "too many": (np.zeros(241, np.int64), "240"),
-    "below -1": (np.where(np.arange(240) == 7, -2, 0), "row 7"),
-    "too large": (np.where(np.arange(240) == 7, 70_000, 0), "row 7"),
-    "not whole": (np.where(np.arange(240) == 7, 0.5, 0), "row 7"),
-    "NaN": (np.where(np.arange(240) == 7, np.nan, 0), "row 7"),
-    "neither 0 nor 1": (np.where(np.arange(480).reshape(240, 2) == 14, 2, 0), "row 7"),
-    "three dimensions": (np.zeros((240, 2, 2), np.int64), "[240, 2, 2]"),
-    "text": (np.array(["a"] * 240), "labels"),
-    "all unlabelled": (np.full(240, -1), "label"),
-}
-
-
-@pytest.mark.parametrize("name", LABELS)
-def test_labels_that_cannot_be_are_one_line(shop: Shop, tmp_path: Path, name: str) -> None:
-    array, word = LABELS[name]
-    np.save(tmp_path / "labels.npy", array)
-    with untouched(tmp_path):
-        for call in READERS["labels"]:
-            line = refused(*fill(call, shop, tmp_path / "labels.npy", tmp_path / "out"))
-            assert word in line
-
-
-@pytest.mark.parametrize("between", [" ", ";", " ; "])
-def test_several_numbers_in_a_line_are_no_name(shop: Shop, tmp_path: Path, between: str) -> None:
-    lines = [f"{i % 3}" if i % 5 else f"{i % 3}{between}{(i + 1) % 3}" for i in range(240)]
-    (tmp_path / "labels.txt").write_text("\n".join(lines))
-    with untouched(tmp_path):
-        line = refused(
-            "train", shop.data, "--labels", tmp_path / "labels.txt", *TRAIN, "--out", tmp_path / "m"
-        )
-        assert "several labels of an item with |, as 0|1" in line
+# Labels ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", [".", "/", ".."])
@@ -416,19 +358,6 @@ def test_a_class_without_a_labelled_item_is_named(shop: Shop, tmp_path: Path) ->
         assert "class '1'" in line
         assert "label" in line
         assert "class '1'" in refused(*train, "--labels", tmp_path / "gap.npy")
-
-
-@pytest.mark.parametrize(
-    ("text", "word"), [("1\ntwo\n", "rows.txt"), ("5000\n", "5000"), ("", "rows.txt"), ("\0\1", "rows.txt")]
-)
-def test_a_bad_list_of_labelled_items_is_one_line(shop: Shop, tmp_path: Path, text: str, word: str) -> None:
-    (tmp_path / "rows.txt").write_text(text)
-    with untouched(tmp_path):
-        line = refused(
-            *("train", shop.data, "--labels", shop.labels, *TRAIN, "--labelled", tmp_path / "rows.txt"),
-            *("--out", tmp_path / "model"),
-        )
-        assert word in line
 
 
 def test_more_labelled_items_than_there_are_is_one_line(shop: Shop, tmp_path: Path) -> None:
@@ -484,15 +413,6 @@ def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
     caplog.clear()
     assert gpq(*train, *TRAIN, "--protocol", "none", "--read", "max_bad=0.1").exit_code == 0
     assert "1 of 12 images cannot be read (" in caplog.text
-
-
-def test_a_missing_image_of_a_list_is_named(shop: Shop, tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("".join(f"a/{i}.png 1 0\n" for i in range(9)))
-    call = ("encode", shop.image_model, f"list:{tmp_path}/list.txt", "--read", f"root={shop.images}")
-    with untouched(tmp_path):
-        line = refused(*call, "--out", tmp_path / "codes.h5")
-        assert "3 of 9 images missing" in line
-        assert "a/6.png" in line
 
 
 # Products of another model ----------------------------------------------------------------------------------------------

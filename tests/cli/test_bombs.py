@@ -151,29 +151,6 @@ def test_a_pipe_in_the_place_of_a_file_is_one_line(shop: Shop, tmp_path: Path, f
 # What is compressed -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", ["header", "body", "checksum"])
-def test_a_damaged_member_of_an_npz_is_one_line(shop: Shop, tmp_path: Path, at: str) -> None:
-    features, labels = clusters()
-    bad = tmp_path / "bad.npz"
-    np.savez_compressed(bad, features=features, labels=labels)
-    data = bytearray(bad.read_bytes())
-    with zipfile.ZipFile(bad) as archive:
-        member = archive.getinfo("features.npy")
-    start = member.header_offset + 30 + len("features.npy") + 20  # the last of them: the extra field
-    place = {"header": start + 1, "body": start + member.compress_size // 2, "checksum": None}[at]
-    if place is None:
-        entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"labels.npy"))
-        first = data.index(b"PK\x01\x02")
-        assert first < entry
-        data[first + 16] ^= 1
-    else:
-        data[place : place + 4] = bytes(b ^ 0xFF for b in data[place : place + 4])
-    bad.write_bytes(data)
-    with untouched(tmp_path):
-        for call in (("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")):
-            assert bad.name in refused(*fill(call, shop, bad, tmp_path / "out"))
-
-
 @pytest.mark.parametrize("how", ["places before the file", "LZMA"])
 def test_a_damaged_directory_of_an_npz_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
     features, labels = clusters()
