@@ -61,7 +61,7 @@ class BadItems:
 
 def above(limit: float, remedy: str = "repair them") -> str:
     """The end of an error on too many bad items."""
-    return f"above the limit of {100 * limit:g} %: {remedy}, or raise --max-unreadable"
+    return f"above the limit of {100 * limit:g} %: {remedy}, or raise --read max_bad"
 
 
 @dataclass(frozen=True, kw_only=True)

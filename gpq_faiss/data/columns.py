@@ -34,8 +34,8 @@ def first_of(names: Sequence[str], there: Sequence[str]) -> str | None:
 
 def texts_for_ids(ids: str, names: str | None) -> str:
     """The note on a column of ids that holds texts; ``names``: the column of names."""
-    what = "they are the names" if names == ids else f"names are {names!r}, --keep {ids} shows them too"
-    return f"{ids!r} holds texts: {what}; ids are row numbers (--id-from path: ids from the names)"
+    what = "they are the names" if names == ids else f"names are {names!r}, --read keep={ids} shows them too"
+    return f"{ids!r} holds texts: {what}; ids are row numbers (--read id_from=path: ids from the names)"
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Columns:
         ids = ids if guess is None or texts is not None else guess
         names = names or first_of(NAMES, [n for n in self.names if not is_list(self.types[n])]) or texts
         for name in keep:
-            self.check(name, ": name it with --keep")
+            self.check(name, ": name it with --read keep")
         columns = {name: self.text(name) for name in keep} | (
             {} if names is None else {"name": self.text(names)}
         )

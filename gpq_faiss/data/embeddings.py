@@ -50,7 +50,9 @@ _Contents = tuple[Vectors, Described]
 def _npy(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> _Contents:
     del want_labels, memory
     if keep:
-        raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
+        raise UsageError(
+            f"--read keep={','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz"
+        )
     return NpyVectors(path), Described()
 
 
@@ -119,7 +121,9 @@ def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str])
         found.notes.append(texts_for_ids(ids, named))
     for column, array in (texts if named is None else texts | {"name": named}).items():
         if array not in there:
-            raise DataError(f"{path} has no array {array!r} (it has {', '.join(there)}): name it with --keep")
+            raise DataError(
+                f"{path} has no array {array!r} (it has {', '.join(there)}): name it with --read keep"
+            )
         if there[array].dtype.kind != "U":
             raise DataError(f"{path}: {array!r} is {there[array].dtype}: texts are needed")
         found.texts[column] = as_texts(load(array).tolist())
@@ -131,7 +135,9 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
     assert features is not None
     vectors = Hdf5Vectors(features)
     if keep:
-        raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
+        raise UsageError(
+            f"--read keep={','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz"
+        )
     check_memory(16 * len(features), f"{path}: ids and labels", memory)
     if features.name != "features" or read_hdf5_array(path, ["codebooks"], required=False) is None:
         return vectors, _numbers(path, partial(read_hdf5_array, path, required=False), want_labels, memory)

@@ -119,7 +119,7 @@ def _form_of_parquet(path: str, image_column: str) -> str:
         there = ", ".join(schema.names[:20])
         raise DataError(
             f"{shown(without_secrets(path))} has no column of vectors (lists of numbers), and no column {image_column!r} of image paths "
-            f"(it has {there}): name it with --image-column"
+            f"(it has {there}): name it with --read image_column"
         )
     return "features" if vectors else "parquet"
 

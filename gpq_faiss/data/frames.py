@@ -158,7 +158,7 @@ def _image_column(rows: Any, wanted: str) -> str | None:
     images = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Image)]
     if wanted != "image" and wanted not in images:
         there = ", ".join(images) or "none"
-        raise DataError(f"--image-column {wanted}: no column of images (there are: {there})")
+        raise DataError(f"--read image_column={wanted}: no column of images (there are: {there})")
     return first_of((wanted, *_IMAGES), images) or (images[0] if len(images) == 1 else None)
 
 
@@ -201,7 +201,7 @@ def open_hf(source: Any, o: Options) -> FileImages | FileFeatures:
     made: FileImages | FileFeatures
     if image is None:
         free = [one for one in columns.names if one not in found.used]
-        column = columns.vectors(wanted, free, "name it with --vector-column")
+        column = columns.vectors(wanted, free, "name it with --read vectors")
         if column is None:
             there = ", ".join(columns.names) or "none"
             raise DataError(f"{name}: which column holds the images or vectors? (there are: {there})")

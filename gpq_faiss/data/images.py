@@ -376,9 +376,7 @@ def left_out(
 def check_max_bad(max_bad: float) -> None:
     """Raises UsageError: ``max_bad`` outside 0 .. 1."""
     if not 0 <= max_bad <= 1:
-        raise UsageError(
-            f"--max-unreadable {max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)"
-        )
+        raise UsageError(f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)")
 
 
 def listed_images(  # noqa: PLR0913
@@ -402,7 +400,9 @@ def listed_images(  # noqa: PLR0913
     if len(missing):
         first = [shown(paths[i]) for i in missing[:3]]
         shares = (len(missing), len(paths))
-        said.append(left_out(name, "images missing", first, shares, max_bad, "check --root and the files"))
+        said.append(
+            left_out(name, "images missing", first, shares, max_bad, "check --read root and the files")
+        )
     there = [str(Path(paths[i])) for i in kept]
     return file_images(
         name,

@@ -38,7 +38,7 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
     from the name of each item as listed, or ``content`` from the bytes of its file or vector. Raises DataError: two items with the same id.
     """
     if id_from not in ID_FROM:
-        raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
+        raise UsageError(f"--read id_from={id_from}: choose from {', '.join(ID_FROM)}")
     if ids is not None:
         named = isinstance(ids, str)
         new = read_ids(ids, "--ids") if named else whole_numbers(np.asarray(without_gradient(ids)), "ids")
@@ -49,7 +49,9 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
         return dataset
     elif id_from == "path":
         if "name" not in dataset.texts:
-            raise UsageError(f"--id-from path: items of {dataset.name} have no paths: use content or --ids")
+            raise UsageError(
+                f"--read id_from=path: items of {dataset.name} have no paths: use content or --ids"
+            )
         new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
     else:
         new = np.empty(len(dataset), np.int64)
@@ -63,13 +65,15 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     """``dataset`` with names from a list or a file, one per item: ``.npy`` of strings, or text with one per line."""
-    where = f"--names {names} has" if isinstance(names, str) else "names:"
+    where = f"--read names={names} has" if isinstance(names, str) else "names:"
     if not isinstance(names, str):
         listed = [str(name) for name in names]
     elif (path := local_path(names)).suffix == ".npy":
         found = read_npy(path, "names of items")
         if found.ndim != 1 or found.dtype.kind not in "US":
-            raise DataError(f"--names {names}: {found.dtype} {list(found.shape)}, expected a list of strings")
+            raise DataError(
+                f"--read names={names}: {found.dtype} {list(found.shape)}, expected a list of strings"
+            )
         listed = found.astype(str).tolist()
     else:
         listed = read_text(path, "text with a name per line").splitlines()

@@ -30,7 +30,9 @@ _BLOCK = 65_536
 _NUMBER = r"[+-]?\d{1,18}"
 _INTEGER = re.compile(_NUMBER)
 _SEVERAL = re.compile(rf"{_NUMBER}(?:[\s;]+{_NUMBER})+")
-_TABLE = "a table with a column of ids or names (id, name, path) and one of labels (label, or --label-column)"
+_TABLE = (
+    "a table with a column of ids or names (id, name, path) and one of labels (label, or --read label_column)"
+)
 
 
 def labels_from_array(
@@ -221,7 +223,7 @@ def _with_table(dataset: Dataset, file: Path, label_column: str | None) -> Datas
     item_column = _guess(ITEM_COLUMNS, table.header) or " or ".join(ITEM_COLUMNS)
     label_column = label_column or _guess(LABEL_COLUMNS, table.header) or " or ".join(LABEL_COLUMNS)
     table.check(item_column, "one of these names")
-    table.check(label_column, "--label-column")
+    table.check(label_column, "--read label_column")
     (items, values), _ = table.columns([item_column, label_column])
     keys = ["" if item is None else composed(str(item)) for item in items]
     names = [composed(name) for name in dataset.texts["name"].tolist()] if "name" in dataset.texts else []

@@ -125,9 +125,11 @@ def open_data(  # noqa: PLR0912, PLR0913
     check_max_bad(max_bad)
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
-        raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
+        raise UsageError(
+            f"--read keep={','.join(keep)}: names of columns are needed, each once, without . and /"
+        )
     if ids is not None and id_from != "position":
-        raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
+        raise UsageError(f"--ids {ids} and --read id_from={id_from} both say which ids: give one of them")
     labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
     by_column = scheme in {_FRAME, _HUB}
     file = table = None
@@ -156,8 +158,8 @@ def open_data(  # noqa: PLR0912, PLR0913
     )
     for option, (default, sources) in _SPECIAL.items():
         if getattr(chosen, option) != default and scheme not in sources:
-            name = "vector-column" if option == "vectors" else option.replace("_", "-")
-            raise UsageError(f"--{name} does not apply to {scheme}: it is for {', '.join(sorted(sources))}")
+            name = f"--{option}" if option == "labels" else f"--read {option}"
+            raise UsageError(f"{name} does not apply to {scheme}: it is for {', '.join(sorted(sources))}")
     opened = where if isinstance(source, str) else source
     dataset = _open(scheme, opened, chosen, download=download, look=labels is None)
     if file is not None and dataset.labels is not None:
@@ -198,7 +200,7 @@ def _open(scheme: str, source: Any, o: Options, *, download: bool, look: bool) -
     if scheme == "digits":
         return open_digits()
     if scheme in {"cifar10", "fashion-mnist", "nuswide"} and source and o.root is not None:
-        raise UsageError(f"{scheme}:{source} names its folder already: leave out --root {o.root}")
+        raise UsageError(f"{scheme}:{source} names its folder already: leave out --read root={o.root}")
     if scheme in {"cifar10", "fashion-mnist"}:
         opener = open_cifar10 if scheme == "cifar10" else open_fashion_mnist
         return opener(source or o.root, download=download)
@@ -218,7 +220,7 @@ def _open(scheme: str, source: Any, o: Options, *, download: bool, look: bool) -
     if is_url(source):
         if o.root is None:
             bare = without_secrets(source)
-            raise UsageError(f"{bare}: where are its images? Give their folder with --root DIR")
+            raise UsageError(f"{bare}: where are its images? Give their folder with --read root=DIR")
         source = str(local_path(source))
     if scheme == "list":
         return open_list(source, o)

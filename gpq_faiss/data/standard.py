@@ -74,7 +74,7 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
     packed = CIFAR10.filename
     remedy = (
         f"put {packed} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/ in {folder}, "
-        "or name its folder with --root"
+        "or name its folder with --read root"
     )
     if folder.is_file():
         what = (
@@ -155,7 +155,7 @@ def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> Arr
         from torchvision.datasets import FashionMNIST
 
         where = f"put {', '.join(_PARTS)} (or .gz) in {folder}, install Debian's dataset-fashion-mnist"
-        with _download("fashion-mnist", f"{where}, or name their folder with --root"):
+        with _download("fashion-mnist", f"{where}, or name their folder with --read root"):
             try:
                 FashionMNIST(str(folder), train=True, download=True)
             except RuntimeError as error:  # torchvision's, of all its mirrors

@@ -60,7 +60,7 @@ class Table:
     def _line(self) -> str:
         return f"line {self._reader.line_num + self._skipped}"
 
-    def check(self, column: str, option: str = "--keep") -> None:
+    def check(self, column: str, option: str = "--read keep") -> None:
         """Raises DataError: no such column, or two; ``option`` names one."""
         if column not in self.header:
             there = ", ".join(repr(name[:40]) for name in self.header[:20])

@@ -156,7 +156,7 @@ def _ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.
         at = f"{path} {where[i]}: id"
         if number is None or not -(2**63) <= number < 2**63:
             raise DataError(
-                f"{at} {value!r} is not a 64-bit integer (for texts, call it name, and --keep name)"
+                f"{at} {value!r} is not a 64-bit integer (for texts, call it name, and --read keep=name)"
             )
         if number == -1:
             raise DataError(f"{at} -1 stands for 'no result' in a search: give another")
@@ -178,9 +178,9 @@ def open_table(path: str, form: str, o: Options) -> FileImages:
     if not table.header:
         what = f"a header line with a column {o.image_column!r} is expected"
         raise DataError(f"{file} is empty, or its first line is: {what}")
-    wanted = dict.fromkeys(o.keep, "--keep") | {o.image_column: "--image-column"}
+    wanted = dict.fromkeys(o.keep, "--read keep") | {o.image_column: "--read image_column"}
     if o.label_column in table.header or o.label_column != DEFAULT_LABEL_COLUMN:
-        wanted[o.label_column] = "--label-column"
+        wanted[o.label_column] = "--read label_column"
     if ID_COLUMN in table.header:
         wanted.setdefault(ID_COLUMN, "")
     for name, option in wanted.items():

@@ -43,7 +43,7 @@ class _Sample:
         found = [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted == "image" else [wanted]
         if len(found) > 1:
             several = ", ".join(sorted(found))
-            raise _BadSampleError(f"has several images ({several}): name one with --image-column")
+            raise _BadSampleError(f"has several images ({several}): name one with --read image_column")
         if not found or found[0] not in self.members:
             raise _BadSampleError("has no image" if wanted == "image" else f"has no .{wanted}")
         return self.members[found[0]]

@@ -294,7 +294,7 @@ def encode_shards(
     if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
         raise DataError(
             f"{bad:,} of {len(dataset):,} images cannot be read; that is above the limit of {100 * dataset.bad.limit:g} %: "
-            "repair them, or raise --max-unreadable"
+            "repair them, or raise --read max_bad"
         )
     if bad:
         log.warning("%d of %d images cannot be read, and were left out", bad, len(dataset))

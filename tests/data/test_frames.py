@@ -197,7 +197,7 @@ class Stream(IterableDataset[Any]):
         (frame(v=[x[: 1 + i % 2] for i, x in enumerate(X)]), {}, "'v' has 2 numbers at rows 1, 3"),
         (frame(v=[None, *X[1:]]), {}, "'v' has no vector at row 0"),
         (frame(v=[[1, "a"]] * N), {}, "a column that cannot be converted"),
-        (frame(v=list(X)), {"root": "x"}, "--root does not apply to a table"),
+        (frame(v=list(X)), {"root": "x"}, "--read root does not apply to a table"),
         (frame(v=list(X)), {"labels": "label", "label_column": "x"}, "give one"),
         (X, {"labels": Y[:5]}, "5 labels are given, the data has 40 items"),
         (X, {"labels": 3}, "labels: int is not a list of labels"),

@@ -154,12 +154,12 @@ def test_broken_images_follow_the_limit_and_no_path_is_opened(tmp_path: Path) ->
         (
             pictures(),
             {"image_column": "picture"},
-            "--image-column picture: no column of images",
+            "--read image_column=picture: no column of images",
         ),
         (pictures(), {"label_column": "kind"}, "no column 'kind'"),
         (pictures(), {"vectors": "label"}, "'label' is not a column of lists"),
         (pictures(), {"keep": "url"}, "no column 'url'"),
-        (pictures(), {"root": "x"}, "--root does not apply"),
+        (pictures(), {"root": "x"}, "--read root does not apply"),
         (
             datasets.Dataset.from_dict({"a": [[1.0]], "b": [[1.0]]}),
             {},

@@ -164,7 +164,7 @@ def test_bad_items_count_once_and_up_to_a_limit() -> None:
     assert data.bad.count == 1
     assert data.bad.summary() == "1 of 200 images cannot be read (a.jpg: not a JPEG)"
     data.bad.add(1, "b.jpg", "gone")
-    with pytest.raises(DataError, match=r"3 of 200 images .*limit of 1 %.*--max-unreadable"):
+    with pytest.raises(DataError, match=r"3 of 200 images .*limit of 1 %.*--read max_bad"):
         data.bad.add(2, "c.jpg", "gone")
     assert data.bad.positions == [0, 1, 2]
     assert BadItems(10).summary() == ""

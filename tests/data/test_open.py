@@ -114,7 +114,7 @@ def test_a_path_that_fits_several_forms_or_none_is_one_line(here: Path) -> None:
     (here / "bad.tar.gz").write_bytes(b"\x1f\x8b" + b"x" * 5000)
     for path, error, why in (
         ("both.parquet", UsageError, "write features:both.parquet or parquet:both.parquet"),
-        ("none.parquet", DataError, "it has picture, n.*--image-column"),
+        ("none.parquet", DataError, "it has picture, n.*--read image_column"),
         ("x.bin", UsageError, "its ending tells no form"),
         ("images/a/0.png", UsageError, "is one image"),
         ("no.npy", DataError, "no.npy not found"),

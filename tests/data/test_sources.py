@@ -105,7 +105,7 @@ def test_cifar10_never_unpickles_a_foreign_file(
         open_cifar10(str(tmp_path), download=False)
     assert not sprung.exists()
     assert "cifar-10-python.tar.gz" in str(caught.value)
-    assert "--root" in str(caught.value)
+    assert "--read root" in str(caught.value)
 
 
 def test_cifar10_offline_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

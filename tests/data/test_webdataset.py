@@ -109,7 +109,7 @@ def test_damaged_members_follow_the_limit(tmp_path: Path) -> None:
     shard(tmp_path / "a.tar", members)
     spec = f"webdataset:{tmp_path}/a.tar"
     with pytest.raises(
-        DataError, match=r"1 of 20 images cannot be read \(.*a.tar!000003.png: .*--max-unreadable"
+        DataError, match=r"1 of 20 images cannot be read \(.*a.tar!000003.png: .*--read max_bad"
     ):
         open_data(spec).read(slice(None))
     tolerant = open_data(spec, max_bad=0.05)
@@ -125,7 +125,7 @@ def test_damaged_members_follow_the_limit(tmp_path: Path) -> None:
         ({"000001.json": b"\xff\xfe"}, r"000001 \.json is not UTF-8 text"),
         ({"000001.json": b"[" * 100_000}, r"000001 \.json is not JSON"),
         ({"000001.json": b" " * (2 << 20)}, r"000001 \.json has 2,097,152 bytes"),
-        ({"000001.jpg": b"x"}, r"000001 has several images \(jpg, png\): name one with --image-column"),
+        ({"000001.jpg": b"x"}, r"000001 has several images \(jpg, png\): name one with --read image_column"),
     ],
 )
 def test_unusable_samples_are_left_out_up_to_the_limit(
