@@ -54,7 +54,6 @@ ONLY_IN = {
     "click": set(),
     "cli": set(),
     "gpq_cli": set(),
-    "tqdm": set(),
 }
 NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "build", "cluster", "exported"}
 FILES = sorted(PACKAGE.rglob("*.py"))
