@@ -6,11 +6,14 @@ from typing import Any
 
 import click
 
+from gpq_faiss.errors import DataError, UsageError
+
 from .options import (
     DATA_HELP,
     data_options,
     device_option,
     emit,
+    format_option,
     open_dataset,
     out_option,
     overwrite_option,
@@ -41,29 +44,18 @@ Examples:
   gpq experiment methods --format json
 """
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json", "markdown", "csv"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@format_option("json", "markdown", "csv")
 def methods(format_: str) -> None:
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.methods.registry import find_method, method_names
 
-    rows = [
-        {
-            "method": name,
-            "learns": entry.learns,
-            "code": entry.code,
-            "network": "trained" if entry.deep else "none",
-            "what it is": entry.summary,
-            "from": entry.citation,
-        }
-        for name, entry in ((name, find_method(name)) for name in method_names())
-    ]
+    titles = ("method", "learns", "code", "network", "what it is", "from")
+    rows = []
+    for name in method_names():
+        entry = find_method(name)
+        network = "trained" if entry.deep else "none"
+        values = (name, entry.learns, entry.code, network, entry.summary, entry.citation)
+        rows.append(dict(zip(titles, values, strict=True)))
     form: Any = {"table": "text"}.get(format_, format_)
     emit(render(rows, form).removesuffix("\n"))
 
@@ -79,30 +71,25 @@ def _listed(context: click.Context, option: click.Parameter, text: str | None) -
     try:
         return tuple(map(int, parts))
     except ValueError:
-        from gpq_faiss.errors import UsageError
-
         raise UsageError(f"--{option.name} {text}: write whole numbers with commas, as 12,24") from None
 
 
-# Options that replace the grid's keys of the same names.
+# Options that replace the grid's keys of the same names; those of lists first.
 _OF_THE_GRID = {
     "methods": "Short names separated by commas, or all.",
     "bits": "Code lengths separated by commas.",
     "seeds": "Seeds of split, weights and batches, separated by commas.",
-    "protocol": "1, 2, transfer[:SHARE|CLASSES] or gpq-authors.",
     "labelled": "Labels for the training: N-per-class, a fraction or a file; several separated by commas.",
+    "protocol": "1, 2, transfer[:SHARE|CLASSES] or gpq-authors.",
     "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
     "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
 }
 
 
 def _grid_options(command: Any) -> Any:
-    for name, text in reversed(_OF_THE_GRID.items()):
-        several = name in ("methods", "bits", "seeds", "labelled")
-        option = click.option(
-            f"--{name}", help=f"{text}  [default: the grid's]", callback=_listed if several else None
-        )
-        command = option(command)
+    for i, (name, text) in reversed(list(enumerate(_OF_THE_GRID.items()))):
+        listed = _listed if i < 4 else None
+        command = click.option(f"--{name}", help=f"{text}  [default: the grid's]", callback=listed)(command)
     return command
 
 
@@ -141,7 +128,6 @@ Examples:
 @data_options
 def run(grid: str, data: str, config_file: str | None, **options: Any) -> None:
     from gpq_faiss import config as settings
-    from gpq_faiss.errors import DataError, UsageError
     from gpq_faiss.experiment.grid import read_grid
     from gpq_faiss.experiment.run import run_experiment
     from gpq_faiss.methods.registry import METHODS
@@ -187,13 +173,13 @@ Examples:
 """
 )
 @click.argument("folder")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "markdown", "latex", "csv", "json", "html"]),
-    default="table",
-    show_default=True,
-    help="Output format; csv has one table, html is a page with pictures and needs --out.",
+@format_option(
+    "markdown",
+    "latex",
+    "csv",
+    "json",
+    "html",
+    note="; csv has one table, html is a page with pictures and needs --out",
 )
 @click.option("--table", help="Only this table: map, published, likeness, depth, pr, seconds, grid or scale.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
@@ -228,7 +214,6 @@ def report(
     import os
     from pathlib import Path
 
-    from gpq_faiss.errors import UsageError
     from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.published import read_published
     from gpq_faiss.experiment.report import report_experiment, save_report_page

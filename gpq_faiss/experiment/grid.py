@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, StrictInt, StrictStr, ValidationError
+from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ..config import MOST_SEED, Config, merge, preset, to_dict
 from ..data.protocols import check_protocol
-from ..errors import UsageError
+from ..errors import UsageError, unknown
 from ..inputs import read_toml
 from ..methods.registry import METHODS, find_method, method_names
 
@@ -200,7 +200,7 @@ def grid_from(values: Mapping[str, Any], name: str) -> Grid:
     """
     given = {"name": name, "title": name, **values}
     if {"name", "variations"} & values.keys():
-        raise UsageError("unknown key: name is the file's, and variations are written as [[variation]]")
+        raise UsageError("name is the file's, and variations are written as [[variation]]")
     variations = given.pop("variation", [])
     if not isinstance(variations, list) or not all(isinstance(each, dict) for each in variations):
         raise UsageError("variation: write [[variation]] and its keys below")
@@ -210,7 +210,7 @@ def grid_from(values: Mapping[str, Any], name: str) -> Grid:
     if variations:
         given["variations"] = variations
     with _in_one_line():
-        return Grid(**given)
+        return TypeAdapter(Grid).validate_python(given)
 
 
 @contextlib.contextmanager
@@ -224,10 +224,8 @@ def _in_one_line() -> Iterator[None]:
         name = ".".join([*section, key]).replace("variations.", "variation ")
         value, what = first["input"], first["msg"][0].lower() + first["msg"][1:]
         if "extra" in first["type"] or "unexpected" in first["type"]:
-            known = dataclasses.fields(Variation if section else Grid)
-            raise UsageError(
-                f"unknown key '{name}': known here are {', '.join(f.name for f in known)}"
-            ) from None
+            known = [field.name for field in dataclasses.fields(Variation if section else Grid)]
+            raise UsageError(unknown(f"key '{name}'", key, known)) from None
         if first["type"] == "tuple_type" and isinstance(value, str | int):
             what += f": write {key} = [{json.dumps(value)}]"
         raise UsageError(f"{name} = {repr(value)[:60]}: {what}") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..evaluation.likeness import NEAREST
-from ..evaluation.tables import Spread, summarise
+from ..evaluation.tables import summarise
 from ..methods.registry import METHODS
 from .run import read_about
 from .runfile import FIGURES, Run, read_run
@@ -100,23 +100,20 @@ class Experiment:
 
     def by_length(self, figure: str) -> list[dict[str, Any]]:
         """A line per row with the means of a figure by code length (and labels). A method without codes has one figure for all."""
-        places = [(labelled, bits) for labelled in self.labelled for bits in self.bits]
         several = len(self.labelled) > 1
-        lines: list[dict[str, Any]] = [{"method": name} for name in self.rows]
-        for labelled, bits in places:
-            found: dict[str, list[float]] = {}
-            for line in self.table:
-                if (
-                    line["bits"] in (0, bits)
-                    and line["labelled"] == labelled
-                    and line.get(figure) is not None
-                ):
-                    found.setdefault(line["method"], []).append(line[figure])
-            column = f"{bits} bits, {labelled}" if several else str(bits)
-            for row in lines:
-                values = found.get(row["method"])
-                row[column] = Spread.of(values) if values else None
-        return lines
+        columns = {
+            (labelled, bits): f"{bits} bits, {labelled}" if several else str(bits)
+            for labelled in self.labelled
+            for bits in self.bits
+        }
+        rows = {name: {"method": name, **dict.fromkeys(columns.values())} for name in self.rows}
+        for (labelled, bits), column in columns.items():
+            lines = [
+                line for line in self.table if (line["labelled"], line["bits"] or bits) == (labelled, bits)
+            ]
+            for found in summarise(lines, ["method"], [figure]):
+                rows[found["method"]][column] = found[figure]
+        return list(rows.values())
 
 
 def _figures(run: Run) -> dict[str, Any]:

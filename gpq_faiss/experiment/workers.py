@@ -93,15 +93,8 @@ def make_runs(
     jobs: int,
     report: Callable[[RunResult], None],
 ) -> None:
-    """Execute all runs in order, ``jobs`` at a time.
-
-    Args:
-        context: of the experiment.
-        specs: the runs.
-        dataset: used for one job; with several, each process opens the data.
-        jobs: number of processes.
-        report: called in this thread when a run ends.
-    """
+    """Execute all runs in order, ``jobs`` at a time; ``report`` is called in this thread when a run ends. With several jobs, each process
+    opens the data."""
     if jobs > 1 and len(specs) > 1:
         _make_in_processes(context, specs, min(jobs, len(specs)), report)
         return

@@ -86,8 +86,8 @@ _ONLY_WEIGHTS = (
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"method": ["pq"]}, "unknown key 'method': known here are name, title"),
-        ({"name": "x"}, "unknown key"),
+        ({"method": ["pq"]}, "key 'method' is unknown: did you mean 'methods'"),
+        ({"name": "x"}, "name is the file's"),
         ({"methods": ["lsh"]}, "no method 'lsh': choose one of gpq"),
         ({"methods": []}, "methods is empty"),
         ({"methods": ["pq", "pq"]}, "methods has an entry twice"),
@@ -113,7 +113,7 @@ _ONLY_WEIGHTS = (
         ({"settings": {"pq": {"training": {"steps": 3}}}}, r"settings\.pq: only networks have settings"),
         ({"settings": {"gpq": {"quantizer": {"codebooks": 4}}}}, "follows from the grid's bits"),
         ({"variation": ["x"]}, r"write \[\[variation\]\]"),
-        ({"variation": [{"nam": "x"}]}, r"unknown key 'variation 0.nam': known here are name, config"),
+        ({"variation": [{"nam": "x"}]}, "key 'variation 0.nam' is unknown: did you mean 'name'"),
         ({"variation": [{"name": "x"}, {"name": "x"}]}, "two variations are named 'x'"),
         ({"variation": [{"methods": ["lsh"]}]}, "no method 'lsh'"),
         ({"variation": [{}, {"database": 0}]}, r"variation 1.database = 0"),
