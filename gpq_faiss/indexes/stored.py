@@ -33,7 +33,9 @@ from .threads import check_threads, in_parallel
 
 _READING = 64  # bytes per item while it is read and sorted
 _LISTS = 60_000  # that are read at once
-_FIRST_READ, _MOST_READ = 1 << 16, 1 << 20  # items
+_FIRST_READ, _MOST_READ = 1 << 16, 1 << 22  # items
+_KEPT = 128  # items of equal codes that are kept at least
+_ALL = 1 << 62
 _BOUNDS = 1 << 24  # bounds of lists that are held at a time
 
 
@@ -74,39 +76,47 @@ class StoredLists(ListSearch):
         self._slots = np.zeros(len(self._list) + 1, np.int64)
         self._at = np.empty(len(self._list), np.int64)
         self._lock = threading.Lock()
+        self._needed = _KEPT
         self._clear()
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
+        self._keep = self._needed
         self._at[:] = -1
         self._held = self._tested = 0
         self._used = np.zeros(DEPTH + 1, np.int64)  # nodes of each level, and rows
 
-    def _chunks(self, lists: Ids) -> Iterator[Ids]:
-        """The pieces of lists in turn, as many at a time as there is room for."""
+    def _begin(self, k: int, where: Filter | None) -> NDArray[np.bool_]:
+        """Prepare a search: which items pass, as far as they are tested. Of equal codes, the k items of the smallest ids are enough."""
+        self._needed = max(k, _KEPT) if where is None else _ALL
+        if self._needed > self._keep:
+            self._clear()
+        self._tested = 0
+        return NO_FILTER if where is None else np.empty(self._room, np.bool_)
+
+    def _resident(self, lists: Ids, where: Filter | None, passing: NDArray[np.bool_]) -> Iterator[Ids]:
+        """The pieces of lists: first those that are there, then those that have to be read, some at a time."""
         counts = self._first[lists + 1] - self._first[lists]
         ends = np.cumsum(counts)
         pieces = np.arange(counts.sum()) + np.repeat(self._first[lists] - (ends - counts), counts)
-        yield from self._parts(pieces, self._room)
-
-    def _parts(self, pieces: Ids, items: int) -> Iterator[Ids]:
-        """Consecutive pieces with at most so many items together, if they have more than one."""
+        there = self._at[pieces] >= 0
+        if there.any():
+            self._test(where, passing)
+            yield pieces[there]
+        pieces = pieces[~there]
         ends, at = np.cumsum(self._size[pieces]), 0
         while at < len(pieces):
             before = int(ends[at - 1]) if at else 0
-            stop = max(at + 1, min(at + _LISTS, int(np.searchsorted(ends, before + items, side="right"))))
-            yield pieces[at:stop]
-            at = stop
-
-    def _ready(self, pieces: Ids, where: Filter | None, passing: NDArray[np.bool_]) -> None:
-        """Read the pieces that are not there, and test the items of all that are there."""
-        new = pieces[self._at[pieces] < 0]
-        if self._slots[self._held] + self._size[new].sum() > self._room:
-            self._clear()
-            new = pieces
-        for part in self._parts(new, self._piece):
+            stop = int(np.searchsorted(ends, before + self._piece, side="right"))
+            part = pieces[at : max(at + 1, min(at + _LISTS, stop))]
             self._read(part)
+            self._test(where, passing)
+            yield part
+            at += len(part)
+
+    def _test(self, where: Filter | None, passing: NDArray[np.bool_]) -> None:
+        """Test the items of what was read since the last time."""
         if where is None:
             return
         for number in range(self._tested, self._held):
@@ -119,7 +129,7 @@ class StoredLists(ListSearch):
         self._tested = self._held
 
     def _read(self, pieces: Ids) -> None:
-        """Append pieces."""
+        """Append pieces; first forget all others if there is no room."""
         codes, ids = [], []
         for piece in pieces.tolist():
             number, start = int(self._number[self._list[piece]]), int(self._row[piece])
@@ -135,10 +145,17 @@ class StoredLists(ListSearch):
             of = np.repeat(np.arange(len(pieces), dtype=np.uint16), sizes)
             inner, starts = grouped(columns.take(order, axis=0), of.take(order))
             order = order.take(inner)
-            items, columns = items.take(order), columns.take(order.take(starts), axis=0)
+            columns = columns.take(order.take(starts), axis=0)
+            # Of equal codes the smallest ids.
+            groups = np.diff(starts, append=len(order))
+            kept = np.arange(len(order)) - np.repeat(starts, groups) < self._keep
+            items = items.take(order[kept])
             begin = np.searchsorted(starts, begin)
+            starts = np.append(0, np.cumsum(np.minimum(groups, self._keep)))[:-1]
         depth, values, children, (rows, firsts, members) = self._tree
         tree = tree_of(columns, begin, self.P // 2, depth)
+        if self._slots[self._held] + len(items) > self._room:
+            self._clear()
         slot, row = int(self._slots[self._held]), int(self._used[-1])
         rows[row : row + len(columns)] = columns
         firsts[row : row + len(columns) + 1] = slot + np.append(starts, len(items))
@@ -150,7 +167,7 @@ class StoredLists(ListSearch):
             children[level][node : node + counts[level] + 1] = tree.children[level] + self._used[below]
         held = slice(self._held, self._held + len(pieces) + 1)
         self._ends[held] = tree.ends + self._used[0 if depth else DEPTH]
-        self._slots[held] = slot + np.append(0, np.cumsum(sizes))
+        self._slots[held] = slot + np.append(starts, len(items))[begin]
         self._at[pieces] = np.arange(self._held, self._held + len(pieces))
         self._held += len(pieces)
         self._used += counts
@@ -179,7 +196,7 @@ class StoredLists(ListSearch):
         found = np.full((len(xq), k), -1, np.int64)
         step = max(1, _BOUNDS // self.lists)
         with self._lock:
-            passing = self._filter(where)
+            passing = self._begin(k, where)
             for start in range(0, len(xq), step):
                 part = slice(start, start + step)
                 own, lowest, out = xq[part], least[part], (D[part], found[part])
@@ -188,10 +205,6 @@ class StoredLists(ListSearch):
                 else:
                     self._search_some(own, k, nprobe, where, passing, lowest, *out)
         return D, found
-
-    def _filter(self, where: Filter | None) -> NDArray[np.bool_]:
-        self._tested = 0
-        return NO_FILTER if where is None else np.empty(self._room, np.bool_)
 
     def _pieces(self, xq: Floats, pieces: Ids, *arguments: Any) -> None:
         """As :meth:`_visit`."""
@@ -209,8 +222,7 @@ class StoredLists(ListSearch):
         found: Ids,
     ) -> None:
         def visit(one: slice, lists: Ids, *out: Any) -> None:
-            for pieces in self._chunks(lists):
-                self._ready(pieces, where, passing)
+            for pieces in self._resident(lists, where, passing):
                 self._pieces(xq[one], pieces, passing, k, least[one], *out)
 
         self._probe(xq, k, nprobe, D, found, visit)
@@ -231,8 +243,7 @@ class StoredLists(ListSearch):
         lists, reading = np.unique(bounds.argmax(axis=1)), _FIRST_READ
         while len(lists):
             done[lists] = True
-            for pieces in self._chunks(lists):
-                self._ready(pieces, where, passing)
+            for pieces in self._resident(lists, where, passing):
 
                 def run(part: slice, pieces: Ids = pieces) -> None:
                     out = D[part], found[part], counts[part]
@@ -261,9 +272,8 @@ class StoredLists(ListSearch):
         xq, least = self._check(query[None]), np.array([min_score], np.float32)
         D, found, left = [np.empty(0, np.float32)], [np.empty(0, np.int64)], limit
         with self._lock:
-            passing = self._filter(where)
-            for pieces in self._chunks(np.flatnonzero(self.list_bounds(xq)[0] >= least)):
-                self._ready(pieces, where, passing)
+            passing = self._begin(_ALL, where)
+            for pieces in self._resident(np.flatnonzero(self.list_bounds(xq)[0] >= least), where, passing):
 
                 def visit(*out: Any, pieces: Ids = pieces) -> None:
                     self._pieces(xq, pieces, passing, 0, least, *out)

@@ -81,6 +81,7 @@ def test_every_form_gives_the_results_of_brute_force(
         patch.setattr(storage, "_TYPICAL", typical)
         patch.setattr(stored, "_MOST_READ", 256)
         patch.setattr(stored, "_FIRST_READ", 128)
+        patch.setattr(stored, "_KEPT", 2)
         index = MemoryIndex.build(codes, Z, ids if own else None)
         path = index.save(Path(folder) / "i.faiss", form)
         with open_file(path, memory) as placed:
