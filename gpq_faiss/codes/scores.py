@@ -1,7 +1,7 @@
 """Scores of codes by table sums, in one fixed order of float32 operations.
 
-:func:`score_tables`, then pairs of codebooks, then left to right: items with equal codes have bit-equal scores for
-any batch, block or index."""
+:func:`score_tables`, then (t0 + t1) + (t2 + t3) + ...: items with equal codes have bit-equal scores for any batch, block or index.
+"""
 
 from __future__ import annotations
 
@@ -40,47 +40,13 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     return tables
 
 
-def _pairs(K: int, M: int) -> bool:
-    """Whether tables of two codebooks are summed in advance (K*K entries fit in the L1 cache)."""
-    return K <= 16 and M > 1
-
-
-def lookup_tables(tables: Floats) -> Floats:
-    """Score tables [Q, M, K] -> the form that :func:`lookup` reads: codebooks paired where K <= 16."""
-    Q, M, K = tables.shape
-    if not _pairs(K, M):
-        return tables
-    if M % 2:
-        tables = np.concatenate([tables, np.zeros((Q, 1, K), np.float32)], axis=1)
-    # entry a + K * b holds table[2p][a] + table[2p + 1][b]; for K = 16 its place is the code byte itself
-    return (tables[:, 1::2, :, None] + tables[:, 0::2, None, :]).reshape(Q, -1, K * K)
-
-
-def lookup_columns(codes: Codes, M: int, K: int) -> list[NDArray[np.intp]]:
-    """Packed codes [..., code_size] -> one array [...] of indices per table of :func:`lookup_tables`."""
-    shape = codes.shape[:-1]
-    if K == 16 and M > 1:
-        return [codes[..., p].astype(np.intp) for p in range(codes.shape[-1])]
-    assignment = unpack_codes(codes.reshape(-1, codes.shape[-1]), M, K).astype(np.intp)
-    columns = [assignment[:, m].reshape(shape) for m in range(M)]
-    if not _pairs(K, M):
-        return columns
-    return [columns[m] + K * columns[m + 1] if m + 1 < M else columns[m] for m in range(0, M, 2)]
-
-
-def lookup(table: Floats, columns: list[NDArray[np.intp]], *, paired: bool) -> Floats:
-    """Scores of one query: ``table`` [T, entries] summed over ``columns`` (T arrays of one shape), in the fixed order.
-
-    The order is (t0 + t1) + (t2 + t3) + ..., whether the pairs were added beforehand (``paired``) or are here.
-    """
-    total = np.zeros(columns[0].shape, np.float32)
-    part = np.empty_like(total)
-    step = 1 if paired else 2
-    for t in range(0, len(columns), step):
-        # "clip" skips the bounds check; the places come from unpacked codes and cannot be out of range.
-        np.take(table[t], columns[t], out=part, mode="clip")
-        if not paired and t + 1 < len(columns):
-            part += np.take(table[t + 1], columns[t + 1], mode="clip")
+def _sums(table: Floats, indices: NDArray[np.intp]) -> Floats:
+    """Scores float32 [n] of codeword indices [M, n] by the table [M, K] of one query, in the fixed order."""
+    total = np.zeros(indices.shape[1], np.float32)
+    for m in range(0, len(table), 2):
+        part = table[m].take(indices[m])
+        if m + 1 < len(table):
+            part += table[m + 1].take(indices[m + 1])
         total += part
     return total
 
@@ -99,25 +65,20 @@ def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
         >>> score_codes(xq, np.array([[115]], np.uint8), Z).tolist()  # 3 + (16 + 7)
         [[26.0]]
     """
-    Z = check_codebooks(Z)
-    M, K, _ = Z.shape
+    tables = score_tables(xq, Z)
+    M, K = tables.shape[1:]
     packed = check_codes(codes, M, K)
-    tables = lookup_tables(score_tables(xq, Z))
     out = np.empty((len(tables), len(packed)), np.float32)
     for start in range(0, len(packed), _SCORE_BLOCK):
-        columns = lookup_columns(packed[start : start + _SCORE_BLOCK], M, K)
+        indices = unpack_codes(packed[start : start + _SCORE_BLOCK], M, K).T.astype(np.intp)
         for q, table in enumerate(tables):
-            out[q, start : start + len(columns[0])] = lookup(table, columns, paired=_pairs(K, M))
+            out[q, start : start + indices.shape[1]] = _sums(table, indices)
     return out
 
 
 def score_candidates(xq: ArrayLike, candidates: Codes, Z: ArrayLike) -> Floats:
     """Scores of each query's own codes, uint8 [Q, c, code_size]: float32 [Q, c], bit-identical to those of :func:`score_codes`."""
-    M, K, _ = np.shape(Z)
-    tables = lookup_tables(score_tables(xq, Z))
-    return np.stack(
-        [
-            lookup(table, lookup_columns(codes, M, K), paired=_pairs(K, M))
-            for table, codes in zip(tables, candidates, strict=True)
-        ]
-    )
+    tables = score_tables(xq, Z)
+    M, K = tables.shape[1:]
+    indices = (unpack_codes(codes, M, K).T.astype(np.intp) for codes in candidates)
+    return np.stack([_sums(*one) for one in zip(tables, indices, strict=True)])

@@ -183,7 +183,7 @@ def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:
 
 
 def is_paired(M: int, K: int) -> bool:
-    """Whether two codebooks share a table, as in :func:`..codes.scores.lookup_tables`."""
+    """Whether the entries of two codebooks are summed in one table of K*K, which is small."""
     return K <= 16 and M > 1
 
 
@@ -226,7 +226,7 @@ def score_places(tables: Tensor, rows: Tensor, columns: Tensor, *, paired: bool)
 
 
 def _summed(entry: Callable[[int], Tensor], T: int, *, paired: bool) -> Tensor:
-    """Sum over tables in the order of :func:`..codes.scores.lookup`."""
+    """Sum over tables in the order of :mod:`..codes.scores`."""
     total: Tensor | None = None
     step = 1 if paired else 2
     for t in range(0, T, step):
