@@ -65,7 +65,8 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
 
 def _none(targets: Tensor) -> Tensor:
     """One partial sum without codewords per target, int64 [B, 1, 0]."""
-    return torch.zeros(len(targets), 1, 0, dtype=torch.long, device=targets.device)
+    # Not len(): an exporter would take it for a constant.
+    return torch.zeros(targets.shape[0], 1, 0, dtype=torch.long, device=targets.device)
 
 
 def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
