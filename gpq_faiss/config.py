@@ -159,8 +159,7 @@ class TrainingConfig:
     learning_rate: Scale = 2e-4
     beta1: Share = 0.5
     schedule: Literal["step", "cosine"] = "step"
-    decay_every: Positive = 100
-    """Steps after which the learning rate is multiplied by 0.95 (schedule ``step``)."""
+    """Of the learning rate; ``step``: times 0.95 every 100 steps."""
     validation: Share = 0.05
     """Share of labelled items held out to choose the best checkpoint; 0 = use the last."""
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0

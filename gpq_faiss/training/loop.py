@@ -44,8 +44,8 @@ _SMALL_STEP = (
     2e8  # items times parameters of a training step that one thread computes about as fast as two (measured)
 )
 
-_DECAY = 0.95
-"""Factor on the learning rate of schedule ``step``, as in the paper."""
+_DECAY, _DECAY_EVERY = 0.95, 100
+"""Factor on the learning rate of schedule ``step``, and the steps after which it is applied, as in the paper."""
 _LAST = 5.0  # seconds of training that justify a checkpoint after the last step
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -309,7 +309,7 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     """The learning rate of step ``step`` (from 0) of ``steps``."""
     if config.schedule == "cosine":
         return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-    return config.learning_rate * float(_DECAY ** (step // config.decay_every))
+    return config.learning_rate * float(_DECAY ** (step // _DECAY_EVERY))
 
 
 def count_steps(config: TrainingConfig, classes: int) -> int:
