@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import sqlite3
 import zlib
@@ -26,8 +25,6 @@ from ..files import lock, recover, write_error
 from ..store import Item
 from ..store.items import item_row, row_item
 from ..store.sqlite import check_schema, open_sqlite, read_errors, write_errors
-
-log = logging.getLogger(__name__)
 
 _VERSION = 1
 _TABLES = {

@@ -35,6 +35,8 @@ from gpq_faiss.serve.service import Service
 from gpq_faiss.stages.export_encoder import export_encoder
 
 DIGITS = open_digits()
+assert DIGITS.labels is not None
+CLASSES = DIGITS.labels.class_ids()
 
 
 def png(row: int) -> bytes:
@@ -74,27 +76,20 @@ def test_an_image_an_item_and_a_vector_find_what_the_index_finds(served: Served,
         alike(pairs(served.search(id=row, k=20)), wanted)
         alike(pairs(served.search(vector=vector[0].tolist(), k=20)), wanted)
         first = answer.json()["results"][0]
-        assert first["labels"] == [str(first_label(first["id"]))]
+        assert first["labels"] == [str(CLASSES[first["id"]])]
         assert answer.json()["ntotal"] == len(DIGITS)
         assert answer.json()["took_ms"] > 0
 
 
-def first_label(row: int) -> int:
-    assert DIGITS.labels is not None
-    return int(DIGITS.labels.class_ids()[row])
-
-
 def test_filters_by_ids_and_labels_are_those_of_the_index(served: Served, encoder: Encoder) -> None:
     vector, _ = encoder.embed(planes(3), queries=True)
-    assert DIGITS.labels is not None
-    classes = DIGITS.labels.class_ids()
     for given, where in [
         ({"allow_ids": [5, 9, 10**15, 4]}, lambda ids: np.isin(ids, [4, 5, 9])),
         ({"deny_ids": [3, 5]}, lambda ids: ~np.isin(ids, [3, 5])),
-        ({"allow_labels": ["3", "8"]}, lambda ids: np.isin(classes[ids], [3, 8])),
-        ({"deny_labels": ["3"]}, lambda ids: classes[ids] != 3),
-        ({"deny_labels": ["3"], "deny_ids": [1]}, lambda ids: (classes[ids] != 3) & (ids != 1)),
-        ({"allow_labels": ["3"], "allow_ids": list(range(50))}, lambda ids: (classes[ids] == 3) & (ids < 50)),
+        ({"allow_labels": ["3", "8"]}, lambda ids: np.isin(CLASSES[ids], [3, 8])),
+        ({"deny_labels": ["3"]}, lambda ids: CLASSES[ids] != 3),
+        ({"deny_labels": ["3"], "deny_ids": [1]}, lambda ids: (CLASSES[ids] != 3) & (ids != 1)),
+        ({"allow_labels": ["3"], "allow_ids": list(range(50))}, lambda ids: (CLASSES[ids] == 3) & (ids < 50)),
         ({"allow_ids": []}, lambda ids: np.zeros(len(ids), np.bool_)),
         ({"allow_labels": []}, lambda ids: np.zeros(len(ids), np.bool_)),
         ({"deny_labels": []}, lambda ids: np.ones(len(ids), np.bool_)),
@@ -104,7 +99,7 @@ def test_filters_by_ids_and_labels_are_those_of_the_index(served: Served, encode
     answer = served.client.post("/search", files={"image": png(3)}, data=form)
     alike(
         pairs(answer.json()),
-        expected(served, vector, 5, where=lambda ids: np.isin(classes[ids], [3, 8]) & ~np.isin(ids, [3, 5])),
+        expected(served, vector, 5, where=lambda ids: np.isin(CLASSES[ids], [3, 8]) & ~np.isin(ids, [3, 5])),
     )
 
 
@@ -185,20 +180,15 @@ def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served: 
     for c in range(10):
         assert [one["labels"] for one in thirty].count([str(c)]) == 3
     assert len(listed(served)) == 24
-    assert all(first_label(one["id"]) == int(one["labels"][0]) for one in thirty)
+    assert all(CLASSES[one["id"]] == int(one["labels"][0]) for one in thirty)
     everything = listed(served, k=1000)
     assert len({one["id"] for one in everything}) == 1000
     some = listed(served, k=1000, label=["3", "8"])
-    assert {one["id"] for one in some} == set(np.flatnonzero(np.isin(class_ids(), [3, 8])).tolist())
+    assert {one["id"] for one in some} == set(np.flatnonzero(np.isin(CLASSES, [3, 8])).tolist())
     for one in first[:3]:
         served.remove(one["id"])
     assert listed(served, k=7) == thirty[3:10]
     assert served.client.get("/items").json()["ntotal"] == len(DIGITS) - 3
-
-
-def class_ids() -> np.ndarray[Any, np.dtype[np.int64]]:
-    assert DIGITS.labels is not None
-    return DIGITS.labels.class_ids()
 
 
 def test_the_counts_of_labels_are_those_of_the_present_items(served: Served) -> None:
@@ -209,13 +199,13 @@ def test_the_counts_of_labels_are_those_of_the_present_items(served: Served) -> 
     def filtered() -> list[int]:
         return [len(served.search(id=20, k=1000, allow_labels=[str(c)])["results"]) for c in range(10)]
 
-    assert counts() == np.bincount(class_ids()).tolist() == filtered()
+    assert counts() == np.bincount(CLASSES).tolist() == filtered()
     vector = [1.0] * 72
     for number in (0, 1, 2, 3, 10):
         served.remove(number)
     served.add(vector=vector, id=3)
     served.add(vector=vector, id=5000, labels=["3"])
-    expected = np.bincount(np.delete(class_ids(), [0, 1, 2, 10])).tolist()
+    expected = np.bincount(np.delete(CLASSES, [0, 1, 2, 10])).tolist()
     assert counts() == expected == filtered()
     served.service.live.compact()
     assert counts() == expected == filtered()
