@@ -190,3 +190,18 @@ def test_the_reference_has_every_public_name() -> None:
         r"^::: gpq_faiss\.(.+)\.(\w+)$", (ROOT / "docs/reference/python.md").read_text(), re.M
     )
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
+
+
+def test_the_map_names_every_room_and_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = re.findall(r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M)))
+    here = {
+        path.name.removesuffix(".py")
+        for path in (ROOT / "gpq_faiss").iterdir()
+        if not path.name.startswith("__") and (path.suffix == ".py" or (path / "__init__.py").exists())
+    }
+    assert {room.strip("/") for room in rooms} == here
+    walks = re.findall(r"^\d\. .*$", text, re.M)
+    assert len(walks) > 20
+    named = re.findall(r"`((?:gpq_faiss|cli|tests|benchmarks|tools)/[\w/.]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
