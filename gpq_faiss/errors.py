@@ -70,3 +70,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"{what} is unknown: " + (
         f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"
     )
+
+
+def one_line(error: BaseException, limit: int = 160) -> str:
+    """The text of any exception in one short line."""
+    return " ".join(str(error).split())[:limit].rstrip(".: ") or type(error).__name__

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, Json, ValidationError, model_validator
 from .data.arrays import ZIP_ERRORS
 from .data.base import Dataset, FeatureDataset
 from .data.embedder import Embedder
-from .errors import DataError, UsageError
+from .errors import DataError, UsageError, one_line
 from .inputs import check_file, check_memory, parse_json
 
 KIND = "gpq-encoder"
@@ -85,7 +85,7 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
                 raw = parse_json(archive.read(members[0]))
     except ZIP_ERRORS as error:
         raise DataError(
-            f"{path} is truncated or damaged ({_line(error)}): export the encoder again"
+            f"{path} is truncated or damaged ({one_line(error)}): export the encoder again"
         ) from None
     if not is_zip:
         raw = _session_metadata(_open_session(path), path)
@@ -139,18 +139,14 @@ def _open_session(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:  # onnxruntime's errors have no common base
-        raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
+        raise DataError(f"{path} is not an ONNX file, or is damaged ({one_line(error)})") from None
 
 
 def _session_metadata(session: Any, path: Path) -> dict[str, str]:
     try:
         return dict(session.get_modelmeta().custom_metadata_map)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160].rstrip(".: ") or type(error).__name__
+        raise DataError(f"{path} is not an ONNX file, or is damaged ({one_line(error)})") from None
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,9 @@ class OnnxEncoder(Embedder):
         try:
             vectors = np.ascontiguousarray(self.session.run(["vectors"], {self.input_kind: x})[0], np.float32)
         except Exception as error:  # onnxruntime's errors have no common base
-            raise DataError(f"{self.path} does not run ({_line(error)}): export the encoder again") from None
+            raise DataError(
+                f"{self.path} does not run ({one_line(error)}): export the encoder again"
+            ) from None
         if vectors.shape != (len(x), M * d):
             raise DataError(f"{self.path} gives vectors {list(vectors.shape)}: export the encoder again")
         # Unit-norm, or nearly zero without direction.

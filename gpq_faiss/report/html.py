@@ -120,11 +120,6 @@ def in_notebook(part: str) -> str:
     return f'<div class="gpq"><style>.gpq{{--line:#8884;--right:#1a9850;--wrong:#d73027;{_GALLERY}}}</style>{part}</div>'
 
 
-def pictures(images: Sequence[tuple[NDArray[np.uint8], str]]) -> str:
-    """A row of pictures with captions."""
-    return f'<div class="row">{"".join(_figure(image, text, "") for image, text in images)}</div>'
-
-
 def _figure(image: NDArray[np.uint8], text: str, mark: str) -> str:
     kind = f' class="{mark}"' if mark else ""
     return f"<figure{kind}>{picture(image, text)}<figcaption>{escape(text)}</figcaption></figure>"

@@ -37,7 +37,7 @@ from .. import __version__
 from ..data.open import open_data
 from ..data.reader import Reader
 from ..encoder import Encoder
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, one_line
 from ..exported import FORMAT_VERSION, KIND, METADATA_FILE
 from ..files import atomic_path, check_output
 from ..nn.model import Model
@@ -157,7 +157,7 @@ def export_encoder(
         except Exception as error:  # dynamo, fx, sympy, converter, checker and protobuf: no common base
             other = ": export it as .pt2" if kind == "onnx" else ""
             raise DataError(
-                f"{model.folder}: its network cannot be exported ({_line(error)}){other}"
+                f"{model.folder}: its network cannot be exported ({one_line(error)}){other}"
             ) from error
         result = _compare(encoder, runner(data), given, with_codes, tolerance)
     log.debug("%s: within %.1e of the model on %d items", out, result.max_difference, result.items)
@@ -191,11 +191,6 @@ def _require_onnx() -> None:
             raise UsageError(
                 f"exporting to ONNX needs the package {name}: pip install 'gpq-faiss[onnx]', or export as .pt2"
             ) from None
-
-
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:160].rstrip(".: ") if lines else type(error).__name__
 
 
 @contextlib.contextmanager
@@ -310,17 +305,13 @@ def _given_input(encoder: Encoder, check: object) -> NDArray[Any]:
 
 
 def _random_input(model: Model, n: int) -> NDArray[Any]:
-    """Plausible items: features as the training data were spread, or images uint8 of soft blobs and noise."""
+    """Features as the training data were spread, or images uint8 of noise."""
     rng = np.random.default_rng([0, n])
     if model.input_kind == "features":
         normalise = cast(Any, model.network).backbone.input
         mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
         return np.asarray(mean + std * rng.standard_normal((n, model.input_width)), dtype=np.float32)
-    side = model.image_size
-    coarse = rng.integers(0, 256, (n, 3, 4, 4)).astype(np.float64)
-    at = np.arange(side) * 4 // side
-    blobs = coarse[:, :, at][:, :, :, at] + rng.normal(0, 20, (n, 3, side, side))
-    return blobs.clip(0, 255).astype(np.uint8)
+    return rng.integers(0, 256, (n, 3, model.image_size, model.image_size), dtype=np.uint8)
 
 
 def _graph_input(values: NDArray[Any]) -> Floats:
@@ -341,7 +332,7 @@ def _compare(
             outputs = run(x)
         except Exception as error:  # onnxruntime's and torch's errors have no common base
             raise DataError(
-                f"{folder}: the exported network does not run on a batch of {n} ({_line(error)}); nothing was written"
+                f"{folder}: the exported network does not run on a batch of {n} ({one_line(error)}); nothing was written"
             ) from error
         wanted = [(np.dtype(np.float32), (n, M * d)), (np.dtype(np.uint8), (n, M))][: 1 + with_codes]
         found = [(a.dtype, a.shape) for a in outputs]

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ..data.arrays import ZIP_ERRORS, npy_header
 from ..data.split import load_split
-from ..errors import DataError, MismatchError
+from ..errors import DataError, MismatchError, one_line
 from ..exported import METADATA_MEMBER, read_encoder_metadata, verify_archive
 from ..faissio.model import read_description, read_model
 from ..files import read_json
@@ -28,16 +28,6 @@ _KNOWN = (
     "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), .npy or "
     ".npz"
 )
-_FORMATS = {
-    ".h5": "HDF5",
-    ".hdf5": "HDF5",
-    ".npy": "NumPy",
-    ".npz": "NumPy",
-    ".faiss": "Faiss",
-    ".json": "JSON",
-    ".pt2": "torch",
-}
-"""What a file's name says, for errors."""
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -97,17 +87,9 @@ def _file(path: Path, size: int) -> dict[str, Any]:
 
     if is_faiss(start):
         return _index(path)
-    suffix = path.suffix.lower()
-    if suffix == ".onnx":
+    if path.suffix.lower() == ".onnx":
         return _encoder(path)
-    what = "is of an unknown kind"
-    if suffix in _FORMATS:
-        what = f"is not the {_FORMATS[suffix]} file that its name says: it is damaged or foreign"
-    raise DataError(f"{path} {what}; {_KNOWN} can be described")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160].rstrip(".: ") or type(error).__name__
+    raise DataError(f"{path} is of an unknown kind, or damaged: {_KNOWN} can be described")
 
 
 def _codes(shape: tuple[int, ...]) -> dict[str, int]:
@@ -175,7 +157,9 @@ def _unfinished_training(path: Path, out: str) -> dict[str, Any]:
         best = {"best_step": state["best_step"] or None, "validation_map": state["best"]}
         identity = {"run_identity": str(state["identity"])}
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise DataError(f"{checkpoint} is damaged ({_line(error)}): start again with --overwrite") from None
+        raise DataError(
+            f"{checkpoint} is damaged ({one_line(error)}): start again with --overwrite"
+        ) from None
     return {**found, **progress, **best, **identity, "remedy": "gpq train ... --resume continues it"}
 
 
@@ -223,7 +207,9 @@ def _zip(path: Path) -> dict[str, Any]:
                 with archive.open(member) as file:
                     arrays[name] = _array(file, member.file_size, f"{path} ({name})")
     except ZIP_ERRORS as error:
-        raise DataError(f"{path} is truncated or damaged ({_line(error)}): copy or make it again") from None
+        raise DataError(
+            f"{path} is truncated or damaged ({one_line(error)}): copy or make it again"
+        ) from None
     return {"kind": "arrays", "arrays": arrays, "verified": verified}
 
 

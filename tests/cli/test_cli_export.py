@@ -34,10 +34,8 @@ def test_factory_string(tmp_path: Path) -> None:
     assert isinstance(faiss.read_index(str(out)), faiss.IndexPQFastScan)
 
 
-@pytest.mark.parametrize("to", ["faiss", "onnx", "torch"])
+@pytest.mark.parametrize("to", ["faiss", "torch"])
 def test_it_writes_what_the_command_of_that_form_writes(tmp_path: Path, to: str) -> None:
-    if to == "onnx":
-        pytest.importorskip("onnx")
     model = make_model(tmp_path / "model")
     by_export, by_own = tmp_path / "a" / f"o.{to}", tmp_path / "b" / f"o.{to}"
     by_export.parent.mkdir()
