@@ -40,15 +40,8 @@ _PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class RunContext:
-    """Common parameters of all runs of an experiment, sent to the processes.
-
-    Attributes:
-        folder: output folder.
-        about: its description.
-        data: as on the command line, and ``data_args`` for :func:`gpq_faiss.data.open.open_data`.
-        device: device of networks.
-        checkpoint_seconds: time between checkpoints of a training.
-    """
+    """Common parameters of all runs of an experiment, sent to the processes: its folder with its description, the data (with arguments of
+    :func:`gpq_faiss.data.open.open_data`), the device of networks, and the time between two checkpoints."""
 
     folder: Path
     about: Mapping[str, Any] = field(hash=False)
@@ -197,6 +190,8 @@ def tidy(context: RunContext, specs: Sequence[RunSpec]) -> None:
             with _claimed(context, spec) as work:
                 if work is not None:
                     _clear(work)
+    with contextlib.suppress(OSError):  # it is not there, or some run is under way
+        (context.folder / _PARTIAL).rmdir()
 
 
 # Processes --------------------------------------------------------------------------------------------------------------
