@@ -64,6 +64,21 @@ def above(limit: float, remedy: str = "repair them") -> str:
     return f"above the limit of {100 * limit:g} %: {remedy}, or raise --read max_bad"
 
 
+@dataclass
+class About:
+    """What is known of items besides their contents, as the attributes of a data set; texts are any sequences of str.
+
+    ``used`` are the columns that it comes from.
+    """
+
+    labels: Labels | None = None
+    ids: NDArray[np.int64] | None = None
+    texts: dict[str, Any] = field(default_factory=dict)
+    official: NDArray[np.uint8] | None = None
+    notes: list[str] = field(default_factory=list)
+    used: set[str | None] = field(default_factory=set)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of a source as text, see :func:`.open.open_data`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..inputs import check_memory
 from ..store import Texts, as_texts
+from .base import About
 from .id_files import as_int64
 from .label_files import label_cell, labels_from_cells
 from .labels import Labels
@@ -36,17 +36,6 @@ def texts_for_ids(ids: str, names: str | None) -> str:
     """The note on a column of ids that holds texts; ``names``: the column of names."""
     what = "they are the names" if names == ids else f"names are {names!r}, --read keep={ids} shows them too"
     return f"{ids!r} holds texts: {what}; ids are row numbers (--read id_from=path: ids from the names)"
-
-
-@dataclass
-class Described:
-    """What is known of items besides their contents; ``used`` are the columns that it comes from."""
-
-    labels: Labels | None = None
-    ids: NDArray[np.int64] | None = None
-    texts: dict[str, Texts] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    used: set[str | None] = field(default_factory=set)
 
 
 class Columns:
@@ -130,7 +119,7 @@ class Columns:
         names: str | None = None,
         keep: Sequence[str] = (),
         class_names: Sequence[str] | None = None,
-    ) -> Described:
+    ) -> About:
         """Labels, ids and texts of the rows; columns of ids and names that are not given are found by :data:`IDS` and :data:`NAMES`."""
         guess = first_of(IDS, self.names) if ids is None else None
         texts = guess if guess is not None and is_text(self.types[guess]) else None
@@ -141,12 +130,12 @@ class Columns:
         columns = {name: self.text(name) for name in keep} | (
             {} if names is None else {"name": self.text(names)}
         )
-        return Described(
+        return About(
             None if label is None else self.labels(label, class_names),
             None if ids is None else self.ids(ids),
             columns,
-            [texts_for_ids(texts, names)] if texts is not None else [],
-            {label, ids, names, *keep},
+            notes=[texts_for_ids(texts, names)] if texts is not None else [],
+            used={label, ids, names, *keep},
         )
 
     def vectors(self, wanted: str | None, free: Sequence[str], remedy: str) -> str | None:

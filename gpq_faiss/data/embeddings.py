@@ -16,14 +16,13 @@ from ..files import fingerprint
 from ..inputs import check_file, check_memory
 from ..store import Hdf5Array, RowReader, as_texts, read_hdf5_array
 from .arrays import NpyHeader, npz_array, npz_arrays
-from .base import Options
+from .base import About, Options
 from .columns import (
     CLASS_NAMES,
     FEATURES,
     IDS,
     LABELS,
     NAMES,
-    Described,
     first_of,
     parquet_columns,
     texts_for_ids,
@@ -44,7 +43,7 @@ from .vectors import (
 )
 
 _PARQUET = "a Parquet file of vectors"
-_Contents = tuple[Vectors, Described]
+_Contents = tuple[Vectors, About]
 
 
 def _npy(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> _Contents:
@@ -53,7 +52,7 @@ def _npy(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str])
         raise UsageError(
             f"--read keep={','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz"
         )
-    return NpyVectors(path), Described()
+    return NpyVectors(path), About()
 
 
 @dataclass
@@ -80,9 +79,9 @@ _Find = Callable[[Sequence[str]], "_Member | Hdf5Array | None"]
 
 def _numbers(
     path: Path, find: _Find, want_labels: bool, memory: int | None, names: Sequence[str] | None = None
-) -> Described:
+) -> About:
     """Labels and ids of arrays."""
-    found = Described()
+    found = About()
     if want_labels and (labels := find(LABELS)) is not None:
         check_memory(16 * len(labels), f"{path}: {labels.name!r}", memory)
         found.labels = labels_from_array(labels.shape, labels.read, f"{path}: {labels.name!r}", names)
@@ -143,7 +142,7 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
         return vectors, _numbers(path, partial(read_hdf5_array, path, required=False), want_labels, memory)
     # Our features.h5: its labels are packed, so their form is known.
     with RowReader(path, kind="features") as reader:
-        found = Described(ids=reader.ids(), texts=reader.texts())
+        found = About(ids=reader.ids(), texts=reader.texts())
         packed = reader.labels() if want_labels else None
         if packed is not None:
             found.labels = Labels(packed, reader.header.class_names)
@@ -192,7 +191,7 @@ def _joined(files: Sequence[Path], parts: Sequence[_Contents]) -> _Contents:
         if any(has) and not all(has):
             one, other = files[has.index(True)], files[has.index(False)]
             raise DataError(f"{one} has {what}, {other} has none: either all files or none may have them")
-    joined = Described(notes=list(dict.fromkeys(note for part in found for note in part.notes)))
+    joined = About(notes=list(dict.fromkeys(note for part in found for note in part.notes)))
     labels = [part.labels for part in found if part.labels is not None]
     if labels:
         joined.labels = Labels.concatenate(
@@ -229,12 +228,4 @@ def open_features(path: str, o: Options) -> FileFeatures:
             raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")
     if found.ids is not None and (repeated := n - len(np.unique(found.ids))):
         found.notes.append(f"{repeated:,} of the {n:,} ids are repeated")
-    return file_features(
-        f"features:{without_secrets(path)}",
-        vectors,
-        content,
-        labels=found.labels,
-        ids=found.ids,
-        texts=found.texts,
-        notes=found.notes,
-    )
+    return file_features(f"features:{without_secrets(path)}", vectors, content, found)

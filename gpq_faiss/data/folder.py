@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..files import fingerprint
 from .archive import Members, open_archive
+from .base import About
 from .images import BrokenImageError, FileImages, file_images, is_image_name, sampled_content, shown
 from .labels import Labels, composed
 from .paths import is_url, local_path, remote_error, remote_reason, remote_system, version_of, without_secrets
@@ -177,16 +178,7 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
     else:
         paths = [os.path.join(base, member) for member in own]
         content = sampled_content(zip(paths, itertools.repeat(0), sizes.tolist(), strict=False))
-    return file_images(
-        f"folder:{bare}",
-        "folder",
-        [composed(member) for member in own],
-        sizes,
-        content,
-        paths=paths if system is None else [without_secrets(one) for one in paths],
-        labels=_labels(layout.classes, f"folder:{bare}"),
-        official=layout.official,
-        notes=notes,
-        max_bad=max_bad,
-        fetch=fetch,
-    )
+    name, names = f"folder:{bare}", [composed(member) for member in own]
+    about = About(_labels(layout.classes, name), official=layout.official, notes=notes)
+    paths = [without_secrets(one) for one in paths]
+    return file_images(name, "folder", names, sizes, content, about, paths, max_bad, fetch)

@@ -47,9 +47,7 @@ def open_frame(source: Any, o: Options) -> FileFeatures:
     index = (table.schema.pandas_metadata or {}).get("index_columns", [])  # of pandas
     free = [one for one in columns.names if one not in found.used and one not in index]
     matrix = _matrix(columns, o.vectors, free)
-    return features_in_memory(
-        name, matrix, labels=found.labels, ids=found.ids, texts=found.texts, notes=found.notes
-    )
+    return features_in_memory(name, matrix, found)
 
 
 def _matrix(columns: Columns, vectors: str | Sequence[str] | None, free: Sequence[str]) -> NDArray[Any]:
@@ -192,12 +190,7 @@ def open_hf(source: Any, o: Options) -> FileImages | FileFeatures:
         class_names=classes if isinstance(classes, list) else None,
     )
     notes.append("no labels" if found.labels is None else f"labels from column {label!r}")
-    shared: dict[str, Any] = {
-        "labels": found.labels,
-        "ids": found.ids,
-        "official": official,
-        "notes": [*notes, *found.notes],
-    }
+    found.official, found.notes = official, [*notes, *found.notes]
     made: FileImages | FileFeatures
     if image is None:
         free = [one for one in columns.names if one not in found.used]
@@ -205,24 +198,16 @@ def open_hf(source: Any, o: Options) -> FileImages | FileFeatures:
         if column is None:
             there = ", ".join(columns.names) or "none"
             raise DataError(f"{name}: which column holds the images or vectors? (there are: {there})")
-        made = file_features(name, HubVectors(rows, column, name), "", **shared)
+        made = file_features(name, HubVectors(rows, column, name), "", found)
     else:
         import datasets
 
         numbered = [f"row {i}" for i in range(len(rows))]
         own = found.texts["name"].tolist() if "name" in found.texts else numbered
         images = _only(rows, image, name).cast_column(image, datasets.Image(decode=False))
-        made = file_images(
-            name,
-            "hf",
-            own,
-            np.zeros(len(rows), np.int64),
-            "",
-            paths=[f"{name}!{text}" for text in own],
-            max_bad=o.max_bad,
-            fetch=partial(_image, images, not folder),
-            **shared,
-        )
+        paths, sizes = [f"{name}!{text}" for text in own], np.zeros(len(rows), np.int64)
+        fetch = partial(_image, images, not folder)
+        made = file_images(name, "hf", own, sizes, "", found, paths, o.max_bad, fetch)
     marks = [file_fingerprint(Path(file["filename"])) for file in rows.cache_files]
     mark = found.labels.fingerprint() if found.labels else ""
     made.fingerprint = fingerprint("hf", *marks, rows._fingerprint, mark, made.ids.tobytes())

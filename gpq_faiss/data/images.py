@@ -7,7 +7,7 @@ import io
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..store import as_texts
-from .base import BadItems, ImageDataset, above
+from .base import About, BadItems, ImageDataset, above
 from .labels import Labels, Rows, row_numbers
 
 MAX_PIXELS = 64 * 1024 * 1024
@@ -328,29 +328,24 @@ def file_images(  # noqa: PLR0913
     names: Sequence[str],
     sizes: NDArray[np.int64],
     content: str,
-    *,
+    about: About,
     paths: Sequence[str],
-    labels: Labels | None,
     max_bad: float,
-    notes: Sequence[str] = (),
-    ids: NDArray[np.int64] | None = None,
-    official: NDArray[np.uint8] | None = None,
-    texts: Mapping[str, Sequence[str]] | None = None,
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
 ) -> FileImages:
     """A data set of N images. Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and ``content`` (a hash as of
-    :func:`sampled_content`), not times: a copy elsewhere has the same. A column ``name`` in ``texts`` replaces ``names`` in results."""
-    own = np.arange(len(names), dtype=np.int64) if ids is None else ids
+    :func:`sampled_content`), not times: a copy elsewhere has the same. A column ``name`` of ``about`` replaces ``names`` in results."""
+    ids = np.arange(len(names), dtype=np.int64) if about.ids is None else about.ids
     joined = b"\0".join(os.fsencode(one) for one in names)
-    mark = "" if labels is None else labels.fingerprint()
+    mark = "" if about.labels is None else about.labels.fingerprint()
     return FileImages(
         name=name,
-        ids=own,
-        labels=labels,
-        official=official,
-        fingerprint=fingerprint(kind, joined, sizes.astype("<i8").tobytes(), mark, own.tobytes(), content),
-        notes=list(notes),
-        texts={column: as_texts(values) for column, values in {"name": names, **(texts or {})}.items()},
+        ids=ids,
+        labels=about.labels,
+        official=about.official,
+        fingerprint=fingerprint(kind, joined, sizes.astype("<i8").tobytes(), mark, ids.tobytes(), content),
+        notes=about.notes,
+        texts={column: as_texts(values) for column, values in ({"name": names} | about.texts).items()},
         paths=list(paths),
         bad=BadItems(len(names), max_bad),
         fetch=fetch,
@@ -379,45 +374,32 @@ def check_max_bad(max_bad: float) -> None:
         raise UsageError(f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)")
 
 
-def listed_images(  # noqa: PLR0913
-    name: str,
-    names: Sequence[str],
-    paths: Sequence[str],
-    *,
-    labels: Labels | None,
-    ids: NDArray[np.int64],
-    official: NDArray[np.uint8] | None = None,
-    notes: Sequence[str] = (),
-    texts: Mapping[str, Sequence[str]] | None = None,
-    max_bad: float = 0.01,
+def listed_images(
+    name: str, names: Sequence[str], paths: Sequence[str], about: About, max_bad: float = 0.01
 ) -> FileImages:
     """A data set of listed files, as :func:`file_images`; missing ones are counted and left out, the others keep their ids."""
     if not len(paths):
         raise DataError(f"{name} lists no images")
     sizes = np.array([_file_size(path) for path in paths], dtype=np.int64)
-    missing, kept = np.flatnonzero(sizes < 0).tolist(), np.flatnonzero(sizes >= 0).tolist()
-    said = list(notes)
+    missing, kept = np.flatnonzero(sizes < 0), np.flatnonzero(sizes >= 0)
+    notes = list(about.notes)
     if len(missing):
-        first = [shown(paths[i]) for i in missing[:3]]
+        first = [shown(paths[i]) for i in missing[:3].tolist()]
         shares = (len(missing), len(paths))
-        said.append(
+        notes.append(
             left_out(name, "images missing", first, shares, max_bad, "check --read root and the files")
         )
-    there = [str(Path(paths[i])) for i in kept]
-    return file_images(
-        name,
-        "image files",
-        [names[i] for i in kept],
-        sizes[kept],
-        sampled_content(zip(there, itertools.repeat(0), sizes[kept].tolist(), strict=False)),
-        paths=there,
-        labels=None if labels is None else labels.take(np.array(kept, np.int64)),
-        ids=np.ascontiguousarray(ids[kept]),
-        official=None if official is None else official[kept],
-        notes=said,
-        texts={column: [values[i] for i in kept] for column, values in (texts or {}).items()},
-        max_bad=max_bad,
+    there = [str(Path(paths[i])) for i in kept.tolist()]
+    left = About(
+        labels=None if about.labels is None else about.labels.take(kept),
+        ids=kept if about.ids is None else np.ascontiguousarray(about.ids[kept]),
+        official=None if about.official is None else about.official[kept],
+        texts={column: [values[i] for i in kept.tolist()] for column, values in about.texts.items()},
+        notes=notes,
     )
+    content = sampled_content(zip(there, itertools.repeat(0), sizes[kept].tolist(), strict=False))
+    kept_names = [names[i] for i in kept.tolist()]
+    return file_images(name, "image files", kept_names, sizes[kept], content, left, there, max_bad)
 
 
 def _file_size(path: str) -> int:

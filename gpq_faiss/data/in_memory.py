@@ -18,7 +18,7 @@ from ..files import fingerprint
 from ..inputs import check_memory
 from ..progress import stage
 from .arrays import without_gradient
-from .base import BadItems, Dataset
+from .base import About, BadItems, Dataset
 from .images import ArrayImages, BrokenImageError, FileImages, decode_image, pillow_to_rgb, resize_square
 from .label_files import labels_of
 from .labels import Labels
@@ -118,7 +118,7 @@ def open_array(values: Any) -> FileFeatures | ArrayImages:
     """Vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W]. Raises DataError: neither."""
     array = as_array(values, "the array")
     if array.ndim == 2:
-        return features_in_memory("array", array)
+        return features_in_memory("array", array, About())
     content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
         array = array.transpose(0, 2, 3, 1)
@@ -194,7 +194,7 @@ def open_items(source: Any, *, with_labels: bool, max_bad: float) -> Dataset:
             x[i] = row
             targets.append(target)
             reading.advance()
-    return features_in_memory(name, x, labels=_given_labels(targets) if look else labels)
+    return features_in_memory(name, x, About(_given_labels(targets) if look else labels))
 
 
 def _is_vector(value: Any) -> bool:

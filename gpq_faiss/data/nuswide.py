@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
+from .base import About
 from .images import FileImages, listed_images, shown
 from .labels import Labels
 from .tables import read_lines
@@ -149,13 +150,10 @@ def open_nuswide(root: str, *, concepts: str | Sequence[str], max_bad: float) ->
         )
     official = _official(image_list, names)
     kept_names = [names[i] for i in kept]
-    return listed_images(
-        f"nuswide:{root}",
-        kept_names,
-        _paths(image_folders, kept_names),
-        labels=Labels.from_multihot(matrix[kept], [known[c] for c in chosen]),
-        ids=kept.astype(np.int64),
+    about = About(
+        Labels.from_multihot(matrix[kept], [known[c] for c in chosen]),
+        ids=kept,
         official=None if official is None else official[kept],
         notes=notes,
-        max_bad=max_bad,
     )
+    return listed_images(f"nuswide:{root}", kept_names, _paths(image_folders, kept_names), about, max_bad)

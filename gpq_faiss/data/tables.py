@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..inputs import read_text
 from .arrays import read_npy
-from .base import DEFAULT_LABEL_COLUMN, Options
+from .base import DEFAULT_LABEL_COLUMN, About, Options
 from .columns import texts_for_ids
 from .images import FileImages, listed_images, shown
 from .label_files import label_cell
@@ -133,15 +133,8 @@ def open_list(path: str, o: Options) -> FileImages:
         names = [line for _, line in lines]
         found = _labels_file(Path(o.labels).expanduser(), len(names))
     paths, notes = _found(names, o.root, file)
-    return listed_images(
-        f"list:{path}",
-        names,
-        paths,
-        labels=found if found is not None and found.has().any() else None,
-        ids=np.arange(len(names), dtype=np.int64),
-        notes=notes,
-        max_bad=o.max_bad,
-    )
+    labels = found if found is not None and found.has().any() else None
+    return listed_images(f"list:{path}", names, paths, About(labels, notes=notes), o.max_bad)
 
 
 def _ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
@@ -202,13 +195,12 @@ def open_table(path: str, form: str, o: Options) -> FileImages:
     if labels is None:
         what = f"column {o.label_column!r} is empty" if items else f"no column {o.label_column!r}"
         notes.append(f"{what}: all images are unlabelled")
-    ids, given = np.arange(len(images), dtype=np.int64), columns.get(ID_COLUMN)
+    ids, given = None, columns.get(ID_COLUMN)
     texts = {name: ["" if value is None else str(value) for value in columns[name]] for name in o.keep}
     if given is not None and all(isinstance(v, str) and v and not _NUMBER.fullmatch(v) for v in given):
         texts["name"] = given
         notes.append(texts_for_ids(ID_COLUMN, ID_COLUMN))
     elif given is not None:
         ids = _ids(file, given, where)
-    return listed_images(
-        f"{form}:{path}", images, paths, labels=labels, ids=ids, notes=notes, texts=texts, max_bad=o.max_bad
-    )
+    about = About(labels, ids, texts, notes=notes)
+    return listed_images(f"{form}:{path}", images, paths, about, o.max_bad)

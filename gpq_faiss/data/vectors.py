@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..files import fingerprint
 from ..inputs import available_memory, check_file, check_memory
-from ..store import Hdf5Array, Texts
+from ..store import Hdf5Array
 from .arrays import npy_header
-from .base import FeatureDataset
-from .labels import Labels, Rows, row_numbers
+from .base import About, FeatureDataset
+from .labels import Rows, row_numbers
 from .parquet import decoded_bytes, matrix_of, open_parquet
 
 _RUN_BYTES = 16 << 20
@@ -221,36 +221,26 @@ class FileFeatures(FeatureDataset):
             return self.vectors.read(rows).astype(np.float32, copy=False)
 
 
-def file_features(
-    name: str,
-    vectors: Vectors,
-    content: str,
-    *,
-    labels: Labels | None = None,
-    ids: NDArray[np.int64] | None = None,
-    texts: dict[str, Texts] | None = None,
-    notes: Sequence[str] = (),
-    official: NDArray[np.uint8] | None = None,
-) -> FileFeatures:
+def file_features(name: str, vectors: Vectors, content: str, about: About) -> FileFeatures:
     """A data set of vectors; ``content`` is their hash."""
-    own = np.arange(vectors.n, dtype=np.int64) if ids is None else ids
-    bare = 0 if labels is None else int((~labels.has()).sum())
-    mark = "" if labels is None else labels.fingerprint()
-    said = ["no labels"] if labels is None else [f"{bare:,} of {vectors.n:,} items are unlabelled"]
+    ids = np.arange(vectors.n, dtype=np.int64) if about.ids is None else about.ids
+    bare = 0 if about.labels is None else int((~about.labels.has()).sum())
+    said = [f"{bare:,} of {vectors.n:,} items are unlabelled"] if bare else []
+    mark = "" if about.labels is None else about.labels.fingerprint()
     return FileFeatures(
         name=name,
-        ids=own,
-        fingerprint=fingerprint("features", content, str((vectors.n, vectors.width)), mark, own.tobytes()),
-        labels=labels,
-        official=official,
-        texts=texts or {},
-        notes=list(dict.fromkeys([*notes, *(said if labels is None or bare else ())])),
+        ids=ids,
+        fingerprint=fingerprint("features", content, str((vectors.n, vectors.width)), mark, ids.tobytes()),
+        labels=about.labels,
+        official=about.official,
+        texts=about.texts,
+        notes=[*about.notes, *(["no labels"] if about.labels is None else said)],
         width=vectors.width,
         vectors=vectors,
     )
 
 
-def features_in_memory(name: str, matrix: NDArray[Any], **described: Any) -> FileFeatures:
+def features_in_memory(name: str, matrix: NDArray[Any], about: About) -> FileFeatures:
     """:func:`file_features` of the rows of ``matrix``. Raises DataError: not numbers [N, width]."""
     content = hashlib.sha256(np.ascontiguousarray(matrix).tobytes()).hexdigest()
-    return file_features(name, ArrayVectors(matrix, name), content, **described)
+    return file_features(name, ArrayVectors(matrix, name), content, about)

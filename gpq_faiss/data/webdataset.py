@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..inputs import parse_json
 from .archive import Archive, Members, open_archive
-from .base import DEFAULT_LABEL_COLUMN, Options
+from .base import DEFAULT_LABEL_COLUMN, About, Options
 from .images import IMAGE_SUFFIXES, FileImages, file_images, left_out, shown
 from .label_files import LABEL_COLUMNS, label_cell, labels_from_cells
 from .labels import Labels
@@ -167,16 +167,10 @@ def open_webdataset(path: str, o: Options) -> FileImages:
         notes.append(f"{repeated:,} keys occur more than once")
     chosen = [(sample.shard, member) for sample, member, *_ in good]
     of_shard = [np.array([m for a, m in chosen if a == i], dtype=np.int64) for i in range(len(archives))]
-    return file_images(
-        name,
-        "webdataset",
-        names,
-        np.array([archives[a].sizes[m] for a, m in chosen], dtype=np.int64),
-        "".join(archive.content(rows) for archive, rows in zip(archives, of_shard, strict=True)),
-        paths=[f"{archives[a].path}!{archives[a].names[m]}" for a, m in chosen],
-        labels=labels,
-        notes=notes,
-        texts={column: [row[c] for *_, row in good] for c, column in enumerate(o.keep)},
-        max_bad=o.max_bad,
-        fetch=Members(archives, chosen),
-    )
+    content = "".join(archive.content(rows) for archive, rows in zip(archives, of_shard, strict=True))
+    sizes = np.array([archives[a].sizes[m] for a, m in chosen], dtype=np.int64)
+    paths = [f"{archives[a].path}!{archives[a].names[m]}" for a, m in chosen]
+    texts = {column: [row[c] for *_, row in good] for c, column in enumerate(o.keep)}
+    about = About(labels, texts=texts, notes=notes)
+    fetch = Members(archives, chosen)
+    return file_images(name, "webdataset", names, sizes, content, about, paths, o.max_bad, fetch)

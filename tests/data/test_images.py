@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from gpq_faiss.data.base import BadItems
+from gpq_faiss.data.base import About, BadItems
 from gpq_faiss.data.images import (
     ArrayImages,
     BrokenImageError,
@@ -224,14 +224,8 @@ def files(tmp_path: Path, n: int = 40, broken: tuple[int, ...] = (), max_bad: fl
         path = tmp_path / f"{i:02d}.png"
         path.write_bytes(b"broken" if i in broken else encoded(Image.fromarray(random_rgb(6 + i % 3, 8, i))))
         paths.append(str(path))
-    return listed_images(
-        "here",
-        [Path(p).name for p in paths],
-        paths,
-        labels=None,
-        ids=np.arange(n, dtype=np.int64) + 100,
-        max_bad=max_bad,
-    )
+    names = [Path(path).name for path in paths]
+    return listed_images("here", names, paths, About(ids=np.arange(n) + 100), max_bad)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 4])
@@ -263,7 +257,7 @@ def test_too_many_broken_images_stop_the_batch(tmp_path: Path, threads: int) -> 
 def test_names_with_line_breaks_stay_on_one_line(tmp_path: Path) -> None:
     path = str(tmp_path / "a\nb\udcff.jpg")
     with pytest.raises(DataError) as caught:
-        listed_images("x", [path], [path], labels=None, ids=np.arange(1))
+        listed_images("x", [path], [path], About())
     assert str(caught.value).isprintable()
 
 
@@ -273,12 +267,9 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
     a, b = files(tmp_path / "a", 4), files(tmp_path / "b", 4)
     assert a.fingerprint == b.fingerprint
     (tmp_path / "b" / "01.png").write_bytes(b"other length")
-    renewed = listed_images(
-        "b", [Path(p).name for p in b.paths], b.paths, labels=None, ids=b.ids, max_bad=0.5
-    )
-    assert renewed.fingerprint != a.fingerprint
-    shifted = listed_images("a", [Path(p).name for p in a.paths], a.paths, labels=None, ids=a.ids + 1)
-    assert shifted.fingerprint != a.fingerprint
+    names = [Path(path).name for path in b.paths]
+    assert listed_images("b", names, b.paths, About(ids=b.ids)).fingerprint != a.fingerprint
+    assert listed_images("a", names, a.paths, About(ids=a.ids + 1)).fingerprint != a.fingerprint
 
 
 def test_native_size_where_all_are_equal_squares(tmp_path: Path) -> None:
@@ -287,7 +278,7 @@ def test_native_size_where_all_are_equal_squares(tmp_path: Path) -> None:
     for i in range(3):
         paths.append(str(tmp_path / f"square{i}.png"))
         Path(paths[-1]).write_bytes(encoded(Image.fromarray(random_rgb(9, 9, i))))
-    assert listed_images("s", paths, paths, labels=None, ids=np.arange(3)).native_size == 9
+    assert listed_images("s", paths, paths, About()).native_size == 9
 
 
 def test_array_images_grey_and_rgb() -> None:
