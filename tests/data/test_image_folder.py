@@ -60,29 +60,11 @@ def test_layouts(names: list[str], classes: list[str | None], official: list[int
     assert sorted(layout.order.tolist()) == list(range(len(names)))
 
 
-def test_folder_without_classes_is_unlabelled(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", "b.png")
-    dataset = open_folder(tmp_path)
-    assert dataset.labels is None
-    assert dataset.notes == ["2 of 2 images are in no class folder: unlabelled"]
-
-
 def test_folder_links_do_not_go_round(tmp_path: Path) -> None:
     put(tmp_path, "a/0.png")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert len(open_folder(tmp_path)) == 1
-
-
-def test_folder_broken_images_count_at_read(tmp_path: Path) -> None:
-    put(tmp_path, *(f"a/{i}.png" for i in range(10)))
-    (tmp_path / "a" / "3.png").write_bytes(b"")
-    dataset = open_folder(tmp_path, max_bad=0.1)
-    images = dataset.read(slice(None))
-    assert [image is None for image in images] == [i == 3 for i in range(10)]
-    assert "3.png" in dataset.bad.summary()
-    with pytest.raises(DataError, match="above the limit of 0 %"):
-        open_folder(tmp_path, max_bad=0).read(slice(None))
 
 
 # archives

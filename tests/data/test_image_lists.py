@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +56,6 @@ def test_list_with_labels_in_a_file_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("1 0 1\n")
     with pytest.raises(DataError, match="labels of 1 items, but 2 images"):
         open_list(tmp_path / "img.txt", labels=str(tmp_path / "short.txt"))
-    (tmp_path / "pickled.npy").write_bytes(b"\x93NUMPY" + pickle.dumps([1]))
-    with pytest.raises(DataError, match="save a plain array"):
-        open_list(tmp_path / "img.txt", labels=str(tmp_path / "pickled.npy"))
 
 
 def test_list_with_missing_images_keeps_line_numbers_as_ids(tmp_path: Path) -> None:
@@ -99,25 +93,6 @@ def test_csv_column_names_root_tabs_and_numeric_classes(tmp_path: Path) -> None:
     assert dataset.labels.class_names == ("9", "10")
     assert dataset.labels.class_ids().tolist() == [1, 0, 1]
     assert dataset.ids.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("text", ["image\na.png\n", "image,label\na.png,\n"])
-def test_csv_without_labels(text: str, tmp_path: Path) -> None:
-    put(tmp_path, "a.png")
-    (tmp_path / "t.csv").write_text(text)
-    dataset = open_table(tmp_path / "t.csv")
-    assert dataset.labels is None
-    assert "unlabelled" in dataset.notes[0]
-
-
-def test_csv_written_by_the_csv_module_comes_back(tmp_path: Path) -> None:
-    names = ['q"uote.png', "new\nline.png", "ünï.png", " lead.png"]
-    put(tmp_path, *(name.strip() for name in names))
-    with (tmp_path / "t.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerows([["image", "label"], *([name, "x"] for name in names)])
-    dataset = open_table(tmp_path / "t.csv")
-    assert [os.path.basename(path) for path in dataset.paths] == [name.strip() for name in names]
 
 
 def test_parquet(tmp_path: Path) -> None:

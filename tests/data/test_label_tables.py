@@ -59,17 +59,8 @@ def test_parquet_and_images_by_name(tmp_path: Path) -> None:
     assert names_of(data) == [("y",), (), ("x", "y")]
 
 
-def test_what_does_not_fit_is_said(vectors: str, tmp_path: Path) -> None:
+def test_the_column_of_labels_may_be_named(vectors: str, tmp_path: Path) -> None:
     table = tmp_path / "l.csv"
-    table.write_text("id,label\n1,cat\n1,dog\n")
-    with pytest.raises(DataError, match="'1' occurs more than once"):
-        open_data(vectors, labels=str(table))
-    table.write_text("id,label\n99,cat\n")
-    with pytest.raises(DataError, match="no value of the column 'id' with a label"):
-        open_data(vectors, labels=str(table))
-    table.write_text("id,label\n1,cat,x\n")
-    with pytest.raises(DataError, match="line 2: 3 fields"):
-        open_data(vectors, labels=str(table))
     table.write_text("id,kind\n1,animal\n0,plant\n")
     assert names_of(open_data(vectors, labels=str(table), label_column="kind"))[:2] == [
         ("plant",),

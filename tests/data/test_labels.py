@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from gpq_faiss.data.base import BadItems, FeatureDataset, ImageDataset
-from gpq_faiss.data.labels import Labels, Rows, named_rows
+from gpq_faiss.data.labels import Labels, Rows
 from gpq_faiss.errors import DataError
 
 DENSE = arrays(np.bool_, st.tuples(st.integers(0, 30), st.integers(1, 20)))
@@ -94,18 +94,6 @@ def test_names() -> None:
 def test_wrong_labels(make: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make()  # type: ignore[operator]
-
-
-def test_named_rows() -> None:
-    assert named_rows([3]) == "row 3"
-    assert named_rows(np.arange(1005)) == "rows 0, 1, 2, 3, 4 and 1,000 more"
-
-
-def test_fingerprint_covers_content_and_names() -> None:
-    one = Labels.from_ids([0, 1], ["a", "b"])
-    assert one.fingerprint() == Labels.from_ids([0, 1], ["a", "b"]).fingerprint()
-    assert len({one.fingerprint(), Labels.from_ids([1, 0], ["a", "b"]).fingerprint()}) == 2
-    assert one.fingerprint() != Labels.from_ids([0, 1], ["a", "c"]).fingerprint()
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from image_files import put
 
 from gpq_faiss.data.base import ImageDataset
-from gpq_faiss.data.forms import FORMS, parse_spec
+from gpq_faiss.data.forms import FORMS
 from gpq_faiss.data.item_ids import stable_id
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
@@ -169,8 +169,3 @@ def test_local_folders_of_the_downloaded_sets(here: Path) -> None:
         open_data("fashion-mnist", root="set", download=False)
     with pytest.raises(DataError, match=r"ImageList/Imagelist.txt not found in set"):
         open_data("nuswide", root="set")
-
-
-def test_parse_spec_keeps_colons_in_paths() -> None:
-    assert parse_spec("list:C:/a:b.txt") == ("list", "C:/a:b.txt")
-    assert parse_spec("cifar10") == ("cifar10", None)

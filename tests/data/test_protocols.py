@@ -297,30 +297,10 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path: Path) -> None:
         protocol1(bare, 0, None, tmp_path / "q.npy")
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("500-per-class", ("count", 500)),
-        ("0.1", ("fraction", 0.1)),
-        ("all", ("all", 1.0)),
-        ("a.txt", ("file", 0.0)),
-    ],
-)
-def test_labelled_forms(spec: str, expected: tuple[str, float]) -> None:
-    assert parse_labelled(spec) == expected
-
-
 @pytest.mark.parametrize("spec", ["500", "0", "-0.5", "0-per-class", "nan", "1.5"])
 def test_labelled_numbers_that_cannot_be(spec: str) -> None:
     with pytest.raises(UsageError, match=r"did you mean 500-per-class" if spec == "500" else "--labelled"):
         parse_labelled(spec)
-
-
-def test_fractions_are_of_each_class() -> None:
-    labels = Labels.from_ids(np.repeat([0, 1], [1000, 200]))
-    split = protocol1(labels, 0, "0.1")
-    np.testing.assert_array_equal(labels.take(split.labelled).counts(), [100, 20])
-    assert len(protocol1(labels, 0, "1.0").unlabelled) == 0  # all but the queries
 
 
 def test_too_few_items_say_what_to_lower() -> None:
@@ -406,12 +386,3 @@ def test_overlap_is_refused() -> None:
         Split(3, np.array([2, 1]), none, none, none, "x", 0)
     with pytest.raises(DataError, match="below 3"):
         Split(3, np.array([3]), none, none, none, "x", 0)
-
-
-def test_by_default_no_labelled_item_shows_an_unseen_class() -> None:
-    labels = multi()
-    split = protocol2(labels, 3)
-    assert split.seen_classes is not None
-    unseen = np.setdiff1d(np.arange(labels.n_classes), split.seen_classes)
-    assert not labels.dense(split.labelled, bool)[:, unseen].any()
-    assert labels.dense(split.query, bool)[:, unseen].any(axis=1).all()

@@ -60,16 +60,6 @@ def test_shards_in_the_order_of_their_numbers(tmp_path: Path) -> None:
             np.testing.assert_array_equal(image, decode_image(png(int(i) + 32)))
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_single_shard_and_members_in_any_order(tmp_path: Path, mode: str) -> None:
-    members = samples(range(5), cls="{c}")
-    mixed = {name: members[name] for name in sorted(members, key=lambda name: name[::-1])}
-    dataset = open_data(f"webdataset:{shard(tmp_path / 'a.tar', mixed, mode)}")
-    assert sorted(names(dataset)) == [f"{i:06d}" for i in range(5)]
-    assert dataset.labels is not None
-    assert dataset.labels.class_ids().tolist() == [int(name) % 3 for name in names(dataset)]
-
-
 @pytest.mark.parametrize(
     ("members", "options", "classes", "said"),
     [
