@@ -30,7 +30,8 @@ from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_candidates
 from gpq_faiss.errors import UsageError
-from gpq_faiss.indexes.codeword_lists import CodewordLists
+from gpq_faiss.indexes.items import Items
+from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.store import RowReader
 
 Floats = NDArray[np.float32]
@@ -95,7 +96,8 @@ def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int, 
     if len(codes) <= PLAIN:
         yield "IndexPQ", plain(flat), {}
     start = time.perf_counter()
-    lists = CodewordLists(codes, Z)
+    index = MemoryIndex(Items.ordered(codes, None), Z)
+    lists = index.lists
     facts = {
         "build_seconds": time.perf_counter() - start,
         "P": lists.P,
@@ -105,7 +107,7 @@ def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int, 
     }
 
     def exact(xq: Floats, k: int, threads: int) -> Any:
-        return lists.search(xq, k, threads=threads)
+        return index.search(xq, k, threads=threads)
 
     yield "lists", exact, facts
 
