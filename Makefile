@@ -63,7 +63,7 @@ coverage: $(VENV)/.ready
 	for tests in tests/*/ tests/test_*.py; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" --cov=gpq_faiss --cov-branch --cov-append --cov-report= $$tests || exit; \
 	done
-	$(BIN)/python tools/coverage.py
+	$(BIN)/python tools/coverage_table.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
