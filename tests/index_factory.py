@@ -29,6 +29,9 @@ def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **chan
     save_file({"codebooks": Z, "network.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
     document = {
         "format_version": 1,
+        "config": {},
+        "input": {},
+        "class_names": [],
         "model_fingerprint": fingerprint,
         "codebooks_fingerprint": codebooks_fingerprint(Z),
         **changes,

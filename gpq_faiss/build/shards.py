@@ -16,8 +16,7 @@ from ..data.id_files import as_int64
 from ..data.parquet import leaves, open_parquet
 from ..errors import DataError, MismatchError
 from ..faissio.header import read_header
-from ..faissio.io import INDEX_TYPES, LISTS, check_file, load_index, read_sidecar
-from ..faissio.layout import layout_of
+from ..faissio.io import INDEX_TYPES, LISTS, check_stated, load_index, read_sidecar
 from ..faissio.source import IndexFile
 from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
@@ -198,11 +197,11 @@ class IndexShard:
         with self.path.open("rb") as file:
             self._old = file.read(4) in LISTS
         if self._old:
-            layout = layout_of(load_index(self.path, verify=False)[0], what=str(path))
+            layout = load_index(self.path, verify=False)[0]
             found, self.rows = layout.codebooks, layout.ntotal
         else:
             if stated is not None:
-                check_file(self.path, stated, verify=False)
+                check_stated(self.path, stated, verify=False)
             with IndexFile(self.path) as source:
                 header = read_header(source)
             found, self.rows = header.codebooks, header.n
@@ -227,7 +226,7 @@ class IndexShard:
             DataError: the file was modified meanwhile.
         """
         if self._old:
-            layout = layout_of(load_index(self.path)[0], what=str(self.path), deep=True)
+            layout = load_index(self.path)[0]
             codes, ids = layout.ordered()
             assert ids is not None
             for start in range(0, self.rows, size):
@@ -236,7 +235,7 @@ class IndexShard:
         stated = read_sidecar(self.path)
         with IndexFile(self.path) as file:
             if stated is not None:
-                check_file(self.path, stated, verify=True)
+                check_stated(self.path, stated, verify=True)
             header = read_header(file)
             for number in np.flatnonzero(header.sizes).tolist():
                 for start in range(0, int(header.sizes[number]), size):

@@ -17,10 +17,10 @@ from ..codes.checks import Codes, Floats, Ids
 from ..data.arrays import read_npy
 from ..errors import DataError
 from ..faissio.header import BLOCK_ROWS, list_bytes, list_header, pack_rows
+from ..faissio.io import HashedFile
 from ..faissio.storage import LEVELS, WordLists, first_words
 from ..files import fingerprint, open_own, read_json, write_json
 from ..progress import stage
-from .hashed import HashedFile
 
 _LEAST_CHUNK = 1024
 _MOST_CHUNK = 1 << 25

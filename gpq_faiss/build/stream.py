@@ -20,12 +20,11 @@ from ..codes.bits import code_size
 from ..codes.checks import Floats, Ids, repeated_id
 from ..errors import DataError, UsageError
 from ..faissio.header import pack_rows, row_header
-from ..faissio.io import Beside, check_index_output, sidecar_document, sidecar_path, write_beside
+from ..faissio.io import Beside, HashedFile, check_index_output, publish
 from ..faissio.storage import Form, check_form
-from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
+from ..files import fingerprint, open_own, read_json, unfinished, write_error, write_json
 from ..progress import Progress, stage
 from ..store import codebooks_fingerprint
-from .hashed import HashedFile
 from .shards import Shard
 from .sort import ListSort
 
@@ -92,23 +91,24 @@ def build_index(  # noqa: PLR0913
             mapped = check_stored_ids(partial / "ids.raw", shards, memory, out)
             if sort is not None:
                 sort.sort(mark)
-        beside = beside or {}
-        with atomic_paths(out, sidecar_path(out), *beside, done_with=partial) as (
-            temporary,
-            temporary_sidecar,
-            *others,
-        ):
-            write_beside(beside, others)
-            with HashedFile(temporary) as file, stage("writing the index", rows, "row") as writing:
+
+        def write(file: HashedFile) -> None:
+            with stage("writing the index", rows, "row") as writing:
                 if sort is None:
                     _write_rows(file, partial, codebooks, form, rows, mapped=mapped, memory=memory)
                 else:
                     sort.write(file)
                 writing.done = rows
-            document = sidecar_document(
-                form, rows, codebooks, file.size, file.sha256, model_fingerprint, note
-            )
-            write_json(temporary_sidecar, document)
+
+        publish(
+            out,
+            write,
+            (form, rows, codebooks),
+            model_fingerprint=model_fingerprint,
+            extra=note,
+            beside=beside,
+            done_with=partial,
+        )
     return out
 
 

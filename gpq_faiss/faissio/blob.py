@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .io import reading_limits
+from .io import reading
 
 BYTE_LIMIT = 1 << 30  # of one vector in an index that is read
 
@@ -35,11 +35,8 @@ def from_bytes(data: NDArray[np.uint8], what: str) -> Any:
     """
     data = np.ascontiguousarray(data, dtype=np.uint8)
     read = faiss.deserialize_index_binary if data[:2].tobytes() == b"IB" else faiss.deserialize_index
-    try:
-        with reading_limits(BYTE_LIMIT):
-            return read(data)
-    except (RuntimeError, AssertionError, MemoryError) as error:
-        raise DataError(f"{what} holds no Faiss index: it is damaged") from error
+    with reading(f"{what} holds no Faiss index, it is damaged", BYTE_LIMIT):
+        return read(data)
 
 
 def faiss_version() -> str:
@@ -50,23 +47,3 @@ def faiss_version() -> str:
 def faiss_threads() -> int:
     """Number of threads of Faiss."""
     return int(faiss.omp_get_max_threads())
-
-
-def add_codes(index: Any, codes: NDArray[np.uint8]) -> Any:
-    """Add codes uint8 [N, W] to an empty index, after its transformations if any; returns the index.
-
-    Raises:
-        DataError: codes of another size.
-    """
-    data = np.ascontiguousarray(codes, dtype=np.uint8)
-    if isinstance(index, faiss.IndexBinary):
-        if data.shape[1] != index.code_size:
-            raise DataError(f"codes of {data.shape[1]} bytes, but the index holds {index.code_size}")
-        index.add(data)
-        return index
-    holder = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-    if data.shape[1] != holder.sa_code_size():
-        raise DataError(f"codes of {data.shape[1]} bytes, but the index holds {holder.sa_code_size()}")
-    holder.add_sa_codes(data)
-    index.ntotal = holder.ntotal
-    return index

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import faiss
 import numpy as np
@@ -20,7 +20,7 @@ from ..codes.bits import code_size
 from ..codes.blocks import block_bytes, unpack_blocks
 from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError
-from .io import LISTS, MAX_WIDTH, MOVED, WRAPPERS, read_empty
+from .io import FLAT, HEADER, LISTS, MOVED, WRAPPERS, read_empty, read_transform
 from .layout import layout_of
 from .source import IndexFile
 from .storage import Form, WordLists, faiss_index, packed_rows
@@ -28,7 +28,6 @@ from .storage import Form, WordLists, faiss_index, packed_rows
 BLOCK_ROWS = 32
 """Codes in a block of FastScan as written here."""
 _NTOTAL = 8  # byte where the number of items is, after the type and d
-_HEADER = 37
 _MOST_LISTS = 1 << 24
 _MAX_HEADER = 4 << 30
 _MAX_CODEBOOKS = 64 << 20  # bytes
@@ -95,12 +94,6 @@ class Header:
             return np.arange(start, stop, dtype=np.int64)
         return source.read("<i8", int(self.id_starts[number]) + 8 * start, max(0, stop - start))
 
-    def some_ids(self, source: IndexFile, number: int, rows: Ids) -> Ids:
-        """Ids of some rows of a list, int64 [n]."""
-        if self.id_starts is None:
-            return rows
-        return source.read_some("<i8", int(self.id_starts[number]), int(self.sizes[number]), rows)
-
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
@@ -113,35 +106,35 @@ def row_header(form: Form, Z: Floats, n: int, *, mapped: bool) -> tuple[bytes, i
     Raises:
         DataError: this version of Faiss writes such files in another format.
     """
-    data = bytearray(faiss.serialize_index(_empty(form, Z)).tobytes())
-    at = _HEADER + 24 + 8 + _centroid_bytes(form, Z)  # three sizes of the quantizer, then its centroids
     M, K = int(Z.shape[0]), int(Z.shape[1])
-    count = n * code_size(M, K)
-    if form == "fastscan":
-        blocks = -(-n // BLOCK_ROWS)
-        count = blocks * block_bytes(M, BLOCK_ROWS)
-        at += 12  # implem, bbs, qbs
-        struct.pack_into("<q", data, at, blocks * BLOCK_ROWS)
-        at += 16  # ntotal2, M2
-    struct.pack_into("<q", data, _NTOTAL, n)
-    if bytes(data[at : at + 8]) != bytes(8):
+    empty = faiss_index(np.empty((0, code_size(M, K)), np.uint8), None, Z, form)
+    data = bytearray(faiss.serialize_index(empty).tobytes())
+    fast = form == "fastscan"
+    at = len(data) - 8 - _tail(fast)
+    if any(data[at : at + 8]) or any(data[_NTOTAL : _NTOTAL + 8]):
         raise _other_faiss()
-    struct.pack_into("<Q", data, at, count)
+    blocks = -(-n // BLOCK_ROWS)
+    count = blocks * block_bytes(M, BLOCK_ROWS) if fast else n * code_size(M, K)
+    _set_sizes(data, at, n, count, blocks * BLOCK_ROWS if fast else None)
     head, tail = bytes(data[: at + 8]), bytes(data[at + 8 :])
     if not mapped:
         return head, count, tail
-    outer = bytearray(faiss.serialize_index(faiss.IndexIDMap(_empty(form, Z))).tobytes()[:_HEADER])
+    outer = bytearray(faiss.serialize_index(faiss.IndexIDMap(empty)).tobytes()[:HEADER])
     struct.pack_into("<q", outer, _NTOTAL, n)
     return bytes(outer) + head, count, tail + struct.pack("<Q", n)
 
 
-def _empty(form: Form, Z: Floats) -> Any:
-    return faiss_index(np.empty((0, code_size(*Z.shape[:2])), np.uint8), None, Z, form)
+def _tail(fast: bool) -> int:
+    """Bytes behind the codes of an index without lists: settings of the search."""
+    return 0 if fast else 9
 
 
-def _centroid_bytes(form: Form, Z: Floats) -> int:
-    M, K, d = (int(n) for n in Z.shape)
-    return 4 * (-(-M // 2) * 256 * 2 * d if form == "fused" else M * K * d)
+def _set_sizes(data: bytearray, at: int, n: int, count: int, padded: int | None) -> None:
+    """Set the number of items, the bytes of codes, stated at ``at``, and the items in FastScan's blocks."""
+    struct.pack_into("<q", data, _NTOTAL, n)
+    struct.pack_into("<Q", data, at, count)
+    if padded is not None:
+        struct.pack_into("<q", data, at - 16, padded)
 
 
 def pack_rows(form: Form, codes: Codes, M: int) -> NDArray[np.uint8]:
@@ -156,7 +149,7 @@ def list_header(lists: WordLists, n: int) -> bytes:
         DataError: this version of Faiss writes such files in another format.
     """
     data = bytearray(faiss.serialize_index(lists.index()).tobytes())
-    inner = _HEADER + 16 + 4 * lists.dimensions.size + 9
+    inner = HEADER + 16 + 4 * lists.dimensions.size + 9
     before = len(data) - 16 * len(lists.words)  # each empty list is two arrays of no entries
     if data[inner : inner + 4] != b"IwPf" or any(data[before:]):
         raise _other_faiss()
@@ -200,21 +193,21 @@ class _Reader:
         self.head = bytearray()
 
     def read(self) -> Header:
-        outer = self.file.read(_HEADER)
+        outer = self.file.read(HEADER)
         mapped, moved = outer[:4] in WRAPPERS, outer[:4] == MOVED
         if moved:
-            outer += self._transform()
-        self.head += self.file.read(_HEADER) if mapped or moved else outer
+            outer += read_transform(self.file, self.path)
+        self.head += self.file.read(HEADER) if mapped or moved else outer
         kind = bytes(self.head[:4])
         if kind in LISTS and not mapped and not moved:
             raise DataError(
                 f"{self.path} has lists of an earlier version, which are not searched in place: convert it (gpq index --kind ivf)"
             )
-        if len(self.head) < _HEADER or kind not in ((b"IwPf",) if moved else (b"IxPq", b"IPfs")):
+        if len(self.head) < HEADER or kind not in ((b"IwPf",) if moved else (b"IxPq", b"IPfs")):
             raise DataError(
                 f"{self.path} is not an index that can be searched in place: those of gpq index can"
             )
-        n = self._last("<q", _HEADER - _NTOTAL)
+        n = self._last("<q", HEADER - _NTOTAL)
         if not 0 <= n < 1 << 62:
             raise self._impossible()
         if moved:
@@ -232,17 +225,14 @@ class _Reader:
                     f"{self.path} is damaged: its FastScan blocks contradict its items; build it again"
                 )
         self.head += self._take(8)
-        count, start, tail_bytes = self._last("<Q", 8), self.file.tell(), 0 if fast else 9
+        count, start, tail_bytes = self._last("<Q", 8), self.file.tell(), _tail(fast)
         if count > self.size - start - tail_bytes:
             raise self._truncated()
         self.file.seek(start + count)
         tail = self._take(tail_bytes)
         # The same header with no items is a small index that Faiss can read and layout_of can verify.
         small = bytearray(self.head)
-        struct.pack_into("<q", small, _NTOTAL, 0)
-        struct.pack_into("<Q", small, len(small) - 8, 0)
-        if fast:
-            struct.pack_into("<q", small, len(small) - 8 - 16, 0)
+        _set_sizes(small, len(small) - 8, 0, 0, 0 if fast else None)
         layout = layout_of(read_empty(bytes(small) + tail, self.path), what=str(self.path))
         M = int(layout.codebooks.shape[0])
         expected = -(-n // rows) * block_bytes(M, rows) if fast else n * layout.code_size
@@ -261,23 +251,13 @@ class _Reader:
             layout.form, layout.codebooks, n, np.array([n]), np.array([start]), id_starts, rows=rows
         )
 
-    def _transform(self) -> bytes:
-        """What is between the header of an index behind a transform and the index."""
-        start = self.file.read(16)
-        count = struct.unpack_from("<Q", start, 8)[0] if len(start) == 16 else 0
-        if start[:8] != b"\1\0\0\0RmDT" or not 0 < count <= MAX_WIDTH:
-            raise DataError(
-                f"{self.path} holds no lists of 'gpq index --kind ivf', or it is damaged: build it again"
-            )
-        return start + self._take(4 * count + 9)
-
     def _lists(self, n: int, outer: bytes) -> Header:
         self.head += self._take(16)
         lists = self._last("<Q", 16)
         if not 1 <= lists <= min(_MOST_LISTS, self.size):
             raise self._impossible()
-        self.head += self._take(_HEADER + 8)  # the coarse quantiser, up to the number of its values
-        if self.head[_HEADER + 16 : _HEADER + 20] != b"IxFI":
+        self.head += self._take(HEADER + 8)  # the coarse quantiser, up to the number of its values
+        if self.head[HEADER + 16 : HEADER + 20] != FLAT:
             raise DataError(
                 f"{self.path}: its coarse quantiser is not a flat one (IndexFlatIP), or it is damaged"
             )
@@ -342,7 +322,7 @@ class _Reader:
 
     def _take(self, count: int) -> bytes:
         if not 0 <= count <= min(_MAX_HEADER, self.size):
-            raise self._impossible() if count < 0 or count > self.size + _HEADER else self._truncated()
+            raise self._impossible() if count < 0 or count > self.size + HEADER else self._truncated()
         data = self.file.read(count)
         if len(data) < count:
             raise self._truncated()

@@ -13,9 +13,9 @@ import contextlib
 import hashlib
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 
 import faiss
 import numpy as np
@@ -24,8 +24,9 @@ from .. import __version__
 from ..codes.checks import Floats
 from ..errors import DataError, MismatchError
 from ..files import atomic_paths, check_output, read_json, write_error, write_json
+from ..inputs import check_file
 from ..store import codebooks_fingerprint
-from .layout import layout_of
+from .layout import Layout, layout_of
 
 FORMAT_VERSION = 1
 _WRITE_CHUNK = 1 << 20
@@ -34,16 +35,15 @@ _INNER = {b"IxPq", b"IPfs"}
 WRAPPERS = {b"IxMp", b"IxM2"}
 LISTS = {b"IwPQ", b"IwPf"}
 MOVED = b"IxPT"
-_TRANSFORM = b"RmDT"
-MAX_WIDTH = 1 << 22
-"""Maximum dimensions behind a transform."""
+FLAT = b"IxFI"
+HEADER = 37
+"""Bytes before what is particular to a type: type, d, number of items, two unused numbers, is_trained, metric."""
+_MAX_WIDTH = 1 << 22  # dimensions behind a transform
+INDEX_FILE = "an index file (gpq index, or faiss.write_index)"
 INDEX_TYPES = (*sorted(_INNER | WRAPPERS | LISTS), MOVED)
 """First four bytes of the files that are read."""
-_QUANTIZERS = {b"IxFI"}
 _FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
 _CONSTANTS = struct.pack("<qq", 1 << 20, 1 << 20)  # what Faiss writes after the number of items, for any type
-_HEADER_BYTES = 33  # d int32, ntotal int64, two unused int64, is_trained byte, metric int32
-_LISTS_BYTES = 16  # number of lists and nprobe, before the coarse quantiser
 _LOOP_LIMIT = 1 << 20
 _LEAST_LIMIT = 64 << 20
 _reading = threading.Lock()
@@ -63,11 +63,8 @@ Beside = Mapping[Path, Callable[[Path], object] | None]
 """Other files of an index, and what writes each to a given path; None removes it."""
 
 
-def write_beside(beside: Beside, paths: Iterable[Path]) -> None:
-    """Write the files ``beside`` an index to these temporary paths."""
-    for write, path in zip(beside.values(), paths, strict=True):
-        if write is not None:
-            write(path)
+Contents = tuple[str, int, Floats]
+"""Form, number of items and codebooks of an index."""
 
 
 def check_index_output(path: str | Path, *, overwrite: bool) -> Path:
@@ -98,20 +95,47 @@ def save_index(
     """
     path = check_index_output(path, overwrite=overwrite)
     layout = layout_of(index, what=f"index for {path}")
-    sidecar = sidecar_path(path)
-    beside = beside or {}
-    with atomic_paths(path, sidecar, *beside, before=before) as (temporary, temporary_sidecar, *others):
-        write_beside(beside, others)
-        size, digest = _write(index, temporary, path)
-        write_json(
-            temporary_sidecar,
-            sidecar_document(*layout.described, size, digest, model_fingerprint, extra or {}),
-        )
+    publish(
+        path,
+        lambda file: _write(index, file, path),
+        (layout.form, layout.ntotal, layout.codebooks),
+        model_fingerprint=model_fingerprint,
+        extra=extra,
+        beside=beside,
+        before=before,
+    )
     return path
 
 
+def publish(
+    path: Path,
+    write: Callable[[HashedFile], None],
+    contents: Contents,
+    *,
+    model_fingerprint: str | None,
+    extra: dict[str, Any] | None = None,
+    beside: Beside | None = None,
+    done_with: Path | None = None,
+    before: Callable[[tuple[Path, ...]], None] | None = None,
+) -> None:
+    """Put the index file that ``write`` fills, its sidecar and the files ``beside`` it into place (:func:`..files.atomic_paths`)."""
+    beside = beside or {}
+    with atomic_paths(path, sidecar_path(path), *beside, done_with=done_with, before=before) as (
+        temporary,
+        temporary_sidecar,
+        *others,
+    ):
+        for write_other, other in zip(beside.values(), others, strict=True):
+            if write_other is not None:
+                write_other(other)
+        with HashedFile(temporary) as file:
+            write(file)
+        document = sidecar_document(*contents, file.size, file.sha256, model_fingerprint, extra or {})
+        write_json(temporary_sidecar, document)
+
+
 def sidecar_document(
-    kind: str,
+    form: str,
     ntotal: int,
     codebooks: Floats,
     size: int,
@@ -123,7 +147,7 @@ def sidecar_document(
     M, K, d = (int(n) for n in codebooks.shape)
     return {
         "format_version": FORMAT_VERSION,
-        "kind": kind,
+        "kind": form,
         "ntotal": ntotal,
         "codebooks": M,
         "codewords": K,
@@ -137,33 +161,54 @@ def sidecar_document(
     }
 
 
-def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
+class HashedFile:
+    """A new file with its size and SHA-256; a context manager that closes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb", buffering=1 << 20)
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Write bytes."""
+        self._file.write(data)
+        self._digest.update(data)
+        self.size += memoryview(data).nbytes
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the content, in hexadecimal digits."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _write(index: Any, file: HashedFile, path: Path) -> None:
     """``faiss.write_index`` through Python I/O, which detects a full disk reliably."""
-    digest = hashlib.sha256()
     failure: list[OSError] = []
-    with temporary.open("wb") as file:
 
-        def write(chunk: bytes) -> int:
-            try:
-                file.write(chunk)
-            except OSError as error:
-                failure.append(error)
-                return 0  # Faiss then stops
-            digest.update(chunk)
-            return len(chunk)
-
+    def write(chunk: bytes) -> int:
         try:
-            writer = faiss.PyCallbackIOWriter(write, _WRITE_CHUNK)  # type: ignore[attr-defined]  # stub lacks it
-            faiss.write_index(index, writer)
-        except RuntimeError as error:
-            if failure:
-                raise write_error(path, failure[0]) from error
-            raise DataError(f"cannot write {path}: {_short(error)}") from error
-        size = file.tell()
-    return size, digest.hexdigest()
+            file.put(chunk)
+        except OSError as error:
+            failure.append(error)
+            return 0  # Faiss then stops
+        return len(chunk)
+
+    try:
+        writer = faiss.PyCallbackIOWriter(write, _WRITE_CHUNK)  # type: ignore[attr-defined]  # stub lacks it
+        faiss.write_index(index, writer)
+    except RuntimeError as error:
+        if failure:
+            raise write_error(path, failure[0]) from error
+        raise DataError(f"cannot write {path}: {_short(error)}") from error
 
 
-def load_index(path: str | Path, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
+def load_index(path: str | Path, *, verify: bool = True) -> tuple[Layout, dict[str, Any]]:
     """Read an untrusted index file.
 
     While Faiss reads, its process-wide limits on array sizes and loops are lowered, also for other threads, and restored afterwards.
@@ -174,7 +219,7 @@ def load_index(path: str | Path, *, verify: bool = True) -> tuple[Any, dict[str,
         verify: check the sidecar's SHA-256, if any: about a second per GB.
 
     Returns:
-        The Faiss index (see :mod:`.storage`), and the sidecar. Without a sidecar file the same
+        The verified index, and the sidecar. Without a sidecar file the same
         keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
 
     Raises:
@@ -186,24 +231,21 @@ def load_index(path: str | Path, *, verify: bool = True) -> tuple[Any, dict[str,
     _check_type(path)
     sidecar, stated = sidecar_path(path), read_sidecar(path)
     if stated is not None:
-        check_file(path, stated, verify=verify)
+        check_stated(path, stated, verify=verify)
     # Faiss also counts an optional table for lists of 4-bit codes, which is never built here.
-    with reading_limits(max(2 * size, _LEAST_LIMIT)):
-        try:
-            index = faiss.read_index(str(path))
-        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
-            raise DataError(f"{path} is truncated or damaged ({_short(error)}): build it again") from error
+    with reading(f"{path} is truncated or damaged", 2 * size):
+        index = faiss.read_index(str(path))
     layout = layout_of(index, what=str(path), deep=True)
-    found = sidecar_document(*layout.described, size, "", None, {})
+    found = sidecar_document(layout.form, layout.ntotal, layout.codebooks, size, "", None, {})
     if stated is None:
-        return index, {**found, "sha256": None, "versions": {}}
+        return layout, {**found, "sha256": None, "versions": {}}
     for key in ("codebooks_fingerprint", "ntotal", "kind"):
         if stated[key] != found[key]:
             raise MismatchError(
                 f"{path}: {key.replace('_', ' ')} is {found[key]}, but {sidecar.name} says {stated[key]}: "
                 "they belong to different indexes; copy both again, or delete the .json to use the index as it is"
             )
-    return index, stated
+    return layout, stated
 
 
 def read_sidecar(path: str | Path) -> dict[str, Any] | None:
@@ -231,56 +273,60 @@ def read_sidecar(path: str | Path) -> dict[str, Any] | None:
 
 
 def _file_size(path: Path) -> int:
-    try:
-        if path.is_dir():
-            raise DataError(f"{path} is a folder: an index file is needed")
-        size = path.stat().st_size
-    except OSError as error:
-        why = "not found" if isinstance(error, FileNotFoundError) else error.strerror
-        raise DataError(f"{path}: {why}: an index file is needed (gpq index, or faiss.write_index)") from None
+    size = check_file(path, INDEX_FILE)
     if size == 0:
         raise DataError(f"{path} is empty: build the index again")
     return size
+
+
+def read_transform(file: BinaryIO, path: Path) -> bytes:
+    """Read what is between the header of an index behind a transform and the index.
+
+    Raises:
+        DataError: truncated, or not the transform of lists made of codewords.
+    """
+    start = file.read(16)
+    number, kind, width = struct.unpack("<i4sQ", start.ljust(16, b"\0"))
+    if number != 1 or kind != b"RmDT" or not 0 < width <= _MAX_WIDTH:
+        raise DataError(f"{path} holds no lists of 'gpq index --kind ivf', or it is damaged: build it again")
+    more = file.read(4 * width + 9)
+    if len(more) < 4 * width + 9:
+        raise DataError(f"{path} is truncated: build it again")
+    return start + more
 
 
 def _check_type(path: Path) -> None:
     """Raises DataError: a file of an unsupported type, before Faiss parses it."""
     try:
         with path.open("rb") as file:
-            start = file.read(32)
-            outer = inner = start[:4]
-            file.seek(4)
-            if outer == MOVED:
-                file.seek(_HEADER_BYTES, 1)
-                number, moved, width = struct.unpack("<i4sQ", file.read(16).ljust(16, b"\0"))
-                if number != 1 or moved != _TRANSFORM or width > MAX_WIDTH:
-                    raise DataError(
-                        f"{path}: its codes are behind another transform than that of 'gpq index --kind ivf'"
-                    )
-                file.seek(4 * width + 9, 1)
-                outer = inner = file.read(4)
-                if outer not in LISTS:
-                    outer = b""
-            if outer in WRAPPERS:
-                file.seek(_HEADER_BYTES, 1)
-                inner = file.read(4)
-            elif outer in LISTS:
-                file.seek(_HEADER_BYTES + _LISTS_BYTES, 1)
+            start = file.read(HEADER)
+            kind = start[:4]
+            if kind == MOVED:
+                read_transform(file, path)
+                kind = file.read(HEADER)[:4]
+            if kind in LISTS:
+                file.seek(16, 1)  # number of lists and nprobe
                 quantizer = file.read(4)
-                if quantizer in _QUANTIZERS:
-                    return
-                kind = quantizer.decode("ascii", "replace") if quantizer.isalnum() else "damaged"
-                raise DataError(
-                    f"{path}: its coarse quantiser is of type {kind!r}, expected a flat one (IndexFlatIP)"
-                )
+                if quantizer != FLAT:
+                    raise DataError(
+                        f"{path}: its coarse quantiser is of type {_name(quantizer)}, expected a flat one (IndexFlatIP)"
+                    )
+                return
+            if kind in WRAPPERS:
+                kind = file.read(4)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    if inner in _INNER:
+    if kind in _INNER:
         return
     if is_faiss(start):
-        kind = inner.decode("ascii", "replace") if inner.isalnum() else "damaged"
-        raise DataError(f"{path} holds no product-quantised codes (type {kind!r}): a GPQ index is an IndexPQ")
+        raise DataError(
+            f"{path} holds no product-quantised codes (type {_name(kind)}): a GPQ index is an IndexPQ"
+        )
     raise DataError(f"{path} is not a Faiss index: use the output of 'gpq index' or faiss.write_index")
+
+
+def _name(kind: bytes) -> str:
+    return repr(kind.decode("ascii", "replace") if kind.isalnum() else "damaged")
 
 
 _SIDECAR_TYPES: dict[str, tuple[type, ...]] = {
@@ -299,7 +345,7 @@ _SIDECAR_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
+def check_stated(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
     """Check size, and with ``verify`` SHA-256, of an index file against the sidecar ``stated``.
 
     Raises:
@@ -327,22 +373,25 @@ def read_empty(data: bytes, path: Path, *, lists: int = 0) -> Any:
         DataError: damaged, or with impossible sizes.
     """
     # For lists of 4-bit codes Faiss counts a table of up to 16 times their centroids.
-    with reading_limits(max(16 * len(data), _LEAST_LIMIT), max(lists + 1, _LOOP_LIMIT)):
-        try:
-            return faiss.deserialize_index(np.frombuffer(data, np.uint8))
-        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
-            raise DataError(f"{path} is damaged: its header cannot be read; build it again") from error
+    with reading(f"{path} is damaged, its header cannot be read", 16 * len(data), lists + 1):
+        return faiss.deserialize_index(np.frombuffer(data, np.uint8))
 
 
 @contextlib.contextmanager
-def reading_limits(byte_limit: int, loop_limit: int = _LOOP_LIMIT) -> Iterator[None]:
-    """Context with lowered process-wide limits of Faiss' reader, for one reader at a time."""
+def reading(failure: str, byte_limit: int, loop_limit: int = 0) -> Iterator[None]:
+    """Context of a call of Faiss' reader, one at a time, with lowered process-wide limits, but these at least.
+
+    Raises:
+        DataError: Faiss cannot read it: ``failure``, and why.
+    """
     with _reading:
         before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
-        faiss.set_deserialization_vector_byte_limit(byte_limit)
-        faiss.set_deserialization_loop_limit(loop_limit)
+        faiss.set_deserialization_vector_byte_limit(max(byte_limit, _LEAST_LIMIT))
+        faiss.set_deserialization_loop_limit(max(loop_limit, _LOOP_LIMIT))
         try:
             yield
+        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError, AssertionError) as error:
+            raise DataError(f"{failure} ({_short(error)}): build it again") from error
         finally:
             faiss.set_deserialization_vector_byte_limit(before[0])
             faiss.set_deserialization_loop_limit(before[1])

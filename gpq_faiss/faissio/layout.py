@@ -47,11 +47,6 @@ class Layout:
     words: WordLists | None = None
 
     @property
-    def described(self) -> tuple[str, int, Floats]:
-        """Name of the form, number of items and codebooks, for the sidecar."""
-        return self.form, self.ntotal, self.codebooks
-
-    @property
     def ntotal(self) -> int:
         """Number of items."""
         return int(self.inner.ntotal)

@@ -66,30 +66,26 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     Raises:
         DataError: not a model folder, damaged, or of a later format.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: a model folder, as gpq train writes it, is needed")
-    if not (folder / "config.json").exists():
+    path = Path(folder) / "config.json"
+    if not path.parent.is_dir() or not path.exists():
         raise DataError(
-            f"{folder.resolve()} has no config.json: a model folder, as gpq train writes it, is needed"
+            f"{path.parent.resolve()} is not a model folder, its config.json is not found: pass the --out of 'gpq train'"
         )
-    description = read_json(folder / "config.json", "a model's settings (gpq train writes it)")
-    wanted = {
-        "format_version",
-        "config",
-        "input",
-        "class_names",
-        "model_fingerprint",
-        "codebooks_fingerprint",
-    }
-    if not isinstance(description, dict) or not wanted <= set(description):
-        raise DataError(f"{folder / 'config.json'} does not describe a model: it is damaged or foreign")
-    if description["format_version"] != FORMAT_VERSION:
+    document = read_json(path, "a model's settings (gpq train writes it)")
+    texts = ("model_fingerprint", "codebooks_fingerprint")
+    wanted = {"format_version", "config", "input", "class_names", *texts}
+    if (
+        not isinstance(document, dict)
+        or not wanted <= set(document)
+        or not all(isinstance(document[key], str) for key in texts)
+    ):
+        raise DataError(f"{path} does not describe a model: it is damaged or foreign")
+    if document["format_version"] != FORMAT_VERSION:
         raise DataError(
-            f"{folder} has model format {description['format_version']}, this version reads {FORMAT_VERSION}: "
+            f"{path.parent} has model format {document['format_version']}, this version reads {FORMAT_VERSION}: "
             "update gpq-faiss"
         )
-    return description
+    return document
 
 
 def read_model(model_dir: str | Path) -> ModelHeader:
@@ -100,18 +96,7 @@ def read_model(model_dir: str | Path) -> ModelHeader:
         MismatchError: weights and ``config.json`` do not match.
     """
     folder = Path(model_dir)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a model folder: pass the --out of 'gpq train'")
-    document = read_json(folder / "config.json", "a model's settings")
-    keys = ("model_fingerprint", "codebooks_fingerprint")
-    if not isinstance(document, dict) or not all(isinstance(document.get(key), str) for key in keys):
-        raise DataError(
-            f"{folder / 'config.json'} is not the description of a GPQ model: it is damaged or foreign"
-        )
-    if document.get("format_version") != FORMAT_VERSION:
-        raise DataError(
-            f"{folder / 'config.json'}: format {document.get('format_version')!r}, this version reads 1: train again"
-        )
+    document = read_description(folder)
     path = folder / "model.safetensors"
     Z = check_codebooks(_read_tensor(path, "codebooks"), what=f"codebooks of {path}")
     found = codebooks_fingerprint(Z)

@@ -9,10 +9,9 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.checks import Ids
 from ..errors import DataError
-
-_SCATTERED = 4096  # bytes read in the time of one call
+from ..inputs import check_file
+from .io import INDEX_FILE
 
 
 class IndexFile:
@@ -31,13 +30,11 @@ class IndexFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        check_file(self.path, INDEX_FILE)
         try:
             self._file: BinaryIO = self.path.open("rb")
         except OSError as error:
-            why = "not found" if isinstance(error, FileNotFoundError) else error.strerror
-            raise DataError(
-                f"{path}: {why}: an index file is needed (gpq index, or faiss.write_index)"
-            ) from None
+            raise DataError(f"cannot read {path}: {error.strerror}") from None
         self._mark = self._state()
         self.size = self._mark[0]
 
@@ -80,17 +77,6 @@ class IndexFile:
         if count:
             self.fill(held, at)
         return held
-
-    def read_some(self, dtype: Any, at: int, count: int, positions: Ids) -> NDArray[Any]:
-        """The numbers at ``positions`` among ``count`` numbers from byte ``at`` on. Raises as :meth:`fill`."""
-        wanted, where = np.unique(positions, return_inverse=True)
-        each = np.dtype(dtype).itemsize
-        if len(wanted) * _SCATTERED >= count * each:
-            return self.read(dtype, at, count)[positions]
-        held = np.empty(len(wanted), dtype)
-        for i, position in enumerate(wanted.tolist()):
-            self.fill(held[i : i + 1], at + position * each)
-        return held[where.reshape(positions.shape)]
 
     @property
     def closed(self) -> bool:

@@ -244,8 +244,6 @@ def open_file(path: str | Path, memory: str | int = MEMORY) -> FileIndex:
         UsageError: an invalid budget.
     """
     budget = parse_bytes(memory)
-    if Path(path).exists() and not Path(path).is_file():
-        raise DataError(f"{path} is not a file: an index file is needed (gpq index, or faiss.write_index)")
     source = IndexFile(path)
     try:
         return FileIndex(source, read_header(source), budget)

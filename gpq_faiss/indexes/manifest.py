@@ -19,8 +19,7 @@ import numpy as np
 
 from ..codes.checks import repeated_id
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.io import check_file, load_index, read_sidecar, sidecar_path
-from ..faissio.layout import layout_of
+from ..faissio.io import check_stated, load_index, read_sidecar, sidecar_path
 from ..files import read_json, unfinished, write_json
 from ..store import items_path
 from .file import open_file
@@ -112,7 +111,7 @@ class Manifest:
                 "(gpq index --remove-shard, --add)"
             )
         try:
-            check_file(file, stated, verify=verify)
+            check_stated(file, stated, verify=verify)
         except MismatchError:
             raise MismatchError(
                 f"{self.path}: shard {shard.file} is damaged or was changed: restore it, or build it again"
@@ -232,7 +231,7 @@ def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
         name = file.resolve().relative_to(folder.resolve()).as_posix()
     except ValueError:
         raise DataError(f"{file} is not below {folder}, the folder of the manifest: move it there") from None
-    check_file(file, sidecar, verify=True)
+    check_stated(file, sidecar, verify=True)
     low, high = _id_range(file)
     beside = [sidecar_path(file).name, *([items_path(file).name] if items_path(file).exists() else [])]
     shard = Shard(name, tuple(beside), sidecar["ntotal"], low, high, sidecar["bytes"], sidecar["sha256"])
@@ -339,8 +338,8 @@ def verify_manifest(manifest: Manifest) -> None:
     """Check the SHA-256 and the contents of every shard. Raises as :meth:`Manifest.check`, and DataError for invalid contents."""
     for shard in manifest.shards:
         manifest.check(shard, verify=True)
-        layout = layout_of(load_index(manifest.file(shard), verify=False)[0], what=shard.file)
-        ids = layout.ids()  # possibly a view
+        layout = load_index(manifest.file(shard), verify=False)[0]
+        ids = layout.ids()  # possibly a view of it
         if (int(ids.min()), int(ids.max())) != (shard.first_id, shard.last_id):
             raise wrong_ids(manifest, shard)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.io import load_index
-from ..faissio.layout import layout_of
+from ..faissio.io import INDEX_FILE, load_index
+from ..faissio.layout import Layout, layout_of
 from ..inputs import check_file, parse_bytes
 from .file import MEMORY, FileIndex, open_file
 from .items import Items
@@ -22,7 +22,10 @@ def of_faiss(index: Any, *, what: str = "index", model_fingerprint: str | None =
     Raises:
         DataError: an empty or invalid index.
     """
-    layout = layout_of(index, what=what, deep=True)
+    return _from_layout(layout_of(index, what=what, deep=True), what, model_fingerprint)
+
+
+def _from_layout(layout: Layout, what: str, model_fingerprint: str | None) -> MemoryIndex:
     if layout.ntotal == 0:
         raise DataError(f"{what} is empty: add codes first (gpq index)")
     codes, ids = layout.ordered()
@@ -38,8 +41,8 @@ def open_in_memory(source: Any) -> MemoryIndex:
     """
     if not isinstance(source, str | Path):
         return of_faiss(source)
-    index, sidecar = load_index(source)
-    return of_faiss(index, what=str(source), model_fingerprint=sidecar["model_fingerprint"])
+    layout, sidecar = load_index(source)
+    return _from_layout(layout, str(source), sidecar["model_fingerprint"])
 
 
 _COPIES = 8
@@ -84,9 +87,8 @@ def open_index(
     if is_manifest(Path(index)):
         return open_shards(read_manifest(index), memory, in_place=in_place)
     path = Path(index)
-    check_file(path, "an index file (gpq index, or faiss.write_index)")
-    copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
-    if in_place or _COPIES * copies > 1:
+    size = check_file(path, INDEX_FILE)
+    if in_place or (memory is not None and _COPIES * size > parse_bytes(memory)):
         return open_file(path, MEMORY if memory is None else memory)
     return open_in_memory(path)
 

@@ -65,11 +65,6 @@ class MethodEntry:
         """Whether its codes have the requested number of bits (``float`` and ``classifier`` have no codes)."""
         return self.code != "none"
 
-    @property
-    def supervised(self) -> bool:
-        """Whether it learns from labels."""
-        return self.learns != "unsupervised"
-
     def load(self) -> Any:
         """Import the class or the builder.
 

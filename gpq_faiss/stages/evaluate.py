@@ -208,7 +208,7 @@ def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: N
     xq = encoder.embed_rows(dataset, rows, queries=True)[1]
     k = min(10, exact.ntotal)
     truth = exact.search(xq, k)[0][:, -1:]
-    plain, _ = load_index(index)
+    plain = load_index(index)[0].index
     found = plain.search(np.ascontiguousarray(pad_vectors(xq, int(plain.d))), k)[1]
     places = np.searchsorted(exact.ids, found)
     scores = score_candidates(xq, exact.codes[np.minimum(places, exact.ntotal - 1)], exact.codebooks)

@@ -108,12 +108,6 @@ class Evaluation(Shown):
         """Rankings of the other models and methods, by name."""
         return {name: row.ranking for name, row in self.measured.items() if name != self.method}
 
-    @property
-    def compared_likeness(self) -> dict[str, Likeness]:
-        """Likeness of the others, by name."""
-        others = [name for name in self.measured if name != self.method]
-        return {name: one for name in others if (one := self.measured[name].likeness) is not None}
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the figures at the top level are the model's."""
         versions = {"gpq_faiss": __version__, "numpy": np.__version__, "python": platform.python_version()}

@@ -252,13 +252,12 @@ def _hdf5(path: Path) -> dict[str, Any]:
 def _index(path: Path) -> dict[str, Any]:
     """A Faiss index and its sidecar."""
     from ..faissio.io import load_index, sidecar_path
-    from ..faissio.layout import layout_of
 
-    index, sidecar = load_index(path)
-    layout, beside = layout_of(index, what=str(path)), sidecar_path(path)
-    named = {"layout": layout.form, "faiss_class": type(index).__name__, "metric": "inner product"}
+    layout, sidecar = load_index(path)
+    beside = sidecar_path(path)
+    named = {"layout": layout.form, "faiss_class": type(layout.index).__name__, "metric": "inner product"}
     size = {"ntotal": layout.ntotal, "shape": [layout.ntotal, layout.code_size], "dtype": "uint8"}
-    row = {"dimension": int(index.d), **_codes(layout.codebooks.shape), "code_size": layout.code_size}
+    row = {"dimension": int(layout.index.d), **_codes(layout.codebooks.shape), "code_size": layout.code_size}
     stated = {key: sidecar.get(key) for key in ("model_fingerprint", "sha256", "versions", "extra")}
     is_there = {"sidecar": str(beside) if beside.exists() else None, "verified": beside.exists()}
     ids = {"own_ids": layout.mapped, "codebooks_fingerprint": layout.fingerprint}

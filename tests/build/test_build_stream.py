@@ -102,8 +102,7 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Form, ids: 
     )
     assert seen[-1] == ((3 * n, 3 * n) if form == "ivf" else (n, n))
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
-    index, sidecar = load_index(path, verify=True)
-    layout = layout_of(index, deep=True)
+    layout, sidecar = load_index(path)
     assert (layout.form, layout.mapped, sidecar["model_fingerprint"]) == (
         form,
         ids != "counting" or form == "ivf",
@@ -139,7 +138,7 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     build_index(parts, out, codebooks(), "flat")
     assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
     assert progress_of(out) is None
-    layout = layout_of(load_index(out)[0])
+    layout = load_index(out)[0]
     assert np.array_equal(layout.codes(), random_codes(3000))
     assert np.array_equal(layout.ids(), np.arange(3000) * 2)
 
@@ -179,7 +178,7 @@ def test_a_build_of_other_shards_starts_anew(tmp_path: Path) -> None:
         build_index(parts, out, codebooks(), "flat", progress=lambda done, _: _interrupt(done > 600))
     assert progress_of(out) == {"shards": 2, "rows": 600}
     build_index(parts[::-1], out, codebooks(), "flat")
-    assert load_index(out)[0].id_map.at(0) == 600
+    assert load_index(out)[0].index.id_map.at(0) == 600
 
 
 def _interrupt(now: bool) -> None:

@@ -174,7 +174,8 @@ def _factory(model: Path, folder: Path, string: str | None) -> tuple[Any, dict[s
     if string is not None:
         string = string.format(M=M, half=M // 2)
     out = export(model, folder / "empty.faiss", to="factory", factory=string)
-    index, stated = load_index(out)
+    layout, stated = load_index(out)
+    index = layout.index
     assert index.ntotal == 0
     # What the string means to Faiss is what was written.
     made: Any = faiss.index_factory(index.d, string or f"IDMap2,PQ{M}x4", faiss.METRIC_INNER_PRODUCT)

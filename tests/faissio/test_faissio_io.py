@@ -51,8 +51,7 @@ def saved(tmp_path: Path) -> Path:
 def test_codes_codebooks_and_ids_survive_bit_for_bit(tmp_path: Path, K: int) -> None:
     Z = codebooks(K=K)
     codes = encode(vectors(), Z)
-    index, sidecar = load_index(save_index(filled(K), tmp_path / "i.faiss", model_fingerprint="abc"))
-    layout = layout_of(index)
+    layout, sidecar = load_index(save_index(filled(K), tmp_path / "i.faiss", model_fingerprint="abc"))
     assert np.array_equal(layout.codes(), codes)
     assert np.array_equal(layout.ids(), IDS)
     assert np.array_equal(layout.codebooks, Z)
@@ -72,10 +71,10 @@ def test_fused_and_empty_indexes_are_kept(tmp_path: Path) -> None:
     fused.add_sa_codes(encode(vectors(), Z))
     index, sidecar = load_index(save_index(fused, tmp_path / "fused.faiss"))
     assert sidecar["kind"] == "fused"
-    assert np.array_equal(layout_of(index).codebooks, Z)
+    assert np.array_equal(index.codebooks, Z)
     empty, sidecar = load_index(save_index(inject(Z), tmp_path / "empty.faiss"))
     assert (sidecar["kind"], sidecar["ntotal"], empty.ntotal) == ("flat", 0, 0)
-    assert sidecar["codebooks_fingerprint"] == layout_of(index).fingerprint
+    assert sidecar["codebooks_fingerprint"] == index.fingerprint
 
 
 def test_a_file_of_plain_faiss_needs_no_sidecar(saved: Path) -> None:
@@ -122,8 +121,7 @@ def test_a_process_without_this_package_uses_the_file(tmp_path: Path) -> None:
     truth = vectors()[:5] @ decode(codes, Z).T
     assert np.abs(np.take_along_axis(truth, result["I"], axis=1) - result["D"]).max() < 1e-4
     assert (np.diff(result["D"], axis=1) <= 0).all()
-    index, _ = load_index(tmp_path / "mapped.faiss")
-    layout = layout_of(index)
+    layout, _ = load_index(tmp_path / "mapped.faiss")
     assert np.array_equal(layout.codes(), codes[1:])
     assert np.array_equal(layout.ids(), np.arange(1, n) * 10**10)
 
@@ -327,7 +325,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
                 try:
                     index, _ = load_index("mutant")
                     if index.ntotal:
-                        of_faiss(index).search(xq, 3)
+                        of_faiss(index.index).search(xq, 3)
                     counts["read"] += 1
                 except GpqError as error:
                     assert "\\n" not in str(error), error

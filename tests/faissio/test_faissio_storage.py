@@ -19,7 +19,6 @@ from gpq_faiss.codes.codebooks import fuse, inject
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.faissio.blob import add_codes
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
@@ -103,7 +102,7 @@ def test_every_form_survives_the_disk(tmp_path: Path, form: Form) -> None:
     path = save_index(index, tmp_path / "a.faiss", model_fingerprint="m" * 16)
     back, sidecar = load_index(path)
     assert sidecar["kind"] == form
-    assert by_id(back) == by_id(index)
+    assert by_id(back.index) == by_id(index)
     plain = faiss.read_index(str(path))
     assert by_id(plain) == by_id(index)
     data = path.read_bytes()
@@ -229,11 +228,3 @@ def test_a_sidecar_of_another_form_is_refused(tmp_path: Path) -> None:
     sidecar_path(path).write_text(json.dumps(document))
     with pytest.raises(MismatchError):
         open_in_memory(path)
-
-
-def test_codes_of_another_width_are_not_added() -> None:
-    with pytest.raises(DataError, match="codes of 2 bytes, but the index holds 3"):
-        add_codes(faiss.IndexPQ(12, 6, 4, faiss.METRIC_INNER_PRODUCT), np.zeros((4, 2), np.uint8))
-    with pytest.raises(DataError, match="codes of 2 bytes, but the index holds 3"):
-        add_codes(faiss.IndexBinaryFlat(24), np.zeros((4, 2), np.uint8))
-    assert add_codes(faiss.IndexBinaryFlat(24), np.zeros((4, 3), np.uint8)).ntotal == 4

@@ -147,7 +147,7 @@ def test_an_open_file_that_is_cut_off_is_one_line(tmp_path: Path, form: Any, *, 
 
 def test_a_pipe_is_no_index(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError, match="a device or a pipe"):
         open_file(tmp_path / "pipe")
 
 
