@@ -259,7 +259,7 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
             (parent / name).unlink(missing_ok=True)
     for name in waiting:
         _put(workspace / name, parent / name)
-    _fsync(parent)
+    fsync(parent)
     done_with = journal["done_with"]
     if done_with and (parent / done_with).exists():
         held = None if ours else _take(parent / done_with / LOCK)
@@ -301,7 +301,8 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -365,7 +366,7 @@ def atomic_paths(
         written = [path for path in made if path is made[0] or path.exists()]
         for path in written:
             for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
-                _fsync(file)
+                fsync(file)
         journal = {
             "outputs": {path.name: path.stat().st_ino if path in written else None for path in made},
             "done_with": None if done_with is None else done_with.name,
@@ -376,9 +377,9 @@ def atomic_paths(
             if len(made) > 1 or made[0].is_dir() or done_with is not None:
                 draft = workspace / f"{_JOURNAL}.new"
                 draft.write_text(json.dumps(journal))
-                _fsync(draft)
+                fsync(draft)
                 os.replace(draft, workspace / _JOURNAL)
-                _fsync(workspace)
+                fsync(workspace)
                 decided = True
             _follow(workspace, journal, ours=True)
             decided = False

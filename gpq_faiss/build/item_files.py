@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,11 +16,12 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..faissio.io import read_sidecar
-from ..files import fingerprint
+from ..files import atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..progress import stage
-from ..store import Item, Items, RowReader, items_path, write_items
+from ..store import Item, Items, RowReader, Texts, items_path, write_items
 from ..store.items import Row, as_json
+from ..store.old_items import old_items, old_items_key, old_items_path
 from .shards import is_index, is_parquet
 
 log = logging.getLogger(__name__)
@@ -99,13 +102,22 @@ def _rows_of(path: Path) -> Iterator[Row]:
         for start in range(0, reader.ntotal, _ROWS):
             stop = min(reader.ntotal, start + _ROWS)
             texts, packed = reader.texts(start, stop), reader.labels(start, stop)
-            n = stop - start
-            names = texts.pop("name").tolist() if "name" in texts else [None] * n
-            kept = zip(*(column.tolist() for column in texts.values()), strict=True)
-            columns = [as_json(dict(zip(texts, row, strict=True))) for row in kept] if texts else [None] * n
-            labels = [None] * n if packed is None else _labels(packed, reader.header.class_names)
-            ids = reader.ids(start, stop).tolist()
-            yield from zip(ids, (name or None for name in names), labels, columns, strict=True)
+            yield from _rows(reader.ids(start, stop), texts, packed, reader.header.class_names)
+
+
+def _rows(
+    ids: NDArray[np.int64],
+    texts: Mapping[str, Texts],
+    packed: NDArray[np.uint8] | None,
+    classes: tuple[str, ...],
+) -> Iterator[Row]:
+    n = len(ids)
+    names = texts["name"].tolist() if "name" in texts else [None] * n
+    others = {name: column.tolist() for name, column in texts.items() if name != "name"}
+    kept = zip(*others.values(), strict=True)
+    columns = [as_json(dict(zip(others, row, strict=True))) for row in kept] if others else [None] * n
+    labels = [None] * n if packed is None else _labels(packed, classes)
+    yield from zip(ids.tolist(), (name or None for name in names), labels, columns, strict=True)
 
 
 def _labels(packed: NDArray[np.uint8], classes: tuple[str, ...]) -> list[str | None]:
@@ -120,26 +132,65 @@ def _labels(packed: NDArray[np.uint8], classes: tuple[str, ...]) -> list[str | N
 
 
 def open_items(index: str | Path) -> Items | None:
-    """The items of an index file; None if there is no items file, or (with a warning) it belongs to another index.
+    """The items of an index file; None (with a warning) if they are missing, belong to another index, or cannot be converted.
+
+    An items file of an earlier version is converted once.
 
     Raises:
-        DataError: a damaged items file.
+        DataError: a damaged items file, or it cannot be converted.
     """
-    path = items_path(index)
-    sidecar = read_sidecar(index)
-    wanted = None if sidecar is None else sidecar["extra"].get("items")
-    if not path.exists():
-        if wanted is not None:
-            log.warning("%s is missing: results come without names; index the codes again", path)
+    path, old = items_path(index), old_items_path(index)
+    wanted = _wanted(index)
+    if path.exists():
+        items = Items(path)
+        if items.key == wanted:
+            return items
+        items.close()
+    elif wanted is None:
         return None
-    items = Items(path)
-    if items.key == wanted:
-        return items
-    items.close()
+    elif not old.exists():
+        log.warning("%s is missing: results come without names; index the codes again", path)
+        return None
+    elif old_items_key(old) != wanted:
+        path = old
+    elif not os.access(path.parent, os.W_OK):
+        log.warning(
+            "%s has the form of an earlier version, and its folder cannot be written: results come without names; "
+            "search the index once where it can be written",
+            old,
+        )
+        return None
+    else:
+        _convert(old, index, wanted)
+        return open_items(index)
     log.warning(
         "%s belongs to another index than %s: results come without names; index the codes again", path, index
     )
     return None
+
+
+def _wanted(index: str | Path) -> str | None:
+    """The key of an index's items, if it has any."""
+    sidecar = read_sidecar(index)
+    return None if sidecar is None else sidecar["extra"].get("items")
+
+
+class _OvertakenError(Exception):
+    """Another process has written the items, or another index, meanwhile."""
+
+
+def _convert(old: Path, index: str | Path, key: str) -> None:
+    """Write the items file of ``index`` from that of an earlier version, which stays: manifests may name it."""
+    path = items_path(index)
+
+    def still_missing(_: tuple[Path, ...]) -> None:
+        if path.exists() or _wanted(index) != key:
+            raise _OvertakenError
+
+    with stage("converting names"), contextlib.suppress(_OvertakenError):
+        with atomic_path(path, before=still_missing) as temporary:
+            write_items(temporary, (row for block in old_items(old) for row in _rows(*block)), key)
+        log.info("%s: converted to %s", old, path.name)
 
 
 class ShardItems:

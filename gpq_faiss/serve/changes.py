@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sqlite3
 import zlib
@@ -21,17 +22,19 @@ from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Ids
 from ..errors import DataError, MismatchError
-from ..files import lock, recover, write_error
+from ..files import fsync, lock, recover, write_error
 from ..store import Item
 from ..store.items import item_row, row_item
 from ..store.sqlite import check_schema, open_sqlite, read_errors, write_errors
+from .old_log import old_log_path, read_old_log
+
+log = logging.getLogger(__name__)
 
 _VERSION = 1
 _TABLES = {
     "changes": "CREATE TABLE changes (id INTEGER PRIMARY KEY, number INTEGER, code BLOB, name TEXT, labels TEXT, checksum INTEGER)",
     "about": "CREATE TABLE about (codebooks TEXT, code_size INTEGER)",
 }
-_OLD_HEADER = 32  # bytes of the log of earlier versions, without changes
 
 Change = tuple[int, NDArray[np.uint8] | None, Item | None]
 """An id, its code (None: removed), and its name and labels, if known."""
@@ -96,31 +99,33 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
         MismatchError: of another model.
     """
     path = changes_path(index)
-    _refuse_log(index)
+    before = _before(index, size, fingerprint)
     try:
         if path.exists():
             with (
                 _reading(path),
                 contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db,
             ):
-                return _read(db, path, size, fingerprint)
+                return before.then(_read(db, path, size, fingerprint))
     except DataError:
         if path.exists():  # else a service has just taken them up into the index
             raise
-    return Changes.of((), size)
+    return before
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
     return read_errors(path, "restore it, or move it away and lose its changes")
 
 
-def _refuse_log(index: Path) -> None:
-    old = Path(f"{index}.log")
-    if old.exists() and old.stat().st_size > _OLD_HEADER:
-        raise DataError(
-            f"{old} holds changes in the form of an earlier version: serve the index with that version once more, --writable, which "
-            "writes them to the index; or move the file away and lose them"
-        )
+def _before(index: Path, size: int, fingerprint: str) -> Changes:
+    """The changes in the log of an earlier version, if there is one."""
+    old = old_log_path(index)
+    try:
+        return Changes.of(read_old_log(old, size, fingerprint) if old.exists() else (), size)
+    except DataError:
+        if old.exists():  # else a service has just taken them over
+            raise
+    return Changes.of((), size)
 
 
 def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Changes:
@@ -165,12 +170,10 @@ class ChangeFile:
 
     def __init__(self, index: Path, size: int, fingerprint: str) -> None:
         self.path, self._about = changes_path(index), (fingerprint, size)
-        self._lock_file = Path(f"{self.path}.lock")
         self._stack = contextlib.ExitStack()
         try:
             with self._writing():
                 self._lock(index)
-                _refuse_log(index)
                 if self.path.is_symlink():
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 with write_errors():
@@ -182,19 +185,35 @@ class ChangeFile:
                 if not len(held):
                     self._make()
             (self.number,) = self._db.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()
+            self._take_over(old_log_path(index))
         except BaseException:
             self.close()
             raise
 
     def _lock(self, index: Path) -> None:
-        descriptor = lock(self._lock_file)
-        if descriptor is None:
-            raise DataError(
-                f"{index} is changed by another process: end it first, or serve without --writable"
-            )
-        self._stack.callback(os.close, descriptor)
-        self._stack.callback(self._lock_file.unlink, missing_ok=True)
+        old = old_log_path(index)  # which a service of an earlier version may have
+        for path in (self.path, *([old] if old.exists() else [])):
+            file = Path(f"{path}.lock")
+            descriptor = lock(file)
+            if descriptor is None:
+                raise DataError(
+                    f"{index} is changed by another process: end it first, or serve without --writable"
+                )
+            self._stack.callback(os.close, descriptor)
+            self._stack.callback(file.unlink, missing_ok=True)
         recover(index)
+
+    def _take_over(self, old: Path) -> None:
+        """Write the changes of the log of an earlier version, and remove it. After a crash between the two, later changes stay."""
+        if not old.exists():
+            return
+        fingerprint, size = self._about
+        held, changes = self.read(), read_old_log(old, size, fingerprint)
+        self.write([change for change in changes if held.at(change[0]) < 0])
+        with self._writing():
+            old.unlink()
+            fsync(old.parent)
+        log.info("%s: its %d changes are now in %s", old, len(changes), self.path.name)
 
     def _make(self) -> None:
         with self._db:

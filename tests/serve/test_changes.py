@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import sqlite3
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.files import lock
 from gpq_faiss.serve.changes import Change, ChangeFile, Changes, changes_path, read_changes
 from gpq_faiss.store import Item
 
@@ -175,14 +180,96 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path: 
     again.close()
 
 
-def test_the_log_of_an_earlier_version_is_refused_unless_it_is_empty(tmp_path: Path) -> None:
+def old_frame(changes: list[Change]) -> bytes:
+    """A frame of the log of earlier versions."""
+    data = b"".join(
+        struct.pack("<qB", number, code is not None) + (bytes(SIZE) if code is None else code.tobytes())
+        for number, code, _ in changes
+    )
+    about = {str(i): [a.name, list(a.labels or ())] for i, (_, _, a) in enumerate(changes) if a is not None}
+    text = json.dumps(about).encode()
+    data += struct.pack("<I", len(text)) + text if about else b""
+    head = struct.pack("<4sII", b"GPQN" if about else b"GPQF", len(changes), zlib.crc32(data))
+    return head + struct.pack("<I", zlib.crc32(head)) + data
+
+
+def old_log(index: Path, *frames: bytes) -> Path:
+    head = struct.pack("<8sI16s", b"GPQLOG1\n", SIZE, PRINT.encode())
+    path = Path(f"{index}.log")
+    path.write_bytes(b"".join([head, struct.pack("<I", zlib.crc32(head)), *frames]))
+    return path
+
+
+@settings(max_examples=30, deadline=None)
+@given(written=transactions, later=st.lists(change, max_size=3), data=st.data())
+def test_the_log_of_an_earlier_version_is_taken_over(
+    written: list[list[Change]],
+    later: list[Change],
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    index = tmp_path_factory.mktemp("changes") / "index.faiss"
+    frames = [old_frame(changes) for changes in written]
+    whole = old_log(index, *frames).read_bytes()
+    cut = data.draw(st.integers(32, len(whole)))  # a crash leaves the last frame torn
+    log = old_log(index)
+    log.write_bytes(whole[:cut])
+    ends = [32 + sum(map(len, frames[: i + 1])) for i in range(len(frames))]
+    kept = [one for changes, end in zip(written, ends, strict=True) if end <= cut for one in changes]
+    assert state(read_changes(index, SIZE, PRINT)) == state(Changes.of(kept, SIZE))
+    assert log.exists()
+    file = opened(index)
+    assert state(file.read()) == state(Changes.of(kept, SIZE))
+    assert not log.exists()
+    file.write(later)
+    log.write_bytes(whole[:cut])  # as if its removal had not reached the disk before a crash
+    file._stack.close()
+    expected = state(Changes.of([*kept, *later], SIZE))
+    assert state(read_changes(index, SIZE, PRINT)) == expected
+    file = opened(index)
+    assert state(file.read()) == expected
+    file.close()
+
+
+def test_a_damaged_log_of_an_earlier_version_is_one_error(tmp_path: Path) -> None:
     index = tmp_path / "index.faiss"
-    Path(f"{index}.log").write_bytes(b"GPQLOG1\n" + bytes(24))
-    opened(index).close()
-    Path(f"{index}.log").write_bytes(b"GPQLOG1\n" + bytes(99))
-    for read in (read_changes, ChangeFile):
-        with pytest.raises(DataError, match="earlier version"):
-            read(index, SIZE, PRINT)
+    whole = old_log(index, *map(old_frame, WRITTEN)).read_bytes()
+    last, kept = len(whole) - len(old_frame(WRITTEN[2])), state(Changes.of([*WRITTEN[0], *WRITTEN[1]], SIZE))
+    for at in range(len(whole)):
+        Path(f"{index}.log").write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        if at >= last:  # as a torn end
+            assert state(read_changes(index, SIZE, PRINT)) == kept
+            continue
+        for read in (read_changes, ChangeFile):
+            with pytest.raises(DataError, match=r"index\.faiss\.log is damaged"):
+                read(index, SIZE, PRINT)
+    body = old_frame(WRITTEN[0])[16:].replace(b"one", b"\xff\xff\xff")
+    head = struct.pack("<4sII", b"GPQN", 2, zlib.crc32(body))
+    for foreign in (
+        b"",
+        b"x" * 99,
+        old_log(index, head + struct.pack("<I", zlib.crc32(head)) + body).read_bytes(),
+    ):
+        Path(f"{index}.log").write_bytes(foreign)
+        with pytest.raises(DataError, match="damaged"):
+            read_changes(index, SIZE, PRINT)
+
+
+def test_the_log_of_an_earlier_version_and_other_codebooks(tmp_path: Path) -> None:
+    index = tmp_path / "index.faiss"
+    log = old_log(index, old_frame(WRITTEN[0]))
+    for size, fingerprint in ((SIZE, "f" * 16), (SIZE + 1, PRINT)):
+        for read in (read_changes, ChangeFile):
+            with pytest.raises(MismatchError, match="other codebooks"):
+                read(index, size, fingerprint)
+    held = lock(Path(f"{log}.lock"))  # a service of that version is running
+    assert held is not None
+    with pytest.raises(DataError, match="changed by another process"):
+        opened(index)
+    os.close(held)
+    old_log(index)  # without changes
+    ChangeFile(index, SIZE + 1, PRINT).close()
+    assert not log.exists()
 
 
 def test_a_full_disk_refuses_a_transaction_whole(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Items files of earlier versions, ``index.faiss.items.h5``, read only to convert them.
+
+Packed labels and the columns ``text.NAME`` are in the order of rows. ``ids`` are sorted, and ``rows`` holds the row of each; without
+these two, ids are row numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..inputs import check_memory, parse_json
+from .foreign import dataset, open_hdf5
+from .texts import TextColumn, Texts, text_columns
+
+_WHAT = "the names and labels of an index, in the form of an earlier version"
+
+Block = tuple[NDArray[np.int64], dict[str, Texts], NDArray[np.uint8] | None, tuple[str, ...]]
+"""Ids [n], text columns [n], packed labels [n, ceil(C/8)] if any, and the names of the C classes."""
+
+
+def old_items_path(index: str | Path) -> Path:
+    """``index.faiss`` -> ``index.faiss.items.h5``."""
+    return Path(f"{index}.items.h5")
+
+
+def old_items_key(path: Path) -> str:
+    """The key of a file, which the index's sidecar has too. Raises DataError: damaged or of another format."""
+    with open_hdf5(path, _WHAT) as h5:
+        if _attribute(h5, "kind") != "items" or int(h5.attrs["format_version"]) != 1:
+            raise DataError(f"{path} is not {_WHAT}")
+        return _attribute(h5, "key")
+
+
+def old_items(path: Path, size: int = 1 << 15) -> Iterator[Block]:
+    """All items in blocks of ``size``. Raises DataError: the file is damaged."""
+    with open_hdf5(path, _WHAT) as h5:
+        n, classes = int(h5.attrs["ntotal"]), parse_json(_attribute(h5, "class_names"))
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise DataError("class names are no list of texts")
+        columns = {name: TextColumn(h5, name, n, path) for name in text_columns(h5)}
+        width = (len(classes) + 7) // 8
+        packed = _column(h5, "labels", np.uint8, (n, width), path) if classes else None
+        if packed is None and not columns:
+            raise DataError("it has neither names nor labels")
+        ids = _ids(h5, n, path) if "ids" in h5 else None
+        for start in range(0, n, size):
+            stop = min(start + size, n)
+            texts = {name: column.span(start, stop) for name, column in columns.items()}
+            labels = None if packed is None else np.asarray(packed[start:stop])
+            yield np.arange(start, stop) if ids is None else ids[start:stop], texts, labels, tuple(classes)
+
+
+def _ids(h5: Any, n: int, path: Path) -> NDArray[np.int64]:
+    """The id of each row."""
+    columns = [_column(h5, name, np.int64, (n,), path) for name in ("ids", "rows")]
+    check_memory(40 * n, f"{path}: the ids of {n:,} items")
+    stored, rows = (np.asarray(column[()]) for column in columns)
+    if not (stored[1:] > stored[:-1]).all() or not np.array_equal(np.sort(rows), np.arange(n)):
+        raise DataError("ids repeat, or belong to no row")
+    ids = np.empty(n, np.int64)
+    ids[rows] = stored
+    return ids
+
+
+def _column(h5: Any, name: str, kind: type[np.generic], shape: tuple[int, ...], path: Path) -> Any:
+    found = dataset(h5, name, path)
+    if found.dtype != kind or found.shape != shape:
+        raise DataError(f"{name!r} is {found.dtype} {list(found.shape)}, not {list(shape)}")
+    return found
+
+
+def _attribute(h5: Any, name: str) -> str:
+    value = h5.attrs.get(name)
+    if not isinstance(value, bytes):
+        raise DataError(f"it has no attribute {name!r}: {_WHAT} is needed")
+    return value.decode()
