@@ -15,10 +15,9 @@ from ..codes.encode import check_items, encode
 from ..data.id_files import as_int64
 from ..data.parquet import leaves, open_parquet
 from ..errors import DataError, MismatchError
-from ..faissio.header import read_header
 from ..faissio.io import INDEX_TYPES, LISTS, check_stated, load_index, read_sidecar
-from ..faissio.source import IndexFile
 from ..files import fingerprint
+from ..indexes.file import open_file
 from ..store import RowReader, codebooks_fingerprint
 
 
@@ -152,30 +151,28 @@ class ParquetShard:
                 raise self._uneven()
             column = column.dictionary_decode()
         kind = column.type
-        if column.null_count == 0:
-            if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
-                values = b"".join(column.to_pylist())
-                flat = np.frombuffer(values, np.uint8)
-            elif pyarrow.types.is_fixed_size_binary(kind):
-                flat = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
-            elif hasattr(kind, "value_type") and pyarrow.types.is_uint8(kind.value_type):
-                flat = column.flatten().to_numpy()
+        listed = hasattr(kind, "value_type") and pyarrow.types.is_uint8(kind.value_type)
+        if not listed and not any(
+            of(kind)
+            for of in (
+                pyarrow.types.is_binary,
+                pyarrow.types.is_large_binary,
+                pyarrow.types.is_fixed_size_binary,
+            )
+        ):
+            raise DataError(f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8")
+        if column.null_count:
+            raise self._uneven()
+        try:
+            if not listed:
+                even = column.cast(pyarrow.binary(self._size))
+                flat = np.frombuffer(b"".join(even.to_pylist()), np.uint8)
             else:
-                raise DataError(
-                    f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8"
-                )
-            if flat.size == len(column) * self._size and self._even(column):
-                return np.asarray(flat.reshape(len(column), self._size), np.uint8)
-        raise self._uneven()
-
-    def _even(self, column: Any) -> bool:
-        from pyarrow import compute
-
-        kind = str(column.type)
-        if kind.startswith("fixed_size"):
-            return True
-        lengths = compute.binary_length(column) if "binary" in kind else compute.list_value_length(column)
-        return bool((lengths.to_numpy(zero_copy_only=False) == self._size).all())
+                even = column.cast(pyarrow.list_(pyarrow.uint8(), self._size))
+                flat = even.flatten().to_numpy()
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # rows of other lengths
+            raise self._uneven() from None
+        return np.asarray(flat.reshape(len(column), self._size), np.uint8)
 
 
 class IndexShard:
@@ -192,21 +189,15 @@ class IndexShard:
         self.path = Path(path)
         self.kind = "index"
         self._M, self._K = int(codebooks.shape[0]), int(codebooks.shape[1])
-        size = code_size(self._M, self._K)
-        stated = read_sidecar(self.path)
         with self.path.open("rb") as file:
             self._old = file.read(4) in LISTS
         if self._old:
-            layout = load_index(self.path, verify=False)[0]
-            found, self.rows = layout.codebooks, layout.ntotal
+            layout, stated = load_index(self.path, verify=False)
+            found, self.rows, model = layout.codebooks, layout.ntotal, stated["model_fingerprint"]
         else:
-            if stated is not None:
-                check_stated(self.path, stated, verify=False)
-            with IndexFile(self.path) as source:
-                header = read_header(source)
-            found, self.rows = header.codebooks, header.n
-        model = None if stated is None else stated["model_fingerprint"]
-        self.row_bytes = 8 * size + 64
+            with open_file(self.path) as index:
+                found, self.rows, model = index.codebooks, index.ntotal, index.model_fingerprint
+        self.row_bytes = 8 * code_size(self._M, self._K) + 64
         if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
             raise MismatchError(
                 f"{path} has other codebooks than those of {model_name}: encode its data with this model"
@@ -227,23 +218,16 @@ class IndexShard:
         """
         if self._old:
             layout = load_index(self.path)[0]
-            codes, ids = layout.ordered()
-            assert ids is not None
+            codes, ids = layout.codes(), layout.ids()
             for start in range(0, self.rows, size):
-                yield np.ascontiguousarray(codes[start : start + size]), ids[start : start + size]
+                yield codes[start : start + size], ids[start : start + size]
             return
         stated = read_sidecar(self.path)
-        with IndexFile(self.path) as file:
+        with open_file(self.path) as index:
             if stated is not None:
                 check_stated(self.path, stated, verify=True)
-            header = read_header(file)
-            for number in np.flatnonzero(header.sizes).tolist():
-                for start in range(0, int(header.sizes[number]), size):
-                    stop = min(int(header.sizes[number]), start + size)
-                    codes = header.codes(file, number, start, stop)
-                    codes = check_codes(codes, self._M, self._K, what=str(self.path))
-                    yield codes, header.ids(file, number, start, stop)
-            file.check()
+            for span, some in zip(index.spans(size), index.id_blocks(size), strict=True):
+                yield check_codes(index.codes(*span), self._M, self._K, what=str(self.path)), some
 
 
 Shard = Hdf5Shard | ParquetShard | IndexShard

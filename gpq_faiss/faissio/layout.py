@@ -102,18 +102,6 @@ class Layout:
         parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def ordered(self) -> tuple[Codes, Ids | None]:
-        """Codes and ids of the items in ascending order of id; views as :meth:`codes` if already sorted. Ids are None if they are row
-        numbers."""
-        codes = self.codes()
-        if not self.mapped:
-            return codes, None
-        ids = self.ids()
-        if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
-            order = np.argsort(ids, kind="stable")
-            codes, ids = codes[order], ids[order]
-        return codes, ids
-
 
 def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """A numpy view of a C++ vector, valid until that changes or is freed."""

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, UsageError
-from ..faissio.layout import layout_of
 from ..indexes.filters import Filter, mask_of
 from ..indexes.items import IdMap
 from ..indexes.memory import MemoryIndex
+from ..indexes.opening import of_faiss
 from ..indexes.ranges import LIMIT, check_min_score, too_many
 from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
@@ -101,15 +101,10 @@ def spread(
     """The items of ``source`` on devices; ``place`` puts codes, of row numbers from its last argument on, on one of them."""
     if mode not in ("shard", "replica"):
         raise UsageError(f"mode {mode!r}: choose shard or replica")
-    description = ""
-    ids: Ids | None
-    if isinstance(source, MemoryIndex):
-        codes, ids, Z, description = source.codes, source.ids, source.codebooks, source.describe()
-    else:
-        layout = layout_of(source, deep=True)
-        if layout.ntotal == 0:
-            raise DataError("the index is empty: add codes first (gpq index)")
-        (codes, ids), Z = layout.ordered(), layout.codebooks
+    description = source.describe() if isinstance(source, MemoryIndex) else ""
+    index = source if isinstance(source, MemoryIndex) else of_faiss(source, what="the index")
+    codes, Z = index.codes, index.codebooks
+    ids: Ids | None = index.ids
     n = len(codes)
     if n > MAX_ROWS:  # row numbers share a key with the score
         raise DataError(f"{n:,} items: at most {MAX_ROWS:,} over all devices: use several indexes")

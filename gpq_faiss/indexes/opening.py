@@ -28,9 +28,9 @@ def of_faiss(index: Any, *, what: str = "index", model_fingerprint: str | None =
 def _from_layout(layout: Layout, what: str, model_fingerprint: str | None) -> MemoryIndex:
     if layout.ntotal == 0:
         raise DataError(f"{what} is empty: add codes first (gpq index)")
-    codes, ids = layout.ordered()
-    codes, ids = codes.copy(), None if ids is None else ids.copy()  # so that the index can be freed
-    return MemoryIndex(Items.ordered(codes, ids), layout.codebooks, model_fingerprint=model_fingerprint)
+    codes, ids = layout.codes(), layout.ids() if layout.mapped else None
+    items = Items.ordered(codes, ids).apart_from(codes, ids)  # so that the index can be freed
+    return MemoryIndex(items, layout.codebooks, model_fingerprint=model_fingerprint)
 
 
 def open_in_memory(source: Any) -> MemoryIndex:

@@ -155,10 +155,9 @@ def test_lists_are_read_as_they_were_written(
         faiss.write_index(storage.faiss_index(codes, ids, Z, "ivf"), str(path))
         layout = layout_of(faiss.read_index(str(path)), deep=True)
         assert np.array_equal(layout.codebooks, Z)
-        found, own = layout.ordered()
-        order = np.argsort(ids)
-        assert np.array_equal(found, codes[order])
-        assert np.array_equal(own, ids[order])
+        found, own = np.argsort(layout.ids()), np.argsort(ids)
+        assert np.array_equal(layout.codes()[found], codes[own])
+        assert np.array_equal(layout.ids()[found], ids[own])
         with IndexFile(path) as source:
             header = read_header(source)
             assert np.array_equal(header.codebooks, Z)
