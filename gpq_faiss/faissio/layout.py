@@ -23,7 +23,6 @@ from ..store import codebooks_fingerprint
 from .storage import LEVELS, WordLists
 
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums
-_MAX_M = MAX_CODEBOOKS
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
     whole = isinstance(inner, faiss.IndexPQFastScan)
     if (
         K != 16
-        or M > _MAX_M
+        or M > MAX_CODEBOOKS
         or rows not in (32, 64, 96, 128)
         or int(inner.M) != M
         or int(inner.ksub) != K

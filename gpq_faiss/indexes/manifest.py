@@ -102,10 +102,8 @@ class Manifest:
                 f"{self.path}: shard {shard.file} is of another model ({sidecar['codebooks_fingerprint']}, not "
                 f"{self.codebooks_fingerprint}): put a shard of this model in its place"
             )
-        stated = {"bytes": shard.bytes, "sha256": shard.sha256}
-        if sidecar is None or any(
-            sidecar[key] != value for key, value in (stated | {"ntotal": shard.ntotal}).items()
-        ):
+        stated = {"bytes": shard.bytes, "sha256": shard.sha256, "ntotal": shard.ntotal}
+        if sidecar is None or any(sidecar[key] != value for key, value in stated.items()):
             raise MismatchError(
                 f"{self.path}: shard {shard.file} is not the file that the manifest names: restore it, or add it again "
                 "(gpq index --remove-shard, --add)"
@@ -198,27 +196,19 @@ def _shard(entry: dict[str, Any]) -> Shard:
     if not all(isinstance(name, str) and name for name in (*names, entry["sha256"])):
         raise TypeError
     # A manifest may name only files below its folder, and beside a shard only files of that folder.
-    for name in names:
-        path = PurePosixPath(name)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or not path.name
-            or max(len(os.fsencode(part)) for part in path.parts) > _NAME
-        ):
-            raise ValueError
-    if any(PurePosixPath(name).name != name for name in names[1:]):
+    paths = [PurePosixPath(name) for name in names]
+    if not (
+        all(path.name and not path.is_absolute() and ".." not in path.parts for path in paths)
+        and all(len(os.fsencode(part)) <= _NAME for path in paths for part in path.parts)
+        and all(path.name == name for path, name in zip(paths[1:], names[1:], strict=True))
+        and min(whole["ntotal"], whole["bytes"]) >= 1
+        and whole["first_id"] <= whole["last_id"]
+    ):
         raise ValueError
-    if whole["ntotal"] < 1 or whole["bytes"] < 1:
-        raise ValueError
-    if not whole["first_id"] <= whole["last_id"]:
-        raise ValueError
-    return Shard(
-        file=PurePosixPath(names[0]).as_posix(), beside=tuple(names[1:]), sha256=entry["sha256"], **whole
-    )
+    return Shard(file=paths[0].as_posix(), beside=tuple(names[1:]), sha256=entry["sha256"], **whole)
 
 
-def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
+def _describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
     """The entry of an index file below ``folder``, and its sidecar; checked against the sidecar's SHA-256.
 
     Raises:
@@ -232,17 +222,13 @@ def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
     except ValueError:
         raise DataError(f"{file} is not below {folder}, the folder of the manifest: move it there") from None
     check_stated(file, sidecar, verify=True)
-    low, high = _id_range(file)
-    beside = [sidecar_path(file).name, *([items_path(file).name] if items_path(file).exists() else [])]
-    shard = Shard(name, tuple(beside), sidecar["ntotal"], low, high, sidecar["bytes"], sidecar["sha256"])
-    return shard, sidecar
-
-
-def _id_range(file: Path) -> tuple[int, int]:
-    """The smallest and the largest id of an index file."""
     with open_file(file) as index:
         low, high = zip(*((int(ids.min()), int(ids.max())) for ids in index.id_blocks()), strict=True)
-    return min(low), max(high)
+    beside = [sidecar_path(file).name, *([items_path(file).name] if items_path(file).exists() else [])]
+    shard = Shard(
+        name, tuple(beside), sidecar["ntotal"], min(low), max(high), sidecar["bytes"], sidecar["sha256"]
+    )
+    return shard, sidecar
 
 
 def update_manifest(
@@ -275,7 +261,8 @@ def _update(path: Path, add: Sequence[str | Path], remove: Sequence[str], new: b
             raise UsageError(f"{path} has no shard {name!r}: gpq info {path} lists them")
         kept = [shard for shard in kept if shard.file != name]
     added = {
-        shard.file: (shard, sidecar) for shard, sidecar in (describe_shard(path.parent, Path(f)) for f in add)
+        shard.file: (shard, sidecar)
+        for shard, sidecar in (_describe_shard(path.parent, Path(f)) for f in add)
     }
     kept = [shard for shard in kept if shard.file not in added] + [shard for shard, _ in added.values()]
     if not kept:
