@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from model_factory import make_model, random_input
@@ -183,6 +184,32 @@ def test_pages_and_notebooks_use_the_public_names_alone(page: Path) -> None:
     # Nor does the text name a module; links to sources have slashes, groups of entry points quotation marks.
     named = re.findall(r"(?<!\")\bgpq_(?:faiss|cli)\.(\w+)", page.read_text(encoding="utf-8"))
     assert set(named) <= set(gpq.__all__)
+
+
+def options_of(command: Any) -> set[str]:
+    """Of a command, and of those below it."""
+    own = {text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*map(options_of, getattr(command, "commands", {}).values())) | {"-h", "--help"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *map(ROOT.joinpath, ("Makefile", "compose.yaml", "CONTRIBUTING.md"))],
+    ids=lambda page: page.name,
+)
+def test_commands_are_shown_with_options_that_they_have(page: Path) -> None:
+    from gpq_cli.main import cli
+
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    calls = re.findall(r"\bgpq ([a-z-]+)\b([^`\n#|;&)]*)", text)
+    if page.suffix == ".yaml":
+        calls += [("serve", call.replace(",", " ")) for call in re.findall(r"command: \[(.*)\]", text)]
+    for name, rest in calls:
+        command = cli.get_command(click.Context(cli), name)
+        if command is not None:
+            assert set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", rest)) <= options_of(command), (
+                f"gpq {name}{rest}"
+            )
 
 
 def test_the_reference_has_every_public_name() -> None:
