@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +61,27 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         ValueError: not JSON, too deep nesting, or an integer of more than 64 bits.
     """
+    return _parsed(json.loads, text)
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    """The numbers, texts, lists and tables in a text. Raises ValueError: see :func:`parse_json`."""
     try:
-        return _checked(json.loads(text))
+        return _checked(parse(text))
     except RecursionError:
         raise ValueError("brackets are nested too deeply") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" in str(error):  # Python's advice is for programmers
+            raise ValueError("a whole number of thousands of digits, 64 bits are possible") from None
+        raise
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
     text = read_text(path, f"TOML of {what}")
     try:
-        table: dict[str, Any] = _checked(tomllib.loads(text))
-    except RecursionError:
-        raise DataError(f"{path} is not TOML: brackets are nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError, and a number of thousands of digits
+        table: dict[str, Any] = _parsed(tomllib.loads, text)
+    except ValueError as error:
         raise DataError(f"{path} is not TOML: {error}") from None
     return table
 
