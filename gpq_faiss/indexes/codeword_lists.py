@@ -186,7 +186,16 @@ class ListSearch:
         """The queries as the loops want them. Raises DataError: so large that a score overflows."""
         if np.vdot(xq, xq) >= _LARGE:
             score_tables(xq, self.Z)
-        return np.require(xq, requirements=["C", "W"])  # one form, for which the loops are compiled
+        return np.require(xq, requirements=["C", "A", "W"])  # one form, for which the loops are compiled
+
+    @staticmethod
+    def _least(floor: Floats | None, queries: int) -> Floats:
+        """The lowest scores that count, float32 [Q]. Raises UsageError: not one for each query."""
+        if floor is None:
+            return np.full(queries, -np.inf, np.float32)
+        if np.shape(floor) != (queries,):
+            raise UsageError(f"floor {np.shape(floor)}: give one score for each of the {queries:,} queries")
+        return np.require(floor, np.float32, ["C", "A", "W"])
 
     def list_bounds(self, xq: Floats) -> Floats:
         """What an item of each list can score at most: float32 [Q, lists]."""
@@ -312,11 +321,7 @@ class CodewordLists(ListSearch):
             floor: float32 [Q], items with lower scores may be left out.
         """
         xq = self._check(xq)
-        least = (
-            np.full(len(xq), -np.inf, np.float32)
-            if floor is None
-            else np.require(floor, requirements=["C", "W"])
-        )
+        least = self._least(floor, len(xq))
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
         passing = NO_FILTER if mask is None else mask.take(self.rows.members)

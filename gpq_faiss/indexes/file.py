@@ -169,6 +169,7 @@ class FileIndex:
 
     def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
         """As :meth:`.memory.MemoryIndex.bound`."""
+        k = check_k(k, self.ntotal)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         check_nprobe(nprobe)
         return self.lists.bound(queries, k, nprobe)

@@ -6,11 +6,13 @@ bit-equal to those of brute force; bounds have a margin for other orders.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
 
 from ..codes.checks import Codes, Floats, Ids
 
@@ -19,16 +21,32 @@ Number = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 _EPS = float(np.finfo(np.float32).eps)
 _TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not representable
-# Numba compiles a function anew for a literal number: constants are np.int64.
+# Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
+# methods of arrays: these are loops here.
 _ALL = np.int64(1 << 62)
+
+
+class _Cache(FunctionCache):
+    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
+
+    def load_overload(self, *arguments: Any) -> Any:
+        try:
+            return super().load_overload(*arguments)  # type: ignore[no-untyped-call]
+        except Exception:  # damaged files raise any error
+            with contextlib.suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
+            return None
+
+    def save_overload(self, *arguments: Any) -> None:
+        with contextlib.suppress(OSError):
+            super().save_overload(*arguments)  # type: ignore[no-untyped-call]
 
 
 def _compiled(function: Function) -> Function:
     """Compiled on the first call. The result is kept beside this file or in the user's cache folder; nowhere if neither can be written."""
-    try:
-        made: Any = numba.njit(nogil=True, cache=True, boundscheck=False)(function)
-    except RuntimeError:
-        made = numba.njit(nogil=True, boundscheck=False)(function)
+    made: Any = numba.njit(nogil=True, boundscheck=False)(function)
+    with contextlib.suppress(RuntimeError):
+        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
     return cast(Function, made)
 
 
@@ -49,7 +67,9 @@ def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Flo
     """
     d, M, K = ZT.shape
     T = columns.shape[0]
-    single[:] = 0
+    for m in range(M):
+        for k in range(K):
+            single[m, k] = 0
     for j in range(d):
         for m in range(M):
             x = query[m * d + j]
@@ -62,7 +82,9 @@ def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Flo
             most = max(most, abs(single[m, k]))
         largest += most
     if step == 2:
-        columns[:, :K] = single
+        for m in range(M):
+            for k in range(K):
+                columns[m, k] = single[m, k]
     else:
         for t in range(T):
             for b in range(K):
@@ -94,28 +116,29 @@ def _margin(M: Number, largest: Number) -> Number:
 
 
 @_compiled
-def _heads(single: Floats, columns: Floats, margin: Number, P: Number, heads: Floats) -> Number:
+def _heads(
+    single: Floats, columns: Floats, margin: Number, P: Number, heads: Floats
+) -> tuple[Number, Number]:
     """Fill ``heads``, float32 [256], with the scores of the codewords that name a list, without the first two if there are two.
 
     Returns:
-        The best score of all codebooks behind the first P, with the margin.
+        The best score of all codebooks behind the first P, with the margin, and the best of ``heads``.
     """
     M, K = single.shape
-    heads[:] = 0 if P < 3 else -np.inf
-    if P == 1:
-        heads[:K] = single[0]
-        heads[K:] = -np.inf
-    elif P == 3:
-        heads[:K] = single[2]
-    elif P == 4:
-        heads[:] = columns[1]
+    top = np.float32(-np.inf)
+    for k in range(len(heads)):
+        if P % 2:
+            heads[k] = single[P - 1, k] if k < K else -np.inf
+        else:
+            heads[k] = columns[1, k] if P == 4 else 0
+        top = max(top, heads[k])
     behind = np.float32(0)
     for m in range(P, M):
         most = single[m, 0]
         for k in range(1, K):
             most = max(most, single[m, k])
         behind += most
-    return behind + margin
+    return behind + margin, top
 
 
 @_compiled
@@ -316,7 +339,7 @@ def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, T: Number, boun
     single, columns, rest, heads, _ = _room(M, K, T)
     for q in range(len(xq)):
         margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        behind = _heads(single, columns, margin, P, heads)
+        behind, _ = _heads(single, columns, margin, P, heads)
         for number in range(len(names)):
             cell = columns[0, names[number, 0]] if P >= 2 else np.float32(0)
             bounds[q, number] = cell + heads[names[number, 1]] + behind
@@ -360,7 +383,7 @@ def visit(
     done = 0
     for q in range(len(xq)):
         margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        behind = _heads(single, columns, margin, P, heads)
+        behind, _ = _heads(single, columns, margin, P, heads)
         query, out = (columns, rest, margin, step), (D[q], found[q])
         n, least = counts[q], floor[q]
         if k and n == k:
@@ -405,7 +428,7 @@ def search(
         cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
         budget: rows from which on a query is given up.
         D: float32 [Q, k], found: int64 [Q, k], filled with -inf and -1: results.
-        scored: int64 [Q], rows that were scored, or -1 where a query was given up. Other arguments as :func:`visit`.
+        scored: int64 [Q], rows that were scored, or -1 where a query was given up, which has no results. Other arguments as :func:`visit`.
     """
     ZT, step = books
     M, K = ZT.shape[1], ZT.shape[2]
@@ -414,7 +437,7 @@ def search(
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
     for q in range(len(xq)):
         margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        behind = _heads(single, columns, margin, P, heads)
+        behind, most = _heads(single, columns, margin, P, heads)
         query, out = (columns, rest, margin, step), (D[q], found[q])
         best = 0
         for c in range(len(value)):
@@ -425,7 +448,7 @@ def search(
         for number in range(first[best], first[best + 1]):
             if heads[names[number, 1]] > heads[names[opened, 1]]:
                 opened = number
-        top = behind + heads.max()
+        top = behind + most
         n, least, done, turns = np.int64(0), floor[q], np.int64(0), 1
         turn[0] = -1  # that list
         i = 0
@@ -459,7 +482,7 @@ def search(
                     turn[at] = other
                     turns += 1
         if done > budget:
-            scored[q], D[q], found[q] = -1, -np.inf, -1
+            scored[q] = -1
         else:
             scored[q] = done
             order(D[q], found[q], n)
@@ -481,9 +504,11 @@ def scan_tables(xq: Floats, books: Any, out: Floats, slack: Floats) -> None:
         largest = tables(xq[q], ZT, single, columns, rest, step)
         widest = every = np.float32(0)
         for m in range(M):
-            span = single[m].max() - single[m].min()
-            widest = max(widest, span)
-            every += span
+            low = high = single[m, 0]
+            for k in range(1, K):
+                low, high = min(low, single[m, k]), max(high, single[m, k])
+            widest = max(widest, high - low)
+            every += high - low
             for k in range(16):
                 out[q, 16 * m + k] = single[m, k if k < K else 0]  # no code has the others
         size = max(widest / 255, every / 65_535)

@@ -187,11 +187,7 @@ class StoredLists(ListSearch):
         """As :meth:`.codeword_lists.CodewordLists.search`, by ids. A list is read once for all queries that reach it."""
         check_threads(threads)
         xq = self._check(xq)
-        least = (
-            np.full(len(xq), -np.inf, np.float32)
-            if floor is None
-            else np.require(floor, requirements=["C", "W"])
-        )
+        least = self._least(floor, len(xq))
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
         step = max(1, _BOUNDS // self.lists)

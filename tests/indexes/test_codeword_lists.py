@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import DataError
+from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.faissio import storage
 from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped, tree_of
 
@@ -186,3 +186,12 @@ def test_codes_without_structure_are_scanned_as_a_whole_and_as_exactly() -> None
             top = best(scores[q], np.arange(len(codes)))[:10]
             assert np.array_equal(found[q], top)
             assert np.array_equal(D[q], scores[q, top])
+
+
+def test_a_floor_of_another_length_is_an_error() -> None:
+    rng = np.random.default_rng(4)
+    Z, codes, xq = make(rng, 4, 16, 2, 100, 100, "plain")
+    index = CodewordLists(codes, Z)
+    for floor in (np.zeros(2, np.float32), np.zeros((3, 1), np.float32), np.float32(0)):
+        with pytest.raises(UsageError, match="one score for each of the 3 queries"):
+            index.search(xq, 1, floor=floor)

@@ -1,0 +1,39 @@
+"""Compiled code in files: damaged or unwritable ones never stop a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+
+from gpq_faiss.indexes import kernels
+
+
+def test_damaged_or_unwritable_compiled_code_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def twice(x: int) -> int:
+        return x + x
+
+    def hits() -> int:
+        made: Any = kernels._compiled(twice)
+        assert made(4) == 8
+        return sum(made.stats.cache_hits.values())
+
+    assert hits() == 0
+    assert hits() == 1
+    for kind in ("nbi", "nbc"):
+        for content in (b"", b"garbage"):
+            for file in tmp_path.rglob(f"*.{kind}"):
+                file.write_bytes(content)
+            assert hits() == 0
+            assert hits() == 1
+    made: Any = kernels._compiled(twice)
+    (folder,) = tmp_path.iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_bytes(b"")  # no file can be written below it
+    assert made(4) == 8
