@@ -91,9 +91,8 @@ def _search(path: Path, case: int) -> str:
 def _hashed_index(path: Path, _: int) -> str:
     """With its sidecar, which has its hash."""
     from gpq_faiss.faissio.io import load_index
-    from gpq_faiss.faissio.layout import layout_of
 
-    layout = layout_of(load_index(path)[0], what=str(path), deep=True)
+    layout = load_index(path)[0]
     return _digest(layout.codebooks, layout.codes(), layout.ids())
 
 
