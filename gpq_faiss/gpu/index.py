@@ -18,7 +18,7 @@ from ..indexes.filters import Filter, mask_of
 from ..indexes.items import IdMap
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import of_faiss
-from ..indexes.ranges import LIMIT, check_min_score, too_many
+from ..indexes.ranges import LIMIT, check_limit, check_min_score, too_many
 from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
 from .faiss_form import FaissLists, check_gpu
@@ -245,6 +245,7 @@ class DeviceIndex:
             DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
+        check_limit(limit)
         check_threads(threads)
         queries = vectors_on(xq, self.width, self.device)
         parts = self._exact("a range search", where)[: None if self.mode == "shard" else 1]

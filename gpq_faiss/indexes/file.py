@@ -26,7 +26,7 @@ from ..faissio.source import IndexFile
 from ..inputs import parse_bytes
 from ..store import codebooks_fingerprint
 from .filters import Filter
-from .ranges import LIMIT, check_min_score, joined
+from .ranges import LIMIT, check_limit, check_min_score, joined
 from .stored import StoredLists
 from .threads import check_block, check_k, check_nprobe, check_threads
 
@@ -192,6 +192,7 @@ class FileIndex:
         """
         self._check_file()
         min_score = check_min_score(min_score)
+        check_limit(limit)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         check_threads(threads)
         with self.unchanged():

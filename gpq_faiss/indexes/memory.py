@@ -29,7 +29,7 @@ from ..store import codebooks_fingerprint
 from .codeword_lists import CodewordLists
 from .filters import Filter, id_list, mask_of
 from .items import Items
-from .ranges import LIMIT, check_min_score, joined
+from .ranges import LIMIT, check_limit, check_min_score, joined
 from .threads import BLOCK, check_block, check_k, check_nprobe, check_threads
 
 _FEW = 32  # a filter that passes less than this part of the items has lists of its own
@@ -224,6 +224,7 @@ class MemoryIndex:
             DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
+        check_limit(limit)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         check_threads(threads)
         mask = None if where is None else mask_of(where, self._items)

@@ -29,6 +29,12 @@ def check_min_score(min_score: float) -> float:
     return value if abs(value) <= _MOST else math.copysign(math.inf, value)
 
 
+def check_limit(limit: int) -> None:
+    """Raises UsageError: not a whole number, or negative."""
+    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
+        raise UsageError(f"limit {limit!r} of a range search: it must be a whole number, at least 0")
+
+
 def too_many(min_score: float, limit: int) -> DataError:
     """The error for more than ``limit`` results."""
     return DataError(

@@ -16,7 +16,7 @@ from .file import FileIndex
 from .filters import Filter
 from .manifest import Manifest
 from .memory import MemoryIndex
-from .ranges import LIMIT, check_min_score, too_many
+from .ranges import LIMIT, check_limit, check_min_score, too_many
 from .threads import check_k, check_nprobe, check_threads
 
 
@@ -112,6 +112,7 @@ class MergedIndex(ABC):
             UsageError, DataError: see there and :meth:`search`.
         """
         min_score = check_min_score(min_score)
+        check_limit(limit)
         check_threads(threads)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         owners, scores, found = [np.empty(0, np.int64)], [np.empty(0, np.float32)], [np.empty(0, np.int64)]

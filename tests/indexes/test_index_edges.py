@@ -291,3 +291,15 @@ def test_memory_in_any_number(memory: Any, expected: int) -> None:
 def test_memory_that_is_none(memory: Any) -> None:
     with pytest.raises(UsageError, match="memory"):
         parse_bytes(memory)
+
+
+@pytest.mark.parametrize("limit", [-1, 2.5, True, "10"])
+def test_a_limit_that_is_not_a_number_of_results_is_an_error(tmp_path: Path, limit: Any) -> None:
+    index = MemoryIndex.build(
+        np.zeros((2, 1), np.uint8), np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+    )
+    index.save(tmp_path / "i.faiss")
+    with open_file(tmp_path / "i.faiss") as stored:
+        for each in (index, stored):
+            with pytest.raises(UsageError, match="limit"):
+                each.range_search(np.ones((1, 32), np.float32), 1.0, limit=limit)
