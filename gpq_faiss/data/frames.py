@@ -182,6 +182,8 @@ def open_hf(source: Any, o: Options) -> FileImages | FileFeatures:
     label = o.label_column if given else first_of((*LABELS, *_MORE_LABELS), columns.names)
     kind = rows.features.get(label)
     classes = getattr(getattr(kind, "feature", kind), "names", None)
+    if isinstance(classes, list) and not all(isinstance(one, str) for one in classes):
+        raise DataError(f"{name}: the class names of column {label!r} are not texts: save the data set again")
     found = columns.describe(
         label,
         ids=None if folder else o.ids,

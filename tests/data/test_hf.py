@@ -148,6 +148,20 @@ def test_broken_images_follow_the_limit_and_no_path_is_opened(tmp_path: Path) ->
     assert in_memory.read(slice(None))[0] is not None
 
 
+@pytest.mark.parametrize("wrong", [["z"], True, 3])
+def test_class_names_that_are_no_texts_are_one_clear_error(tmp_path: Path, wrong: object) -> None:
+    kinds = datasets.Features(
+        {"x": datasets.Sequence(datasets.Value("float32")), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
+    rows = {"x": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]}
+    datasets.Dataset.from_dict(rows, features=kinds).save_to_disk(str(tmp_path / "hub"))
+    info = json.loads((tmp_path / "hub" / "dataset_info.json").read_text())
+    info["features"]["label"]["names"] = ["a", wrong]
+    (tmp_path / "hub" / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match="class names of column 'label' are not texts"):
+        gpq.open_data(f"hf:{tmp_path}/hub")
+
+
 @pytest.mark.parametrize(
     ("source", "options", "why"),
     [
