@@ -66,6 +66,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         "setting 'x' is unknown: choose one of steps, seed"
     """
     names = list(known)
+    if not names:
+        return f"{what} is unknown: there is none"
     near = difflib.get_close_matches(name, names, 1)
     return f"{what} is unknown: " + (
         f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"

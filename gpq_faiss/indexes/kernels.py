@@ -7,6 +7,7 @@ bit-equal to those of brute force; bounds have a margin for other orders.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -16,6 +17,7 @@ from numba.core.caching import FunctionCache
 
 from ..codes.checks import Codes, Floats, Ids
 
+_log = logging.getLogger(__name__)
 Number = Any
 """An int64 or a float32."""
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,12 +32,15 @@ class _Cache(FunctionCache):
     """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
 
     def load_overload(self, *arguments: Any) -> Any:
+        there = None
         try:
-            return super().load_overload(*arguments)  # type: ignore[no-untyped-call]
+            there = super().load_overload(*arguments)  # type: ignore[no-untyped-call]
         except Exception:  # damaged files raise any error
             with contextlib.suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]
-            return None
+        if there is None and self._py_func.__name__ in ("search", "visit"):
+            _log.info("compiling the loops of exact search: some seconds, once per installation")
+        return there
 
     def save_overload(self, *arguments: Any) -> None:
         with contextlib.suppress(OSError):

@@ -110,7 +110,11 @@ class StoredLists(ListSearch):
             before = int(ends[at - 1]) if at else 0
             stop = int(np.searchsorted(ends, before + self._piece, side="right"))
             part = pieces[at : max(at + 1, min(at + _LISTS, stop))]
-            self._read(part)
+            try:
+                self._read(part)
+            except BaseException:  # also an interruption: what is half there must not be searched
+                self._clear()
+                raise
             self._test(where, passing)
             yield part
             at += len(part)
