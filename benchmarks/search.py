@@ -40,8 +40,8 @@ Search = Callable[[Floats, int], tuple[Any, Any]]
 
 CHANGED = 0.05  # chance that a codeword of an item is another one
 SUBDIM = 12
-ROUNDS = 7
-SECONDS = 0.25  # of one search in a round, at most about this
+ROUNDS = 5
+SECONDS = 0.1  # of one search in a round, at most about this
 PLAIN = 100_000  # items up to which IndexPQ is timed
 
 
