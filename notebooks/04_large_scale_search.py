@@ -101,21 +101,21 @@ def recall(answer: np.ndarray) -> float:
 lists = on_disk.lists
 table = []
 for nprobe in (1, 2, 4, 8, 16, 32, lists.lists):
-    before = lists.visited
+    before = lists.scored
     answer = on_disk.search(queries, 10, nprobe=nprobe)[0]
     table.append(
         {
             "nprobe": nprobe,
-            "share of the codes": (lists.visited - before) / len(queries) / ITEMS,
+            "share of the codes": (lists.scored - before) / len(queries) / ITEMS,
             "recall@10": recall(answer),
             "proven": float((answer[:, -1] > on_disk.bound(queries, 10, nprobe)).mean()),
         }
     )
 display(Markdown(gpq.render(table, "markdown")))
-before = lists.visited
+before = lists.scored
 on_disk.search(queries, 10)
-exact_share = (lists.visited - before) / len(queries) / ITEMS
-print(f"the exact search reads {exact_share:.1%} of the codes")
+exact_share = (lists.scored - before) / len(queries) / ITEMS
+print(f"the exact search scores {exact_share:.1%} of the codes")
 
 # %%
 figure, axes = plt.subplots(figsize=(4.4, 3.0), layout="constrained")
@@ -123,7 +123,7 @@ share = [row["share of the codes"] for row in table]
 axes.plot(share, [row["recall@10"] for row in table], "o-", label="recall@10")
 axes.plot(share, [row["proven"] for row in table], "o--", label="proven to be exact")
 axes.axvline(exact_share, color="0.6", label="exact search")
-axes.set(xscale="log", xlabel="share of the codes read", ylim=(0, 1.05))
+axes.set(xscale="log", xlabel="share of the codes scored", ylim=(0, 1.05))
 axes.legend()
 figure.savefig(run / "lists.png", dpi=90)
 plt.show()

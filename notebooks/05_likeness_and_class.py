@@ -42,16 +42,16 @@ for weight in WEIGHTS:
     model = gpq.train(digits, run / f"model-{weight}", config=config, labelled="20-per-class", overwrite=True)
     compare = ("pq", "float") if weight == WEIGHTS[-1] else ()
     found = gpq.evaluate(model, digits, compare=compare)
-    likeness = {f"feature_weight {weight}": found.likeness, **found.compared_likeness}
-    rankings = (found.ranking, *found.compared.values())
     rows += [
         {
-            "codes": "exact search, no code" if name == "float" else name,
-            "mAP": ranking.map,
-            "NN10@100": like.nn10_at_100,
-            "distinct": like.distinct_in_tops,
+            "codes": {found.method: f"feature_weight {weight}", "float": "exact search, no code"}.get(
+                name, name
+            ),
+            "mAP": row.ranking.map,
+            "NN10@100": row.likeness.nn10_at_100,
+            "distinct": row.likeness.distinct_in_tops,
         }
-        for (name, like), ranking in zip(likeness.items(), rankings, strict=True)
+        for name, row in found.measured.items()
     ]
 display(Markdown(gpq.render(rows, "markdown")))
 
