@@ -157,6 +157,10 @@ class BinaryMethod(TableCoder):
         self.code_size = (bits + 7) // 8
         self.M = 2 * self.code_size
 
+    def project(self, x: NDArray[Any]) -> Floats:
+        """The coordinates float32 [n, bits] whose signs are the code."""
+        return self._project(self._inputs(x, "vectors"))
+
     @abstractmethod
     def _project(self, x: Floats) -> Floats: ...
 
