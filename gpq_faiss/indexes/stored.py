@@ -45,10 +45,13 @@ class StoredLists(ListSearch):
     Args:
         source, header: of the file.
         memory: budget in bytes. A list that needs more than a part of it is read in pieces.
+
+    Attributes:
+        read: bytes of codes and ids that searches have read so far: for benchmarks.
     """
 
     def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
-        self._source, self._header = source, header
+        self._source, self._header, self.read = source, header, 0
         words = header.words
         keys = np.zeros(1, np.int64) if words is None else words.keys
         self._number = np.argsort(keys, kind="stable")  # the first lists of a file are not in their order
@@ -140,6 +143,7 @@ class StoredLists(ListSearch):
             stop = start + int(self._size[piece])
             codes.append(self._header.codes(self._source, number, start, stop))
             ids.append(self._header.ids(self._source, number, start, stop))
+            self.read += codes[-1].nbytes + ids[-1].nbytes
         what = str(self._source.path)
         columns = columns_of(check_codes(np.concatenate(codes), self.M, self.K, what=what), self.M, self.K)
         items, sizes = np.concatenate(ids), self._size[pieces]
