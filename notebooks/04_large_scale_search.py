@@ -4,7 +4,7 @@
 # Codes of 6 bytes make a billion items fit a laptop's disk, not always its memory. **At the end you have** an index that was built from
 # shards within a memory budget and is searched where it lies on disk: exactly, with filters, and with fewer lists than exactness needs; and
 # plots of what the lists save. It takes less than a minute on one CPU core. Nothing depends on the size: **raise `ITEMS` and `SHARDS`**
-# and the same cells do the same with a hundred million items or more. `docs/large.md` has the commands,
+# and the same cells do the same with a hundred million items or more. `docs/indexes.md` has the commands,
 # `benchmarks/results/large.md` the times at a billion.
 
 # %%

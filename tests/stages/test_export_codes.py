@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 import warnings
@@ -66,11 +65,9 @@ def test_the_table_has_the_rows_of_the_codes(tmp_path: Path, M: int) -> None:
         np.testing.assert_array_equal(first_, second)
 
 
-def snippet(first: str) -> str:
-    """The Python of docs/databases.md that begins so."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "databases.md").read_text(), re.S)
-    (block,) = (block for block in blocks if block.startswith(first))
-    return str(block)
+def example(name: str) -> str:
+    """The text of a file in ``examples/``."""
+    return (ROOT / "examples" / name).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +100,7 @@ def test_pgvector_ranks_as_the_index_does(
     codes = prepare(tmp_path, M)
     gpq.export(codes, "codes.parquet", to="parquet")
     names: dict[str, Any] = {}
-    exec(snippet("import os"), names)  # noqa: S102
+    exec(example("search_in_postgresql.py"), names)  # noqa: S102
     names["database"].close()
     gpq.index("model", codes, "index.faiss")
     index = gpq.open_index("index.faiss")
@@ -129,7 +126,7 @@ def test_duckdb_ranks_as_the_index_does(tmp_path: Path, monkeypatch: pytest.Monk
     codes = prepare(tmp_path, M)
     gpq.export(codes, "codes.parquet", to="parquet")
     names: dict[str, object] = {}
-    exec(snippet("import duckdb"), names)  # noqa: S102
+    exec(example("search_in_duckdb.py"), names)  # noqa: S102
     found = names["found"]
     assert isinstance(found, list)
     gpq.index("model", codes, "index.faiss")
