@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .experiment.report import report_experiment
     from .experiment.run import run_experiment
     from .gpu.index import to_gpu, to_torch
+    from .indexes.base import Index
     from .indexes.filters import Allow, Deny
     from .indexes.memory import MemoryIndex
     from .indexes.opening import open_index
-    from .indexes.protocol import Index
     from .nn.model import Model, load_model
     from .stages.encode import encode, encode_shards
     from .stages.evaluate import evaluate
@@ -85,7 +85,7 @@ _WHERE = {
     "Deny": "indexes.filters",
     "Encoder": "encoder",
     "GpqError": "errors",
-    "Index": "indexes.protocol",
+    "Index": "indexes.base",
     "MemoryIndex": "indexes.memory",
     "Model": "nn.model",
     "RowReader": "store.reader",

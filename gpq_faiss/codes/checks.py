@@ -91,18 +91,14 @@ def check_vectors(
         raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
     if len(array) == 0 and not allow_empty:
         raise DataError(f"{what}: empty, expected at least one row")
-    if array.dtype == np.float32:
-        array = np.ascontiguousarray(array)
-    else:
+    if array.dtype != np.float32:
         with np.errstate(over="ignore"):
-            array = np.ascontiguousarray(array, dtype=np.float32)
+            array = array.astype(np.float32)
+    array = np.ascontiguousarray(array)
     if not finite:
         return array
-    flat = array.reshape(-1)
-    # One fast pass; only suspicious results (or overflows) are examined in detail.
-    with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = not math.isfinite(np.dot(flat, flat))
-    if suspicious:
+    # One fast pass, without warnings; only suspicious results (or overflows) are examined in detail.
+    if not math.isfinite(np.vdot(array, array)):
         bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
         if len(bad):
             raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + bad)}")

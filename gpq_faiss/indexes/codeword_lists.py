@@ -17,6 +17,7 @@ codes up without lists.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import faiss
@@ -37,8 +38,10 @@ DEPTH = 3
 """Maximum levels of the tree within lists."""
 _ALL = 1 << 62
 _LARGE = 1e30  # |q|^2 from which scores might overflow
-_MOST = 8192  # maximum candidates in excess of k
+_MOST = 8192  # maximum size of a shortlist
+_AGAIN = 64  # of so many queries, one tries the lists where they spared nothing of late
 NO_FILTER = np.empty(0, np.bool_)
+_ANY = np.full(1, -np.inf, np.float32)
 
 
 class Rows(NamedTuple):
@@ -192,7 +195,7 @@ class ListSearch:
     def _least(floor: Floats | None, queries: int) -> Floats:
         """The lowest scores that count, float32 [Q]. Raises UsageError: not one for each query."""
         if floor is None:
-            return np.full(queries, -np.inf, np.float32)
+            return _ANY if queries == 1 else np.full(queries, -np.inf, np.float32)
         if np.shape(floor) != (queries,):
             raise UsageError(f"floor {np.shape(floor)}: give one score for each of the {queries:,} queries")
         return np.require(floor, np.float32, ["C", "A", "W"])
@@ -226,11 +229,21 @@ class ListSearch:
         self, xq: Floats, k: int, nprobe: int, D: Floats, found: Ids, visit: Callable[..., None]
     ) -> None:
         """Fill the results of a search with ``nprobe``: ``visit(query, lists, D, found, count)``."""
+        D.fill(-np.inf)
+        found.fill(-1)
         for q, bounds in enumerate(self.list_bounds(xq)):
             one, count = slice(q, q + 1), np.zeros(1, np.int64)
             visit(one, self._probed(bounds, k, nprobe)[0], D[one], found[one], count)
             kernels.order(D[q], found[q], int(count[0]))
         self.searched += len(xq)
+
+
+def _of_some(fill: Callable[..., Ids], which: Ids, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+    """``fill`` the results of some queries; those that it leaves."""
+    own = D[which], found[which]
+    left = fill(xq[which], floor[which], *own)
+    D[which], found[which] = own
+    return which[left]
 
 
 def all_reaching(
@@ -298,7 +311,7 @@ class CodewordLists(ListSearch):
             cells = np.flatnonzero(np.append(True, self.names[1:, 0] != self.names[:-1, 0]))
         self._cells = (self.names[cells, 0].copy(), np.append(cells, self.lists))
         self._whole: Any = None
-        self._more: dict[int, int] = {}
+        self._more: dict[int, float] = {}  # size of a shortlist in excess of k
         self._given_up = 0.0  # share of the queries of late
 
     def search(
@@ -322,96 +335,114 @@ class CodewordLists(ListSearch):
         """
         xq = self._check(xq)
         least = self._least(floor, len(xq))
-        D = np.full((len(xq), k), -np.inf, np.float32)
-        found = np.full((len(xq), k), -1, np.int64)
+        D, found = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         passing = NO_FILTER if mask is None else mask.take(self.rows.members)
+        check_threads(threads)
+        if nprobe is not None:
+            fill: Callable[..., Any] = partial(self._search_some, k, nprobe, passing)
+        else:
+            fill = partial(self._search, k, passing)
+        if len(xq) == 1:  # in this thread, without the cost of a pool
+            fill(xq, least, D, found)
+            return D, found
 
         def run(part: slice) -> None:
-            own, lowest = xq[part], least[part]
-            if nprobe is None:
-                self._search(own, k, passing, lowest, D[part], found[part])
-                return
+            fill(xq[part], least[part], D[part], found[part])
 
-            def visit(one: slice, lists: Ids, *out: Any) -> None:
-                self._visit(own[one], lists, lists, passing, k, lowest[one], *out)
-
-            self._probe(own, k, nprobe, D[part], found[part], visit)
-
-        check_threads(threads)
-        if len(xq) == 1:  # in this thread, without the cost of a pool
-            run(slice(0, 1))
-        else:
-            in_parallel(run, len(xq), 256 if self._given_up > 0.5 else 16, threads)
+        in_parallel(run, len(xq), 256 if self._given_up > 0.5 else 16, threads)
         return D, found
 
-    def _search(
-        self, xq: Floats, k: int, passing: NDArray[np.bool_], floor: Floats, D: Floats, found: Ids
+    def _search_some(
+        self,
+        k: int,
+        nprobe: int,
+        passing: NDArray[np.bool_],
+        xq: Floats,
+        floor: Floats,
+        D: Floats,
+        found: Ids,
     ) -> None:
-        able = self.K <= 16 and not len(passing) and 8 * k <= self.distinct
-        if able and self._given_up > 0.5 and self.searched % 32:
-            given_up = np.arange(len(xq))
-            self.searched += len(xq)
-        else:  # also now and then where codes had no structure of late
-            budget = self.distinct // 16 + 4096 if able else _ALL
-            given_up = self._listed(xq, k, passing, floor, budget, D, found)
-            self._given_up += (1 - 0.5 ** len(xq)) * (len(given_up) / len(xq) - self._given_up)
-        if len(given_up):
-            left = given_up[~self._scanned(xq, given_up, k, floor, D, found)]
-            own = np.full((len(left), k), -np.inf, np.float32), np.full((len(left), k), -1, np.int64)
-            self._listed(xq[left], k, passing, floor[left], _ALL, *own)
-            D[left], found[left] = own
+        def visit(one: slice, lists: Ids, *out: Any) -> None:
+            self._visit(xq[one], lists, lists, passing, k, floor[one], *out)
+
+        self._probe(xq, k, nprobe, D, found, visit)
+
+    def _search(
+        self, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
+    ) -> None:
+        n, able = len(xq), self.K <= 16 and not len(passing) and 8 * k <= self.distinct
+        budget = self.distinct // 16 + 4096 if able else _ALL
+        self.searched += n
+        if (
+            able and self._given_up > 0.5
+        ):  # the lists spared nothing of late: try them with one query now and then
+            if self.searched % _AGAIN < n:
+                first = slice(0, 1)
+                self._learn(
+                    self._listed(k, passing, budget, xq[first], floor[first], D[first], found[first]), 1
+                )
+            left = self._scanned(k, xq, floor, D, found)
+        else:
+            left = self._listed(k, passing, budget, xq, floor, D, found)
+            self._learn(left, n)
+            if len(left):
+                left = _of_some(partial(self._scanned, k), left, xq, floor, D, found)
+        if len(left):
+            _of_some(partial(self._listed, k, passing, _ALL), left, xq, floor, D, found)
+
+    def _learn(self, given_up: Ids, n: int) -> None:
+        """How many of the last ``n`` queries the lists gave up."""
+        self._given_up += (1 - 0.5**n) * (len(given_up) / n - self._given_up)
 
     def _listed(
         self,
-        xq: Floats,
         k: int,
         passing: NDArray[np.bool_],
-        floor: Floats,
         budget: int,
+        xq: Floats,
+        floor: Floats,
         D: Floats,
         found: Ids,
     ) -> Ids:
         """Fill the results by the lists; the queries that took more than ``budget`` rows."""
-        scored = np.empty(len(xq), np.int64)
-        kernels.search(
+        given_up = np.empty(len(xq), np.bool_)
+        self.scored += kernels.search(
             xq, self._books, self.P, self.names, self._cells, self._ends, self._tree, passing, k, floor, budget,
-            D, found, scored,
+            D, found, given_up,
         )  # fmt: skip
-        self.searched += len(xq)
-        given_up = np.flatnonzero(scored < 0)
-        self.scored += int(scored.sum()) + len(given_up) * (budget + 1)
-        return given_up
+        return given_up.nonzero()[0]
 
-    def _scanned(
-        self, xq: Floats, which: Ids, k: int, floor: Floats, D: Floats, found: Ids
-    ) -> NDArray[np.bool_]:
-        """Fill the results of some queries by a scan of all codes; whether each is proven."""
-        more = self._more.get(k, 8)
-        if 4 * (k + more) > self.distinct:
-            return np.zeros(len(which), np.bool_)
+    def _scanned(self, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+        """Fill the results by scans of all codes; the queries whose results are not proven."""
+        more = self._more.get(k, 4.0)
+        size, most = k + int(more), min(_MOST, self.distinct // 4)
+        if size > most:
+            return np.arange(len(xq))
+        left = self._shortlist(size, k, xq, floor, D, found)
+        if not len(left):
+            self._more[k] = max(4.0, more * (1 - 1 / 128))
+        elif len(left) > 0.03 * len(xq):  # so that 97 of 100 queries need one scan
+            self._more[k] = more * 1.25
+        while len(left) and 4 * size <= most:
+            size *= 4
+            left = _of_some(partial(self._shortlist, size, k), left, xq, floor, D, found)
+        return left
+
+    def _shortlist(self, size: int, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+        """Fill the results by the ``size`` best codes of Faiss' FastScan; the queries whose results are not proven."""
         if self._whole is None:
             flat = inject(np.broadcast_to(np.eye(16, dtype=np.float32), (self.M, 16, 16)))
             flat.add_sa_codes(self.rows.columns)
             self._whole = faiss.IndexPQFastScan(flat)
-        xq, floor, n = xq[which], floor[which], len(which)
+        n = len(xq)
         queries, slack = np.empty((n, 16 * self.M), np.float32), np.empty(n, np.float32)
         kernels.scan_tables(xq, self._books, queries, slack)
-        rough, places = np.empty((n, k + more), np.float32), np.empty((n, k + more), np.int64)
-        self._whole.search_c(
-            n, faiss.swig_ptr(queries), k + more, faiss.swig_ptr(rough), faiss.swig_ptr(places)
-        )
-        own, items = np.full((n, k), -np.inf, np.float32), np.full((n, k), -1, np.int64)
-        kernels.rescore(xq, self._books, places, self._tree[-1], NO_FILTER, k, floor, own, items)
-        D[which], found[which] = own, items
+        rough, places = np.empty((n, size), np.float32), np.empty((n, size), np.int64)
+        self._whole.search_c(n, faiss.swig_ptr(queries), size, faiss.swig_ptr(rough), faiss.swig_ptr(places))
         self.scored += self.distinct * n
-        # The last of the shortlist bounds the scores of all codes that are not in it.
-        proven: NDArray[np.bool_] = (rough[:, -1] + slack < own[:, -1]) & (places[:, -1] >= 0)
-        share = float(proven.mean())  # nine in ten or more should be proven
-        if share == 1:
-            self._more[k] = max(8, more - more // 32)
-        elif share < 0.9:
-            self._more[k] = min(_MOST, more + max(1, more // 4))
-        return proven
+        unproven = np.empty(n, np.bool_)
+        kernels.rescore(queries, places, rough, slack, self._tree[-1], k, floor, D, found, unproven)
+        return unproven.nonzero()[0]
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None

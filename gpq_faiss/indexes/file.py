@@ -13,40 +13,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from ..codes.checks import Codes, Floats, Ids, check_vectors
+from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.header import Header, read_header
 from ..faissio.io import read_sidecar, sidecar_path
 from ..faissio.source import IndexFile
 from ..inputs import parse_bytes
-from ..store import codebooks_fingerprint
+from .base import Index
 from .filters import Filter
-from .ranges import LIMIT, check_limit, check_min_score, joined
 from .stored import StoredLists
-from .threads import check_block, check_k, check_nprobe, check_threads
 
 MEMORY = "1GB"
 _IDS = 1 << 20  # ids per block of a scan
-_MANY = 16  # queries from which a block of codes is sorted into lists
+_BLOCK = 1024  # queries for which a list is read once
 _ROW = 64  # bytes per row of a block: codes, ids, columns, scores
 _LEAST_ROWS, _MOST_ROWS = 4096, 1 << 20
 
 
-class FileIndex:
+class FileIndex(Index):
     """An index file searched in place, created by :func:`open_file`. The file must not change.
 
     Attributes:
         path: the file.
-        ntotal: items.
-        width: D of the queries.
-        codebooks: float32 [M, K, d].
-        fingerprint: of the codebooks.
-        model_fingerprint: of the model, if the sidecar names it.
         memory: budget of a search in bytes.
 
     Raises:
@@ -56,24 +47,18 @@ class FileIndex:
     """
 
     def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
+        super().__init__(header.codebooks, None)
         path, stated = source.path, read_sidecar(source.path)
-        self.path = path
-        self.memory = memory
-        self.ntotal = header.n
-        self.codebooks = header.codebooks
-        self.M, self.K, self.d = (int(size) for size in header.codebooks.shape)
-        self.width = self.M * self.d
-        self.fingerprint = codebooks_fingerprint(header.codebooks)
-        self.model_fingerprint: str | None = None
+        self.path, self.memory = path, memory
         if stated is not None:
             self.model_fingerprint = stated["model_fingerprint"]
-            same = stated["ntotal"] == self.ntotal and stated["codebooks_fingerprint"] == self.fingerprint
+            same = stated["ntotal"] == header.n and stated["codebooks_fingerprint"] == self.fingerprint
             if not same or stated["bytes"] != source.size:
                 raise MismatchError(
                     f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; "
                     "build it again, or delete the .json if the change was intended"
                 )
-        if self.ntotal == 0:
+        if header.n == 0:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
         least = _LEAST_ROWS * _ROW
         if memory < least:
@@ -83,20 +68,17 @@ class FileIndex:
 
     # What it is -------------------------------------------------------------------------------------------------------
 
+    @property
+    def ntotal(self) -> int:
+        return self._header.n
+
     def describe(self) -> str:
-        """One-line description of the search."""
         lists = f", {self.lists.lists:,} lists" if self.lists.lists > 1 else ""
         return f"{self.ntotal:,} items in place{lists}"
 
     def close(self) -> None:
         """Close the file, also at the end of a ``with`` block; searches then fail."""
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -121,86 +103,34 @@ class FileIndex:
 
     # Searching --------------------------------------------------------------------------------------------------------
 
-    def search(
+    def _search(
         self,
-        xq: ArrayLike,
+        xq: Floats,
         k: int,
-        *,
-        nprobe: int | None = None,
-        where: Filter | None = None,
-        floor: Floats | None = None,
-        threads: int | None = None,
-        block: int = 1024,
+        nprobe: int | None,
+        where: Filter | None,
+        floor: Floats | None,
+        threads: int | None,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query.
-
-        Args:
-            xq: [Q, M*d].
-            k: 1..ntotal; if fewer items pass a filter, rows are padded with score -inf and id -1.
-            nprobe, where, floor, threads: as :meth:`.memory.MemoryIndex.search`.
-            block: queries per block; a list is read once per block.
-
-        Returns:
-            D float32 [Q, k], descending; I int64 [Q, k], ties in ascending order of id.
-
-        Raises:
-            UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range.
-            DataError: invalid queries, filter or codes; the file was modified since it was opened.
-        """
-        self._check_file()
-        k = check_k(k, self.ntotal)
-        check_block(block)
-        check_nprobe(nprobe)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        parts = [slice(at, at + block) for at in range(0, len(queries), block)]
+        results = []
         with self.unchanged():
-            results = [
-                self.lists.search(
-                    queries[part],
-                    k,
-                    where=where,
-                    nprobe=nprobe,
-                    floor=None if floor is None else floor[part],
-                    threads=threads,
+            for start in range(0, len(xq), _BLOCK):
+                block = slice(start, start + _BLOCK)
+                least = None if floor is None else floor[block]
+                results.append(
+                    self.lists.search(xq[block], k, where=where, nprobe=nprobe, floor=least, threads=threads)
                 )
-                for part in parts
-            ]
         return np.concatenate([D for D, _ in results]), np.concatenate([ids for _, ids in results])
 
-    def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
-        """As :meth:`.memory.MemoryIndex.bound`."""
-        k = check_k(k, self.ntotal)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        check_nprobe(nprobe)
-        return self.lists.bound(queries, k, nprobe)
+    def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
+        return self.lists.bound(xq, k, nprobe)
 
-    def range_search(
-        self,
-        xq: ArrayLike,
-        min_score: float,
-        *,
-        where: Filter | None = None,
-        limit: int = LIMIT,
-        threads: int | None = None,
-    ) -> tuple[Ids, Floats, Ids]:
-        """All items with a score of at least ``min_score``, as :meth:`.memory.MemoryIndex.range_search`.
-
-        Results are in memory, in addition to the budget.
-
-        Raises:
-            UsageError, DataError: see there and :meth:`search`.
-        """
-        self._check_file()
-        min_score = check_min_score(min_score)
-        check_limit(limit)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        check_threads(threads)
+    def _range_search(
+        self, xq: Floats, min_score: float, where: Filter | None, limit: int, threads: int | None
+    ) -> Iterator[tuple[Floats, Ids]]:
         with self.unchanged():
-            return joined(
-                (self.lists.range_search(query, min_score, limit, where=where) for query in queries),
-                min_score,
-                limit,
-            )
+            for query in xq:
+                yield self.lists.range_search(query, min_score, limit, where=where)
 
     # Rows -------------------------------------------------------------------------------------------------------------
 
@@ -211,7 +141,7 @@ class FileIndex:
                 yield self._header.ids(self._source, number, start, stop)
 
     def code_of(self, item: int) -> Codes | None:
-        """The code of an item, uint8 [code_size]; None if there is no such id. Scans all ids."""
+        """As in every index; reads all ids."""
         with self.unchanged():
             for number, start, stop in self.spans(_IDS):
                 at = np.flatnonzero(self._header.ids(self._source, number, start, stop) == item)

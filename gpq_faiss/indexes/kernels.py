@@ -179,6 +179,13 @@ def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Numb
 
 
 @_compiled
+def _clear(D: Floats, found: Ids) -> None:
+    """No results."""
+    for i in range(len(D)):
+        D[i], found[i] = -np.inf, -1
+
+
+@_compiled
 def order(D: Floats, found: Ids, n: Number) -> None:
     """Turn a heap of n into a list, the best first."""
     for end in range(n - 1, 0, -1):
@@ -200,6 +207,27 @@ def order(D: Floats, found: Ids, n: Number) -> None:
                 break
         D[at], found[at] = score, item
         D[end], found[end] = last, worst
+
+
+@_compiled
+def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: Any, n: Number) -> Number:
+    """Put the items of a row into the heap, or with k = 0 behind one another; the new number of items."""
+    _, starts, members = rows
+    D, found = out
+    filtered = len(passing) > 0
+    for slot in range(starts[row], starts[row + 1]):
+        item = np.int64(members[slot])
+        if filtered and not passing[slot]:
+            continue
+        if k == 0:
+            if n < len(D):
+                D[n], found[n] = score, item
+            n += 1
+        elif n < k or score > D[0] or (score == D[0] and item < found[0]):
+            n = _push(D, found, n, k, score, item)
+        else:
+            break  # the other items of this code are larger
+    return n
 
 
 @_compiled
@@ -226,10 +254,8 @@ def _rows(
         out: D, found and n, the items in them.
     """
     columns, rest, margin, step = query
-    codes, starts, members = rows
-    D, found = out
+    codes, D = rows[0], out[0]
     T = columns.shape[0]
-    filtered = len(passing) > 0
     enough = least - (rest[column + 1] + margin)
     for row in range(first, last):
         score = s
@@ -245,20 +271,8 @@ def _rows(
                 if t + 1 < T:
                     part += columns[t + 1, codes[row, t + 1]]
                 score += part
-        if score < least:
-            continue
-        for slot in range(starts[row], starts[row + 1]):
-            item = np.int64(members[slot])
-            if filtered and not passing[slot]:
-                continue
-            if k == 0:
-                if n < len(D):
-                    D[n], found[n] = score, item
-                n += 1
-            elif n < k or score > D[0] or (score == D[0] and item < found[0]):
-                n = _push(D, found, n, k, score, item)
-            else:
-                break  # the other items of this code are larger
+        if score >= least:
+            n = _enter(row, score, rows, passing, k, out, n)
         if k and n == k:
             least = max(least, D[0])
             enough = least - (rest[column + 1] + margin)
@@ -408,6 +422,21 @@ def visit(
 
 
 @_compiled
+def _best_first(bounds: Floats, least: Number, turn: Ids) -> Number:
+    """Fill ``turn`` from its second place on with the cells whose bounds are at least ``least``, best first; their number and 1."""
+    turns = 1
+    for cell in range(len(bounds)):
+        if bounds[cell] >= least:
+            at = turns
+            while at > 1 and bounds[turn[at - 1]] < bounds[cell]:
+                turn[at] = turn[at - 1]
+                at -= 1
+            turn[at] = cell
+            turns += 1
+    return turns
+
+
+@_compiled
 def search(
     xq: Floats,
     books: Any,
@@ -422,8 +451,8 @@ def search(
     budget: Number,
     D: Floats,
     found: Ids,
-    scored: Ids,
-) -> None:
+    given_up: Any,
+) -> Number:
     """The ``k`` best items of each query among all lists.
 
     The most promising list gives a first threshold. Then come the cells (lists with the same first two codewords) that reach it, best
@@ -432,15 +461,20 @@ def search(
     Args:
         cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
         budget: rows from which on a query is given up.
-        D: float32 [Q, k], found: int64 [Q, k], filled with -inf and -1: results.
-        scored: int64 [Q], rows that were scored, or -1 where a query was given up, which has no results. Other arguments as :func:`visit`.
+        D, found, given_up: float32 [Q, k], int64 [Q, k], filled with the results, -inf and -1 where there are none; and bool [Q], the
+            queries that were given up, which have no results. Other arguments as :func:`visit`.
+
+    Returns:
+        Rows that were scored.
     """
     ZT, step = books
     M, K = ZT.shape[1], ZT.shape[2]
     single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
     value, first = cells
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
+    every = np.int64(0)
     for q in range(len(xq)):
+        _clear(D[q], found[q])
         margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
         behind, most = _heads(single, columns, margin, P, heads)
         query, out = (columns, rest, margin, step), (D[q], found[q])
@@ -476,21 +510,13 @@ def search(
                 done += more
                 if done > budget:
                     break
-            if c >= 0:
-                continue
-            for other in range(len(value)):
-                if bounds[other] + top >= least:
-                    at = turns
-                    while at > 1 and bounds[turn[at - 1]] < bounds[other]:
-                        turn[at] = turn[at - 1]
-                        at -= 1
-                    turn[at] = other
-                    turns += 1
-        if done > budget:
-            scored[q] = -1
-        else:
-            scored[q] = done
+            if c < 0:
+                turns = _best_first(bounds, least - top, turn)
+        every += done
+        given_up[q] = done > budget
+        if done <= budget:
             order(D[q], found[q], n)
+    return every
 
 
 @_compiled
@@ -523,28 +549,43 @@ def scan_tables(xq: Floats, books: Any, out: Floats, slack: Floats) -> None:
 
 @_compiled
 def rescore(
-    xq: Floats,
-    books: Any,
+    single: Floats,
     places: Ids,
+    rough: Floats,
+    slack: Floats,
     rows: Any,
-    passing: Any,
     k: Number,
     floor: Floats,
     D: Floats,
     found: Ids,
+    unproven: Any,
 ) -> None:
-    """As :func:`search`, among some rows of each query, int64 [Q, any], padded with -1."""
-    ZT, step = books
-    M, K = ZT.shape[1], ZT.shape[2]
-    single, columns, rest, _, _ = _room(M, K, rows[0].shape[1])
-    for q in range(len(xq)):
-        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        query, out = (columns, rest, margin, step), (D[q], found[q])
+    """The ``k`` best items of each query among the rows of a shortlist.
+
+    Args:
+        single: float32 [Q, M * 16], score tables (:func:`scan_tables`).
+        places, rough: int64 [Q, any], padded with -1, and float32 [Q, any], FastScan's scores, descending.
+        slack: float32 [Q], how much a score can exceed FastScan's.
+        D, found, unproven: as of :func:`search`; and bool [Q], whether a row that is not in the shortlist may be a result.
+    """
+    width, codes, passing = single.shape[1], rows[0], np.empty(0, np.bool_)
+    for q in range(len(single)):
+        _clear(D[q], found[q])
         n, least = np.int64(0), floor[q]
         for i in range(places.shape[1]):
             row = places[q, i]
-            if row >= 0:
-                n, least = _rows(
-                    row, row + 1, np.float32(0), np.int64(0), query, rows, passing, k, out, n, least
-                )
+            if row < 0:
+                break
+            score = np.float32(0)
+            for t in range(codes.shape[1]):
+                code, at = codes[row, t], 32 * t
+                part = single[q, at + (code & 15)]
+                if at + 16 < width:
+                    part = single[q, at + 16 + (code >> 4)] + part
+                score += part
+            if score >= least:
+                n = _enter(row, score, rows, passing, k, (D[q], found[q]), n)
+                if n == k:
+                    least = max(least, D[q, 0])
         order(D[q], found[q], n)
+        unproven[q] = places[q, -1] < 0 or rough[q, -1] + slack[q] >= least

@@ -1,12 +1,9 @@
-"""An index in memory: built, searched, filtered, changed, written to a file.
-
-Results are bit-equal for any batch and number of threads: scores of :func:`..codes.scores.score_codes`, ties ordered by id.
-"""
+"""An index in memory: built, searched, filtered, changed, written to a file."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,40 +17,27 @@ from ..codes.checks import (
     Floats,
     Ids,
     check_codebooks,
-    check_vectors,
 )
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.storage import Form, check_form, faiss_index
-from ..store import codebooks_fingerprint
+from .base import Index
 from .codeword_lists import CodewordLists
 from .filters import Filter, id_list, mask_of
 from .items import Items
-from .ranges import LIMIT, check_limit, check_min_score, joined
-from .threads import BLOCK, check_block, check_k, check_nprobe, check_threads
 
 _FEW = 32  # a filter that passes less than this part of the items has lists of its own
 
 
-class MemoryIndex:
+class MemoryIndex(Index):
     """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`.
 
-    Searching is thread-safe; modification (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
-
-    Attributes:
-        codebooks: float32 [M, K, d].
-        fingerprint: of the codebooks.
-        model_fingerprint: of the model, if known.
-        width: D of the queries.
+    Modification (:meth:`add`, :meth:`remove`, :meth:`merge`) is not thread-safe.
     """
 
     def __init__(self, items: Items, codebooks: Floats, *, model_fingerprint: str | None = None) -> None:
         """Use :meth:`build` instead; arguments are not checked here."""
-        self.codebooks = codebooks
-        self.M, self.K, self.d = (int(n) for n in codebooks.shape)
-        self.width = self.M * self.d
-        self.fingerprint = codebooks_fingerprint(codebooks)
-        self.model_fingerprint = model_fingerprint
+        super().__init__(codebooks, model_fingerprint)
         self._items = items
         self._lists: CodewordLists | None = None
         self._lock = threading.Lock()
@@ -95,7 +79,6 @@ class MemoryIndex:
 
     @property
     def ntotal(self) -> int:
-        """Number of items."""
         return len(self._items)
 
     @property
@@ -115,7 +98,6 @@ class MemoryIndex:
         return self._items.codes
 
     def code_of(self, item: int) -> Codes | None:
-        """The code of an item, uint8 [code_size]; None if there is no such id."""
         at = int(self._items.positions_of(np.array([item], np.int64))[0])
         return None if at < 0 else self.codes[at]
 
@@ -128,112 +110,43 @@ class MemoryIndex:
             return self._lists
 
     def describe(self) -> str:
-        """One-line description of the search."""
         return f"{self.ntotal:,} items in memory"
 
     def close(self) -> None:
-        """No-op: there is no open file."""
+        """Nothing: there is no open file."""
 
     # Searching -------------------------------------------------------------------------------------------------------
 
-    def search(
-        self,
-        xq: ArrayLike,
-        k: int,
-        *,
-        nprobe: int | None = None,
-        where: Filter | None = None,
-        floor: Floats | None = None,
-        threads: int | None = None,
-        block: int = BLOCK,
-    ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query, in bounded memory.
-
-        Args:
-            xq: [Q, M*d]; positive factors do not change the order.
-            k: 1..ntotal.
-            nprobe: visit only this many lists, those of the best bounds, and more if these have fewer than ``k`` codes; the result is
-                then exact among their items, and :meth:`bound` says what others can score. Default: the exact result.
-            where: search only items that pass this filter; missing results have score -inf and id -1.
-            floor: float32 [Q], items with lower scores may be left out: the k-th scores of a search elsewhere, which results have to beat.
-            threads: for this call (default: Faiss' setting).
-            block: maximum queries per block.
-
-        Returns:
-            D float32 [Q, k], descending; I int64 [Q, k], ties in ascending order of id.
-
-        Raises:
-            UsageError: ``k``, ``nprobe``, ``threads``, ``block`` or ``where`` out of range.
-            DataError: queries empty, of another width, NaN or infinite; an invalid filter.
-        """
-        k = check_k(k, self.ntotal)
-        check_nprobe(nprobe)
-        check_block(block)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        D, rows = self._searched(queries, k, where, nprobe, floor, threads)
-        return D, self._items.ids_at(rows)
-
-    def _searched(
+    def _search(
         self,
         xq: Floats,
         k: int,
-        where: Filter | None,
         nprobe: int | None,
+        where: Filter | None,
         floor: Floats | None,
         threads: int | None,
     ) -> tuple[Floats, Ids]:
-        """Scores and row numbers of a search."""
-        if where is None:
-            return self.lists.search(xq, k, nprobe=nprobe, floor=floor, threads=threads)
-        mask = mask_of(where, self._items)
-        rows = np.flatnonzero(mask)
-        if nprobe is not None or not 0 < len(rows) * _FEW <= self.ntotal:
-            return self.lists.search(xq, k, mask=mask, nprobe=nprobe, floor=floor, threads=threads)
-        D, found = CodewordLists(self.codes[rows], self.codebooks).search(xq, k, floor=floor, threads=threads)
-        there = found >= 0
-        found[there] = rows[found[there]]
-        return D, found
+        lists, mask, rows = self.lists, None, None
+        if where is not None:
+            mask = mask_of(where, self._items)
+            passing = np.flatnonzero(mask)
+            if nprobe is None and 0 < len(passing) * _FEW <= self.ntotal:
+                lists, mask, rows = CodewordLists(self.codes[passing], self.codebooks), None, passing
+        D, found = lists.search(xq, k, mask=mask, nprobe=nprobe, floor=floor, threads=threads)
+        if rows is not None:
+            found[found >= 0] = rows[found[found >= 0]]
+        return D, self._items.ids_at(found)
 
-    def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
-        """What an item can score at most that a search for ``k`` with ``nprobe`` does not visit: float32 [Q], -inf if there is none.
+    def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
+        return self.lists.bound(xq, k, nprobe)
 
-        So a result of which the last score is above it is exact. Raises as :meth:`search`.
-        """
-        k = check_k(k, self.ntotal)
-        check_nprobe(nprobe)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        return self.lists.bound(queries, k, nprobe)
-
-    def range_search(
-        self,
-        xq: ArrayLike,
-        min_score: float,
-        *,
-        where: Filter | None = None,
-        limit: int = LIMIT,
-        threads: int | None = None,
-    ) -> tuple[Ids, Floats, Ids]:
-        """All items with an exact score of at least ``min_score``.
-
-        Returns:
-            As in Faiss: lims int64 [Q + 1], D float32, I int64; results of query i are at lims[i]:lims[i + 1], best first, ties in
-            ascending order of id.
-
-        Raises:
-            UsageError: ``min_score`` is NaN, or ``threads`` or ``where`` out of range.
-            DataError: invalid queries or filter; more than ``limit`` results.
-        """
-        min_score = check_min_score(min_score)
-        check_limit(limit)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        check_threads(threads)
+    def _range_search(
+        self, xq: Floats, min_score: float, where: Filter | None, limit: int, threads: int | None
+    ) -> Iterator[tuple[Floats, Ids]]:
         mask = None if where is None else mask_of(where, self._items)
-        lims, D, rows = joined(
-            (self.lists.range_search(query, min_score, limit, mask=mask) for query in queries),
-            min_score,
-            limit,
-        )
-        return lims, D, self._items.ids_at(rows)
+        for query in xq:
+            D, found = self.lists.range_search(query, min_score, limit, mask=mask)
+            yield D, self._items.ids_at(found)
 
     # Changing --------------------------------------------------------------------------------------------------------
 

@@ -2,136 +2,84 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from ..codes.checks import Codes, Floats, Ids, check_vectors
-from ..store import codebooks_fingerprint
+from ..codes.checks import Codes, Floats, Ids
+from .base import Index
 from .best import Best
+from .codeword_lists import best_first
 from .file import FileIndex
 from .filters import Filter
 from .manifest import Manifest
 from .memory import MemoryIndex
-from .ranges import LIMIT, check_limit, check_min_score, too_many
-from .threads import check_k, check_nprobe, check_threads
+from .ranges import too_many
 
 
-class MergedIndex(ABC):
-    """Common base of sharded indexes: checks and merging.
+class MergedIndex(Index):
+    """Common base of sharded indexes: merging.
 
     Attributes:
         manifest: of the shards.
-        codebooks: float32 [M, K, d].
-        fingerprint: of the codebooks.
-        model_fingerprint: if known.
-        width: D of the queries.
     """
 
     def __init__(self, manifest: Manifest, codebooks: Floats) -> None:
         """For sub-classes; see the attributes."""
+        super().__init__(codebooks, manifest.model_fingerprint)
         self.manifest = manifest
-        self.codebooks = codebooks
-        self.width = int(codebooks.shape[0] * codebooks.shape[2])
-        self.fingerprint = codebooks_fingerprint(codebooks)
-        self.model_fingerprint = manifest.model_fingerprint
 
     @abstractmethod
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
         """Results of ``method`` of every shard, in any order: ``search``, ``range_search``, ``bound`` or ``code_of``."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release resources; searches then fail."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def ntotal(self) -> int:
-        """Number of items."""
         return self.manifest.ntotal
 
     def describe(self) -> str:
-        """One-line description of the search."""
         return f"{len(self.manifest.shards)} shards, {self.ntotal:,} items"
 
-    def search(
+    def _search(
         self,
-        xq: ArrayLike,
+        xq: Floats,
         k: int,
-        *,
-        nprobe: int | None = None,
-        where: Filter | None = None,
-        floor: Floats | None = None,
-        threads: int | None = None,
+        nprobe: int | None,
+        where: Filter | None,
+        floor: Floats | None,
+        threads: int | None,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query, as :meth:`.memory.MemoryIndex.search` of all items; ``nprobe`` counts in each shard.
-
-        Raises:
-            UsageError, DataError: see there; or a missing, damaged or modified shard.
-        """
-        k = check_k(k, self.ntotal)
-        check_threads(threads)
-        check_nprobe(nprobe)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        best = Best(len(queries), k)
+        best = Best(len(xq), k)
         # A view: what one shard has found spares work in the next.
         floor = best.D[:, -1] if floor is None else floor
         options = {"where": where, "threads": threads, "nprobe": nprobe, "floor": floor}
-        for D, ids in self._answers("search", queries, k, **options):
+        for D, ids in self._answers("search", xq, k, **options):
             best.take(slice(None), D, ids)
         return best.D, best.found
 
-    def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
-        """As :meth:`.memory.MemoryIndex.bound`."""
-        k = check_k(k, self.ntotal)
-        check_nprobe(nprobe)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        left: Floats = np.max(list(self._answers("bound", queries, k, nprobe=nprobe)), axis=0)
+    def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
+        left: Floats = np.max(list(self._answers("bound", xq, k, nprobe=nprobe)), axis=0)
         return left
 
-    def range_search(
-        self,
-        xq: ArrayLike,
-        min_score: float,
-        *,
-        where: Filter | None = None,
-        limit: int = LIMIT,
-        threads: int | None = None,
-    ) -> tuple[Ids, Floats, Ids]:
-        """All items with at least ``min_score``, as :meth:`.memory.MemoryIndex.range_search` of all items.
-
-        Raises:
-            UsageError, DataError: see there and :meth:`search`.
-        """
-        min_score = check_min_score(min_score)
-        check_limit(limit)
-        check_threads(threads)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        owners, scores, found = [np.empty(0, np.int64)], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        total = 0
+    def _range_search(
+        self, xq: Floats, min_score: float, where: Filter | None, limit: int, threads: int | None
+    ) -> Iterator[tuple[Floats, Ids]]:
+        parts, total = [], 0
         options = {"where": where, "limit": limit, "threads": threads}
-        for lims, D, ids in self._answers("range_search", queries, min_score, **options):
-            total += len(ids)
+        for part in self._answers("range_search", xq, min_score, **options):
+            parts.append(part)
+            total += len(part[2])
             if total > limit:
                 raise too_many(min_score, limit)
-            owners.append(np.repeat(np.arange(len(queries)), np.diff(lims)))
-            scores.append(D)
-            found.append(ids)
-        owner, D, ids = np.concatenate(owners), np.concatenate(scores), np.concatenate(found)
-        order = np.lexsort((ids, -D, owner))
-        counts = np.bincount(owner, minlength=len(queries))
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), D[order], ids[order]
+        for q in range(len(xq)):
+            own = [slice(lims[q], lims[q + 1]) for lims, _, _ in parts]
+            D = np.concatenate([part[1][rows] for part, rows in zip(parts, own, strict=True)])
+            ids = np.concatenate([part[2][rows] for part, rows in zip(parts, own, strict=True)])
+            yield best_first(D, ids)
 
     def code_of(self, item: int) -> Codes | None:
-        """The code of an item, uint8 [code_size]; None if there is no such id."""
         return next((code for code in self._answers("code_of", item) if code is not None), None)
 
 

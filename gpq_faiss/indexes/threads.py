@@ -13,7 +13,6 @@ import numpy as np
 from ..codes.checks import check_count
 from ..errors import UsageError
 
-BLOCK = 1024
 _PER_THREAD = 16  # minimum queries per thread
 
 
@@ -34,11 +33,6 @@ def check_nprobe(nprobe: int | None) -> None:
     """Raises UsageError: below 1."""
     if nprobe is not None:
         check_count(nprobe, "nprobe")
-
-
-def check_block(block: int) -> None:
-    """Raises UsageError: a block below 1."""
-    check_count(block, "block of queries")
 
 
 def check_threads(threads: int | None) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,12 @@ from ..errors import MismatchError, UsageError
 from ..exported import OnnxEncoder
 from ..faissio.io import read_sidecar
 from ..faissio.model import read_description
+from ..indexes.base import Index
 from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
 from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
-from ..indexes.protocol import Index
 from ..indexes.sharded import MergedIndex
 from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
@@ -36,13 +36,16 @@ from ..store import Item
 from .queries import open_queries, own_features, query_vectors
 from .search_result import SearchResult
 
+if TYPE_CHECKING:
+    from ..gpu.index import DeviceIndex
+
 log = logging.getLogger(__name__)
 
 _QUERIES = 1 << 14
 """Queries per call, so that progress shows."""
 
 
-def open_on_device(index: str | Path, device: str, memory: str | int | None = None) -> Index:
+def open_on_device(index: str | Path, device: str, memory: str | int | None = None) -> DeviceIndex:
     """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU.
 
     The file is loaded as by :func:`open_index` and copied to the device.
@@ -130,7 +133,7 @@ def search(
             f"{index} is not a manifest of shards, which --ray needs: gpq index --out NAME.json writes one"
         )
     with contextlib.ExitStack() as stack:
-        opened: Index
+        opened: Index | DeviceIndex
         with stage("opening the index"):
             if ray is not None:
                 holders = Holders(ray, workers)
@@ -211,7 +214,7 @@ def _check_options(k: int, nprobe: int | None, min_score: float | None, device: 
 
 
 def _search_all(
-    index: Index,
+    index: Index | DeviceIndex,
     vectors: NDArray[np.float32],
     k: int,
     nprobe: int | None,

@@ -274,7 +274,7 @@ def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, form: Form, queri
         for where in (None, lambda i: i % 3 == 0, Deny(ids[:5000]), ids[:30].tolist()):
             expected = memory.search(xq, k, where=where)
             for threads in (1, 2):
-                D, found = engine.search(xq, k, where=where, threads=threads, block=17)
+                D, found = engine.search(xq, k, where=where, threads=threads)
                 assert np.array_equal(found, expected[1])
                 assert np.array_equal(D, expected[0])
 

@@ -209,8 +209,6 @@ SLIPS: list[dict[str, Any]] = [
     {"threads": 10**12},
     {"threads": 0},
     {"threads": True},
-    {"block": 1.5},
-    {"block": 0},
 ]
 
 

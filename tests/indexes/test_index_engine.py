@@ -100,7 +100,7 @@ def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
     before = faiss.omp_get_max_threads()
     for other in (
         engine.search(xq, 15, threads=2),
-        engine.search(xq.astype(np.float64), 15, block=7),
+        engine.search(xq.astype(np.float64), 15),
         tuple(np.concatenate(p) for p in zip(*(engine.search(q[None], 15) for q in xq), strict=True)),
     ):
         assert np.array_equal(other[0], D)
@@ -271,8 +271,6 @@ def test_what_cannot_be_searched_is_refused() -> None:
             engine.search(queries, 1)
     with pytest.raises(UsageError, match="threads"):
         engine.search(ones, 1, threads=0)
-    with pytest.raises(UsageError, match="block"):
-        engine.search(ones, 1, block=0)
     with pytest.raises(UsageError, match="choose from"):
         engine.to_faiss("best")
     with pytest.raises(DataError, match="no codes"):
