@@ -39,7 +39,7 @@ DEPTH = 3
 _ALL = 1 << 62
 _LARGE = 1e30  # |q|^2 from which scores might overflow
 _MOST = 8192  # maximum size of a shortlist
-_AGAIN = 64  # of so many queries, one tries the lists where they spared nothing of late
+_AGAIN = 64  # of so many queries, one tries the lists where they cost more than scans of late
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
 
@@ -312,7 +312,7 @@ class CodewordLists(ListSearch):
         self._cells = (self.names[cells, 0].copy(), np.append(cells, self.lists))
         self._whole: Any = None
         self._more: dict[int, float] = {}  # size of a shortlist in excess of k
-        self._given_up = 0.0  # share of the queries of late
+        self._cost = 0.0  # of a query by the lists of late, in scans of all codes
 
     def search(
         self,
@@ -349,7 +349,7 @@ class CodewordLists(ListSearch):
         def run(part: slice) -> None:
             fill(xq[part], least[part], D[part], found[part])
 
-        in_parallel(run, len(xq), 256 if self._given_up > 0.5 else 16, threads)
+        in_parallel(run, len(xq), 256 if self._cost > 1 else 16, threads)
         return D, found
 
     def _search_some(
@@ -371,28 +371,21 @@ class CodewordLists(ListSearch):
         self, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
     ) -> None:
         n, able = len(xq), self.K <= 16 and not len(passing) and 8 * k <= self.distinct
-        budget = self.distinct // 16 + 4096 if able else _ALL
         self.searched += n
-        if (
-            able and self._given_up > 0.5
-        ):  # the lists spared nothing of late: try them with one query now and then
-            if self.searched % _AGAIN < n:
-                first = slice(0, 1)
-                self._learn(
-                    self._listed(k, passing, budget, xq[first], floor[first], D[first], found[first]), 1
-                )
-            left = self._scanned(k, xq, floor, D, found)
-        else:
+        if not able:
+            self._listed(k, passing, _ALL, xq, floor, D, found)
+            return
+        budget = self.distinct // 16 + 1024  # rows that take about as long as a scan
+        if self._cost <= 1:
             left = self._listed(k, passing, budget, xq, floor, D, found)
-            self._learn(left, n)
             if len(left):
                 left = _of_some(partial(self._scanned, k), left, xq, floor, D, found)
+        else:
+            if self.searched % _AGAIN < n:  # one query now and then
+                self._listed(k, passing, budget, xq[:1], floor[:1], D[:1], found[:1])
+            left = self._scanned(k, xq, floor, D, found)
         if len(left):
             _of_some(partial(self._listed, k, passing, _ALL), left, xq, floor, D, found)
-
-    def _learn(self, given_up: Ids, n: int) -> None:
-        """How many of the last ``n`` queries the lists gave up."""
-        self._given_up += (1 - 0.5**n) * (len(given_up) / n - self._given_up)
 
     def _listed(
         self,
@@ -405,12 +398,16 @@ class CodewordLists(ListSearch):
         found: Ids,
     ) -> Ids:
         """Fill the results by the lists; the queries that took more than ``budget`` rows."""
-        given_up = np.empty(len(xq), np.bool_)
-        self.scored += kernels.search(
+        n, too_long = len(xq), np.empty(len(xq), np.bool_)
+        rows = kernels.search(
             xq, self._books, self.P, self.names, self._cells, self._ends, self._tree, passing, k, floor, budget,
-            D, found, given_up,
+            D, found, too_long,
         )  # fmt: skip
-        return given_up.nonzero()[0]
+        self.scored += rows
+        left = too_long.nonzero()[0]
+        if budget < _ALL:
+            self._cost += (1 - 0.9**n) * ((rows / budget + len(left)) / n - self._cost)
+        return left
 
     def _scanned(self, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
         """Fill the results by scans of all codes; the queries whose results are not proven."""
