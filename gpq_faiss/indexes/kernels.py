@@ -147,35 +147,41 @@ def _heads(
 
 
 @_compiled
-def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Number) -> Number:
-    """Put an item into a heap of at most k, the worst first: the lowest score, of equal ones the largest item."""
+def _sink(D: Floats, found: Ids, n: Number, score: Number, item: Number) -> None:
+    """Put an item into a heap of n in place of the first, the worst: the lowest score, of equal ones the largest item."""
     at = 0
-    if n < k:
-        at = n
-        n += 1
-        while at > 0:
-            above = (at - 1) >> 1
-            if D[above] > score or (D[above] == score and found[above] < item):
-                D[at], found[at] = D[above], found[above]
-                at = above
-            else:
-                break
-    else:
-        while True:
-            below = 2 * at + 1
-            if below >= k:
-                break
-            if below + 1 < k and (
-                D[below + 1] < D[below] or (D[below + 1] == D[below] and found[below + 1] > found[below])
-            ):
-                below += 1
-            if D[below] < score or (D[below] == score and found[below] > item):
-                D[at], found[at] = D[below], found[below]
-                at = below
-            else:
-                break
+    while True:
+        below = 2 * at + 1
+        if below >= n:
+            break
+        if below + 1 < n and (
+            D[below + 1] < D[below] or (D[below + 1] == D[below] and found[below + 1] > found[below])
+        ):
+            below += 1
+        if D[below] < score or (D[below] == score and found[below] > item):
+            D[at], found[at] = D[below], found[below]
+            at = below
+        else:
+            break
     D[at], found[at] = score, item
-    return n
+
+
+@_compiled
+def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Number) -> Number:
+    """Put an item into a heap of at most k (:func:`_sink`); its new size."""
+    if n == k:
+        _sink(D, found, n, score, item)
+        return n
+    at = n
+    while at > 0:
+        above = (at - 1) >> 1
+        if D[above] > score or (D[above] == score and found[above] < item):
+            D[at], found[at] = D[above], found[above]
+            at = above
+        else:
+            break
+    D[at], found[at] = score, item
+    return n + 1
 
 
 @_compiled
@@ -189,23 +195,8 @@ def _clear(D: Floats, found: Ids) -> None:
 def order(D: Floats, found: Ids, n: Number) -> None:
     """Turn a heap of n into a list, the best first."""
     for end in range(n - 1, 0, -1):
-        score, item = D[end], found[end]
-        last, worst = D[0], found[0]
-        at = 0
-        while True:
-            below = 2 * at + 1
-            if below >= end:
-                break
-            if below + 1 < end and (
-                D[below + 1] < D[below] or (D[below + 1] == D[below] and found[below + 1] > found[below])
-            ):
-                below += 1
-            if D[below] < score or (D[below] == score and found[below] > item):
-                D[at], found[at] = D[below], found[below]
-                at = below
-            else:
-                break
-        D[at], found[at] = score, item
+        score, item, last, worst = D[end], found[end], D[0], found[0]
+        _sink(D, found, end, score, item)
         D[end], found[end] = last, worst
 
 
