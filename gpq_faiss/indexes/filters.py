@@ -1,4 +1,4 @@
-"""Filters of search results: lists of ids, bitmaps and predicates."""
+"""Filters of search results: lists of ids and predicates."""
 
 from __future__ import annotations
 
@@ -69,39 +69,8 @@ class Deny:
         return ~Allow(id_list(self.ids, "denied ids")).mask(items)
 
 
-@dataclass(frozen=True, eq=False)
-class Bitmap:
-    """Filter: ids whose bit is set, in bool [m], or uint8 [ceil(m / 8)] with the least significant bit first (as in Faiss).
-
-    Ids below 0 or beyond the bitmap do not pass.
-    """
-
-    bits: NDArray[Any]
-
-    def mask(self, items: IdMap) -> NDArray[np.bool_]:
-        """bool [n] over the items. Raises DataError: not a bitmap."""
-        bits = np.asarray(self.bits)
-        if bits.ndim != 1 or bits.dtype not in (np.bool_, np.uint8):
-            raise DataError(f"bitmap: {bits.dtype} {bits.shape}, expected one dimension of bool or uint8")
-        packed = bits.dtype == np.uint8
-        ids = items.ids
-        mask = (ids >= 0) & (ids < len(bits) * (8 if packed else 1))
-        inside = ids[mask]
-        mask[mask] = (bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 if packed else bits[inside]
-        return mask
-
-
 Filter = (
-    Allow
-    | Deny
-    | Bitmap
-    | Predicate
-    | NDArray[Any]
-    | list[int]
-    | tuple[int, ...]
-    | set[int]
-    | frozenset[int]
-    | range
+    Allow | Deny | Predicate | NDArray[Any] | list[int] | tuple[int, ...] | set[int] | frozenset[int] | range
 )
 """Argument ``where``: one of these classes, a predicate, or an array, list, tuple, set or range of allowed ids (as :class:`Allow`)."""
 
@@ -113,14 +82,12 @@ def mask_of(where: Filter, items: IdMap) -> NDArray[np.bool_]:
         UsageError: not a filter.
         DataError: a wrong type of array, or a predicate that does not return bool [n].
     """
-    if isinstance(where, Allow | Deny | Bitmap):
+    if isinstance(where, Allow | Deny):
         return where.mask(items)
     if isinstance(where, np.ndarray | list | tuple | set | frozenset | range):
         return Allow(where).mask(items)
     if not callable(where):
-        raise UsageError(
-            f"where = {type(where).__name__}: give ids, Allow, Deny, Bitmap or a function of ids"
-        )
+        raise UsageError(f"where = {type(where).__name__}: give ids, Allow, Deny or a function of ids")
     mask = np.asarray(where(items.ids.copy()))
     if mask.shape != (len(items),) or mask.dtype != np.bool_:
         raise DataError(

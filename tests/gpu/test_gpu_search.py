@@ -25,7 +25,7 @@ from gpq_faiss.gpu import lists
 from gpq_faiss.gpu.index import to_gpu, to_torch
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import device_of
-from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
+from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 
 Made = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -215,12 +215,6 @@ def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.Monke
 # Filters -------------------------------------------------------------------------------------------------------------
 
 
-def bits_of(ids: np.ndarray, size: int) -> np.ndarray:
-    bits = np.zeros(size, np.bool_)
-    bits[ids] = True
-    return bits
-
-
 @on_devices
 def test_every_form_of_a_filter_as_on_the_cpu(device: str) -> None:
     codes, Z, _, xq = items(1, 6, n=1000, distinct=80)
@@ -228,12 +222,9 @@ def test_every_form_of_a_filter_as_on_the_cpu(device: str) -> None:
     engine = MemoryIndex.build(codes, Z, ids)
     index = put(engine, device, parts=2)
     some = ids[::3]
-    low = some[some < 800]
     ways: list[tuple[Any, Callable[[np.ndarray], np.ndarray]]] = [
         (Allow([*some.tolist(), -5, 10**15]), lambda i: np.isin(i, some)),  # ids of nobody are ignored
         (Deny(some), lambda i: ~np.isin(i, some)),
-        (Bitmap(bits_of(some, 3000)), lambda i: np.isin(i, some)),
-        (Bitmap(np.packbits(bits_of(low, 800), bitorder="little")), lambda i: np.isin(i, low)),
         (lambda i: (i[::-1] % 7 == 2)[::-1], lambda i: i % 7 == 2),
         (some, lambda i: np.isin(i, some)),
         (some.tolist(), lambda i: np.isin(i, some)),

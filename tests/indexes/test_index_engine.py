@@ -10,7 +10,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.indexes.codeword_lists import CodewordLists
-from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
+from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 
@@ -111,16 +111,12 @@ def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
 def filters(ids: np.ndarray, rng: np.random.Generator):
     some = rng.choice(ids, 300, replace=False)
     few = rng.choice(ids, 5, replace=False)
-    bits = rng.random(int(ids.max()) + 50) < 0.7
     yield Allow(np.append(some, 10**15)), np.isin(ids, some)
     yield some, np.isin(ids, some)
     yield few.tolist(), np.isin(ids, few)
     yield Deny(few), ~np.isin(ids, few)
     yield Deny([]), np.ones(len(ids), bool)
     yield Allow([]), np.zeros(len(ids), bool)
-    yield Bitmap(bits), bits[ids]
-    yield Bitmap(np.packbits(bits, bitorder="little")), bits[ids]
-    yield Bitmap(bits[:2000]), np.where(ids < 2000, bits[np.minimum(ids, 1999)], False)
     yield (lambda i: i % 3 == 0), ids % 3 == 0
 
 
@@ -150,7 +146,6 @@ def test_filters_that_are_none_are_refused() -> None:
         ("abc", UsageError, "where = str"),
         (Allow([0.5]), DataError, "allowed ids"),
         (Deny(np.zeros((2, 2), int)), DataError, "denied ids"),
-        (Bitmap(np.zeros(3)), DataError, "bitmap"),
         (lambda ids: ids, DataError, "filter function"),
         (lambda ids: np.ones(2, bool), DataError, "filter function"),
     ):
