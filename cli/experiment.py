@@ -96,7 +96,7 @@ def _grid_options(command: Any) -> Any:
 @experiment.command(
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
-GRID is table2, table3, ablation, pairs, likeness, sensitivity, scale, tsne or voronoi, or a TOML file. Finished runs are skipped,
+GRID is table2, table3, ablation, pairs, likeness, sensitivity, tsne or voronoi, or a TOML file. Finished runs are skipped,
 interrupted ones are resumed, and a failed run does not stop the others (the exit code is then 1).
 
 \b
@@ -130,11 +130,8 @@ def run(grid: str, data: str, config_file: str | None, **options: Any) -> None:
     from gpq_faiss import config as settings
     from gpq_faiss.experiment.grid import read_grid
     from gpq_faiss.experiment.run import run_experiment
-    from gpq_faiss.methods.registry import METHODS
 
     changes = {key: options.pop(key) for key in _OF_THE_GRID}
-    if changes["methods"] == ("all",):
-        changes["methods"] = tuple(METHODS)
     chosen = read_grid(grid).with_options(**changes)
     base = settings.preset(chosen.preset)
     if config_file is not None:
@@ -147,8 +144,6 @@ def run(grid: str, data: str, config_file: str | None, **options: Any) -> None:
     with only_warnings("gpq_faiss.training.loop"):
         summary = run_experiment(chosen, data, base=settings.validate(base), **options)
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
-    if summary.elsewhere:
-        parts.append(f"{len(summary.elsewhere):,} in progress in another process")
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
     emit(f"{summary.folder}: {'; '.join(parts)}")
     if summary.failed:
@@ -169,19 +164,11 @@ Examples:
   gpq experiment report table2
   gpq experiment report table2 --format markdown --plots table2/plots --out table2/report.md
   gpq experiment report table2 --format latex --table map
-  gpq experiment report table2 --format html --out table2.html
 """
 )
 @click.argument("folder")
-@format_option(
-    "markdown",
-    "latex",
-    "csv",
-    "json",
-    "html",
-    note="; csv has one table, html is a page with pictures and needs --out",
-)
-@click.option("--table", help="Only this table: map, published, likeness, depth, pr, seconds, grid or scale.")
+@format_option("markdown", "latex", "csv", "json", note="; csv has one table")
+@click.option("--table", help="Only this table: map, depth, pr or seconds.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
 @click.option(
     "--picture-format",
@@ -191,11 +178,6 @@ Examples:
     help="Format of the pictures.",
 )
 @click.option("--images", metavar="DATA", help="The images of the data: adds galleries to the pictures.")
-@click.option(
-    "--published",
-    metavar="CSV",
-    help="Published figures to compare with: a CSV with method,12,24,... or with data_set,protocol,method,bits,map.",
-)
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
 @data_options
@@ -206,7 +188,6 @@ def report(
     plots: str | None,
     picture_format: str,
     images: str | None,
-    published: str | None,
     out: str | None,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -215,33 +196,18 @@ def report(
     from pathlib import Path
 
     from gpq_faiss.experiment.pictures import draw_experiment
-    from gpq_faiss.experiment.published import read_published
-    from gpq_faiss.experiment.report import report_experiment, save_report_page
-    from gpq_faiss.experiment.run import read_about
+    from gpq_faiss.experiment.report import report_experiment
     from gpq_faiss.files import check_output
 
-    if format_ == "html" and (out is None or table is not None or plots is not None):
-        raise UsageError(
-            "--format html is a page of all tables and pictures: give --out FILE.html, no --table and no --plots"
-        )
-    if images is not None and plots is None and format_ != "html":
+    if images is not None and plots is None:
         raise UsageError("--images adds to the pictures: give --plots as well")
     if out is not None:
         check_output(out, overwrite=overwrite)
-    beside = None
-    if published is not None:
-        about = read_about(folder)
-        beside = read_published(published, about["data"]["name"], about["protocol"])
-    shown = None if images is None else open_dataset(images, data_args)
-    if format_ == "html":
-        page = save_report_page(folder, out or "", published=beside, images=shown, overwrite=overwrite)
-        emit(str(page))
-        return
-    drawn = {}
+    pictures = {}
     if plots is not None:
+        shown = None if images is None else open_dataset(images, data_args)
         drawn = draw_experiment(folder, plots, images=shown, ending=picture_format, overwrite=overwrite)
-    start = Path(out).parent if out is not None else Path()
-    pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
+        start = Path(out).parent if out is not None else Path()
+        pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
     form: Any = {"table": "text"}.get(format_, format_)
-    text = report_experiment(folder, form, table=table, published=beside, pictures=pictures)
-    emit(text.removesuffix("\n"), out)
+    emit(report_experiment(folder, form, table=table, pictures=pictures).removesuffix("\n"), out)

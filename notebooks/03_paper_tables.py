@@ -62,12 +62,7 @@ preset = "recommended"
 committee = 2
 committee_hidden = 128
 
-[config.training]{SMALL}
-[settings.gpq.posterior]    # the preset of this method is its own
-committee = 2
-committee_hidden = 128
-
-[settings.gpq.training]{SMALL}"""
+[config.training]{SMALL}"""
 grid = run / "small.toml"
 grid.write_text(GRID)
 summary = gpq.run_experiment(grid, digits, run / "table2")
@@ -181,4 +176,4 @@ display(Image(run / "plots" / "voronoi.png", width=560))
 
 # %% [markdown]
 # What these figures are not: those of the paper. Its tables are of CIFAR-10 and NUS-WIDE images, of convolutional networks and of
-# longer trainings. `docs/experiments.md` says how to run the whole grids, and how to put published figures beside them.
+# longer trainings. `docs/experiments.md` says how to run the whole grids.

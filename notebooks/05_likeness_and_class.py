@@ -26,7 +26,6 @@ digits = gpq.open_data("digits")
 #
 # - **mAP** asks for the class: the mean average precision of whole rankings, relevant is what has the query's class.
 # - **NN10@100** asks for likeness: the share of a query's ten nearest images, by cosine of the pixels, among its first 100 results.
-# - **distinct** counts the different images among the first ten results of all 100 queries, 1,000 at most.
 
 # %%
 WEIGHTS = (0.0, 0.02, 0.1, 0.5)
@@ -49,7 +48,6 @@ for weight in WEIGHTS:
             ),
             "mAP": row.ranking.map,
             "NN10@100": row.likeness.nn10_at_100,
-            "distinct": row.likeness.distinct_in_tops,
         }
         for name, row in found.measured.items()
     ]

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from ..config import from_dict
 from ..data.base import Dataset
-from ..data.protocols import Split
+from ..data.protocols import Split, make_split
 from ..data.reader import Reader
 from ..errors import DataError, UsageError
 from ..evaluation.grouping import distinct_rows
@@ -33,7 +33,7 @@ from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_
 from ..methods.registry import find_method, make_builder
 from ..training.loop import Fitted, RunOptions, fit
 from ..training.vectors import embed_rows
-from .specs import RunSpec
+from .runs import RunSpec
 
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """The k of precision and recall, up to the size of the database."""
@@ -89,11 +89,7 @@ def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
 
 
 def compute(
-    spec: RunSpec,
-    dataset: Dataset,
-    partial: Path,
-    options: RunOptions,
-    cache: TrainingCache | None = None,
+    spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: TrainingCache
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Compute a run: the arrays of its file, and its attributes, as far as they are measured.
 
@@ -107,30 +103,28 @@ def compute(
     Raises:
         GpqError: from the method, the data or the device.
     """
-    split = spec.split(dataset)
+    split = make_split(dataset, **spec.split_args)
     if not len(split.query) or not len(split.database):
         raise UsageError(
-            f"{dataset.name}: labelled {spec.labelled} leaves {len(split.query):,} queries and {len(split.database):,} items to "
-            "search: label fewer"
+            f"{dataset.name}: labelled {spec.split_args['labelled']} leaves {len(split.query):,} queries and "
+            f"{len(split.database):,} items to search: label fewer"
         )
     labels, image_size = dataset.require_labels(), native_image_size(dataset)
     # Items whose vectors are stored: the same for all methods of a seed.
-    order = np.random.default_rng([spec.seed, _VECTOR_STREAM]).permutation(split.database)
-    roles: dict[str, Any] = {"database": split.database, "keep": order[: spec.vectors]}
+    keep = np.random.default_rng([spec.seed, _VECTOR_STREAM]).permutation(split.database)[: spec.vectors]
     with one_thread():
         if find_method(spec.method).deep:
-            coded = _train_and_encode(
-                spec, dataset, split, partial, options, cache or TrainingCache(), **roles
-            )
+            coded = _train_and_encode(spec, dataset, split, partial, options, cache, keep)
         else:
             how = (spec.method, spec.bits or 32, spec.seed, dataset, split)
-            coded = fit_and_encode(*how, image_size=image_size, queries=split.query, **roles)
+            roles = {"queries": split.query, "database": split.database, "keep": keep}
+            coded = fit_and_encode(*how, image_size=image_size, **roles)
         start = time.perf_counter()
         ks = [k for k in KS if k <= len(coded.base_rows)]
         ranking = coded.rank(labels, ks=ks, levels=RECALL_LEVELS)
         ranked = time.perf_counter() - start
-        neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows, labels)
-        like = None if neighbours is None else coded.likeness(neighbours, dataset)
+        neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
+        like = None if neighbours is None else coded.likeness(neighbours)
         top = top_rows(coded.score, coded.codes, len(coded.query_rows), min(TOP, len(coded.base_rows)))
     seconds = {"fit": coded.fit_seconds, "encode": coded.encode_seconds, "rank": ranked}
     attributes = {
@@ -162,8 +156,6 @@ def _train_and_encode(
     partial: Path,
     options: RunOptions,
     cache: TrainingCache,
-    *,
-    database: Rows,
     keep: Rows,
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
@@ -188,7 +180,7 @@ def _train_and_encode(
             vectors, ok = embed_rows(method, reader, rows, options.device)
             return vectors, rows[ok]
 
-        found = encode_blocks(coder, database, read, keep)
+        found = encode_blocks(coder, split.database, read, keep)
     found["encode_seconds"] = time.perf_counter() - start  # the network's part of it too
     extra = {
         "steps": fitted.run.step,
@@ -203,15 +195,7 @@ def _train_and_encode(
 def top_rows(
     score: ScoreFunction, codes: NDArray[np.uint8], n_queries: int, k: int, memory: int = 128 << 20
 ) -> Rows:
-    """Database rows of the k best items of every query, int64 [Q, k]; ties by row.
-
-    Args:
-        score: score function of distinct codes.
-        codes: uint8 [N, W].
-        n_queries: Q.
-        k: at most N.
-        memory: bytes per block of scores.
-    """
+    """Database rows of the k <= N best items of every query, int64 [Q, k], by a score function of distinct codes; ties by row."""
     distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
     top = np.empty((n_queries, k), np.int64)
     block = max(1, memory // (8 * len(distinct)))
@@ -226,7 +210,7 @@ def top_rows(
 
 
 def _arrays(coded: Coded, ranking: RankingResult, dataset: Dataset, top: Rows) -> dict[str, NDArray[Any]]:
-    labels, base_ids = dataset.require_labels(), dataset.ids[coded.base_rows]
+    labels = dataset.require_labels()
     arrays: dict[str, NDArray[Any]] = {
         "ap": ranking.ap,
         "ks": np.array(list(ranking.precision), np.int64),
@@ -234,25 +218,19 @@ def _arrays(coded: Coded, ranking: RankingResult, dataset: Dataset, top: Rows) -
         "recall": np.array(list(ranking.recall.values())),
         "pr_recall": ranking.pr_recall,
         "pr_precision": ranking.pr_precision,
-        "query_rows": coded.query_rows,
-        "query_ids": dataset.ids[coded.query_rows],
-        "query_labels": labels.take(coded.query_rows).packed,
-        "database_rows": coded.base_rows,
-        "database_ids": base_ids,
-        "database_labels": labels.take(coded.base_rows).packed,
-        "top_ids": base_ids[top],
+        "top_ids": dataset.ids[coded.base_rows[top]],
     }
+    for side, rows in (("query", coded.query_rows), ("database", coded.base_rows)):
+        arrays |= {f"{side}_rows": rows, f"{side}_ids": dataset.ids[rows]}
+        arrays[f"{side}_labels"] = labels.take(rows).packed
     # Faiss cannot write LOPQ's index, which is made of several; such a run is ranked again from its method alone.
     with contextlib.suppress(DataError):
         arrays |= {"index": to_bytes(coded.coder.index()), "search_input": coded.coder.search_input(coded.xq)}
     if coded.codes.shape[1] <= MAX_CODE_BYTES:
         arrays["codes"] = coded.codes
     if len(coded.vector_rows):
-        arrays |= {
-            "vectors": coded.vectors,
-            "vector_rows": coded.vector_rows,
-            "vector_labels": labels.take(coded.vector_rows).packed,
-        }
+        packed = labels.take(coded.vector_rows).packed
+        arrays |= {"vectors": coded.vectors, "vector_rows": coded.vector_rows, "vector_labels": packed}
     if isinstance(coded.coder, ProductCoder):
         arrays["codebooks"] = coded.coder.codebooks
     return arrays

@@ -1,27 +1,20 @@
-"""Definition of an experiment: methods x code lengths x seeds x variations of the settings, read from TOML.
+"""An experiment: methods x code lengths x seeds x variations of the settings, read from TOML (``grids/`` has the built-in ones).
 
-``docs/experiments.md`` shows a grid file. Its keys are the fields of :class:`Grid` and :class:`Variation`; ``[[variation]]`` runs the
-methods again with something changed, ``[product]`` makes a variation of each combination of settings, and others are errors.
-
-Without ``[[variation]]`` and ``[product]`` there is a single variation without changes. A method that is not a network has none of
-these settings: of variations that differ in nothing else, it is in the first.
+docs/experiments.md shows a grid file. Its keys are the fields of :class:`Grid` and :class:`Variation`; ``[[variation]]`` runs the methods
+again with something changed, and ``[product]`` makes a variation of each combination of settings.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ..config import MOST_SEED, Config, merge, preset, to_dict
 from ..data.protocols import check_protocol
@@ -29,127 +22,83 @@ from ..errors import UsageError, unknown
 from ..inputs import read_toml
 from ..methods.registry import METHODS, find_method, method_names
 
-Kind = Literal["table", "ablation", "sensitivity", "scale", "tsne", "voronoi"]
-Changes = dict[StrictStr, Any]
+Changes = dict[str, Any]
 """Settings as in a run's TOML: ``{"loss": {"lambda2": 0.0}}``."""
-Names = tuple[StrictStr, ...]
-Size = Annotated[StrictInt, Ge(1)]
 
 BUILT_IN = Path(__file__).parent / "grids"
-_MOST_COMBINATIONS = 100_000
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+_MOST_COMBINATIONS = 10_000
 # Settings for which a grid has its own key -> the key.
 _OF_THE_GRID = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Variation:
-    """Changes to the settings of methods, or to the number of ``unlabelled`` items and of those in the ``database``; None: the grid's
-    value, or all items. The name is empty where nothing is changed."""
-
-    name: StrictStr = ""
-    config: Changes = field(default_factory=dict)
-    methods: Names | None = None
-    preset: StrictStr | None = None
-    unlabelled: Size | None = None
-    database: Size | None = None
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Grid:
+class Variation(_Strict):
+    """Changes to the settings of methods; None: the grid's value. The name is empty where nothing is changed."""
+
+    name: str = ""
+    config: Changes = {}
+    methods: tuple[str, ...] | None = None
+    preset: str | None = None
+
+
+class Grid(_Strict):
     """An experiment.
 
     Attributes:
         title: heads the report.
-        kind: what the report shows.
+        kind: which pictures it has.
         methods: short names.
         seeds: of split, weights and batches.
         labelled: each in turn; None: the protocol's own number; ``queries``, of protocol 1, likewise.
         preset: of the trained methods.
         vectors: items of the database whose vectors are kept, for pictures.
-        config, settings: settings of all trained methods, and of single ones, as in a run's TOML.
+        config: settings of all trained methods, as in a run's TOML.
 
     Raises:
         UsageError: an invalid value; the message names its key.
     """
 
-    name: StrictStr
-    title: StrictStr
-    kind: Kind = "table"
-    methods: Names = ("gpq",)
-    bits: tuple[Annotated[StrictInt, Ge(1), Le(4096)], ...] = (12, 24, 32, 48)
-    seeds: tuple[Annotated[StrictInt, Ge(0), Le(MOST_SEED)], ...] = (0,)
-    protocol: StrictStr = "1"
-    labelled: tuple[StrictStr | None, ...] = (None,)
-    queries: StrictStr | None = None
-    preset: StrictStr = "recommended"
-    vectors: Annotated[StrictInt, Ge(0)] = 0
-    config: Changes = field(default_factory=dict)
-    settings: dict[StrictStr, Changes] = field(default_factory=dict)
-    variations: tuple[Variation, ...] = (Variation(),)
+    name: str
+    title: str
+    kind: Literal["table", "ablation", "sensitivity", "tsne", "voronoi"] = "table"
+    methods: tuple[str, ...] = ("gpq",)
+    bits: tuple[Annotated[int, Ge(1), Le(4096)], ...] = (12, 24, 32, 48)
+    seeds: tuple[Annotated[int, Ge(0), Le(MOST_SEED)], ...] = (0,)
+    protocol: str = "1"
+    labelled: tuple[str | None, ...] = (None,)
+    queries: str | None = None
+    preset: str = "recommended"
+    vectors: Annotated[int, Ge(0)] = 0
+    config: Changes = {}
+    variation: tuple[Variation, ...] = (Variation(),)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Grid:
         if check_protocol(self.protocol) == "none":
             raise UsageError(
                 "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
             )
-        names = [variation.name for variation in self.variations]
-        for what in ("methods", "bits", "seeds", "labelled"):
-            values = getattr(self, what)
+        lists = {what: getattr(self, what) for what in ("methods", "bits", "seeds", "labelled")}
+        for what, values in (lists | {"variation": [each.name for each in self.variation]}).items():
             if not values or len(set(values)) < len(values):
                 wrong = "has an entry twice" if values else "is empty: give at least one"
                 raise UsageError(f"grid {self.name}: {what} {wrong}")
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(f"grid {self.name}: two variations are named '{name}': rename one")
-        for name in self.settings:
-            if not find_method(name).deep:
-                raise UsageError(
-                    f"settings.{name}: only networks have settings, and {name} is not one: leave it out"
-                )
-        for variation in self.variations:
+        for variation in self.variation:
             base = preset(variation.preset or self.preset)
             for name in (*self.methods, *(variation.methods or ())):
                 find_method(name)
-            for changes in (self.config, variation.config, *self.settings.values()):
+            for changes in (self.config, variation.config):
                 merge(base, changes)
                 refuse_the_grids_own(changes)
-        shown = {"sensitivity": "loss.lambda1 and loss.lambda2", "scale": "the numbers of items"}
-        if self.kind in shown and len({self._not_shown(variation) for variation in self.variations}) > 1:
-            raise UsageError(
-                f"grid {self.name}: a report of kind {self.kind} shows {shown[self.kind]} and nothing else that variations "
-                'change: take kind = "ablation"'
-            )
+        return self
 
-    def _not_shown(self, variation: Variation) -> str:
-        """The changes of a variation that a report of this kind does not show."""
-        items = (variation.unlabelled, variation.database)
-        config = variation.config
-        if self.kind == "sensitivity":
-            loss = {k: v for k, v in config.get("loss", {}).items() if k not in ("lambda1", "lambda2")}
-            config = config | {"loss": loss}
-        else:
-            items = (None, None)
-        return json.dumps([config, variation.preset or self.preset, items], sort_keys=True, default=str)
-
-    def methods_of(self, variation: Variation) -> tuple[str, ...]:
+    def methods_of(self, variation: Variation) -> list[str]:
         """Methods of a variation, in the order of the paper's tables."""
-
-        def has(name: str, other: Variation) -> bool:
-            return name in (self.methods if other.methods is None else other.methods)
-
-        def items(other: Variation) -> tuple[Any, ...]:
-            return other.unlabelled, other.database
-
-        before = self.variations[: self.variations.index(variation)]
-        before = tuple(other for other in before if items(other) == items(variation))
-        return tuple(
-            name
-            for name in method_names()
-            if name in self.methods
-            and has(name, variation)
-            and (find_method(name).deep or not any(has(name, other) for other in before))
-        )
+        wanted = self.methods if variation.methods is None else variation.methods
+        return [name for name in method_names() if name in self.methods and name in wanted]
 
     def with_options(self, **changes: Any) -> Grid:
         """A copy with the given fields that are not None; a protocol in the title is replaced, too."""
@@ -157,8 +106,7 @@ class Grid:
         title = self.title.replace(
             f"protocol {self.protocol}", f"protocol {given.get('protocol', self.protocol)}"
         )
-        with _in_one_line():
-            return dataclasses.replace(self, **({"title": title} | given))
+        return _grid(self.model_dump() | {"title": title} | given)
 
 
 def refuse_the_grids_own(changes: Mapping[str, Any]) -> None:
@@ -199,56 +147,45 @@ def grid_from(values: Mapping[str, Any], name: str) -> Grid:
         UsageError: an unknown key, or an invalid value.
     """
     given = {"name": name, "title": name, **values}
-    if {"name", "variations"} & values.keys():
-        raise UsageError("name is the file's, and variations are written as [[variation]]")
-    variations = given.pop("variation", [])
-    if not isinstance(variations, list) or not all(isinstance(each, dict) for each in variations):
-        raise UsageError("variation: write [[variation]] and its keys below")
-    variations = [*variations, *_products(given.pop("product", {}))]
-    if given.get("methods") == ["all"]:
-        given["methods"] = tuple(METHODS)
-    if variations:
-        given["variations"] = variations
-    with _in_one_line():
-        return TypeAdapter(Grid).validate_python(given)
+    combinations, variations = _product(given.pop("product", {})), given.get("variation", [])
+    if combinations and isinstance(variations, list):
+        given["variation"] = variations + combinations
+    return _grid(given)
 
 
-@contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Context in which the first wrong value is a UsageError."""
+def _grid(values: dict[str, Any]) -> Grid:
+    if values.get("methods") in (["all"], ("all",)):
+        values["methods"] = list(METHODS)
     try:
-        yield
+        # Through JSON, where a list becomes a tuple and nothing else is converted.
+        return Grid.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        *section, key = map(str, first["loc"])
-        name = ".".join([*section, key]).replace("variations.", "variation ")
-        value, what = first["input"], first["msg"][0].lower() + first["msg"][1:]
-        if "extra" in first["type"] or "unexpected" in first["type"]:
-            known = [field.name for field in dataclasses.fields(Variation if section else Grid)]
-            raise UsageError(unknown(f"key '{name}'", key, known)) from None
-        if first["type"] == "tuple_type" and isinstance(value, str | int):
-            what += f": write {key} = [{json.dumps(value)}]"
-        raise UsageError(f"{name} = {repr(value)[:60]}: {what}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"settings that cannot be read: {error}") from None
+    *section, key = map(str, first["loc"])
+    name = ".".join([*section, key])
+    if first["type"] == "extra_forbidden":
+        known = (Variation if section else Grid).model_fields
+        raise UsageError(unknown(f"key '{name}'", key, known))
+    raise UsageError(f"{name} = {repr(first['input'])[:60]}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
-def _products(product: Any) -> list[dict[str, Any]]:
+def _product(settings: Any) -> list[dict[str, Any]]:
     """One variation per combination of the values of dotted settings."""
-    if not isinstance(product, dict):
-        raise UsageError("product: write [product] and its settings below")
-    for key, values in product.items():
-        if not all(key.partition(".")):
-            raise UsageError(f'product: "{key}": write section and setting, as in "loss.lambda1"')
-        if not isinstance(values, list) or not values:
-            raise UsageError(f"product: {key} = {values!r}: a list of values is expected")
-    if math.prod(map(len, product.values())) > _MOST_COMBINATIONS:
+    if not isinstance(settings, dict) or not all(
+        "." in key and values and isinstance(values, list) for key, values in settings.items()
+    ):
+        raise UsageError('product: write lists of values of settings, as "loss.lambda1" = [0.0, 0.1]')
+    if math.prod(map(len, settings.values())) > _MOST_COMBINATIONS:
         raise UsageError(f"product: more than {_MOST_COMBINATIONS:,} combinations")
     made = []
-    for combination in itertools.product(*product.values()) if product else ():
+    for combination in itertools.product(*settings.values()) if settings else ():
         config: Changes = {}
-        named = [(*key.split(".", 1), value) for key, value in zip(product, combination, strict=True)]
-        for section, setting, value in named:
+        chosen = [(*key.split(".", 1), value) for key, value in zip(settings, combination, strict=True)]
+        for section, setting, value in chosen:
             config.setdefault(section, {})[setting] = value
-        made.append({"name": ", ".join(f"{s} = {value}" for _, s, value in named), "config": config})
+        made.append({"name": ", ".join(f"{s} = {value}" for _, s, value in chosen), "config": config})
     return made
 
 
@@ -286,8 +223,7 @@ def _variant_base(config: Config, *, perceptron: bool) -> Config:
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:
     """Settings of a trained method in a variation, without code length and seed.
 
-    From low to high: the preset and the run's own file (``base``); what makes the method itself; the grid's ``[config]``; its
-    ``[settings.METHOD]``; the variation.
+    From low to high: the preset and the run's own file (``base``); what makes the method itself; the grid's ``[config]``; the variation.
 
     Args:
         perceptron: whether the items are features, or images too small for convolutions; so is every method with the backbone ``mlp``.
@@ -295,7 +231,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     """
     entry = find_method(method)
     config = base if variation.preset is None else preset(variation.preset)
-    own = (entry.changes, grid.config, grid.settings.get(method, {}), variation.config)
+    own = (entry.changes, grid.config, variation.config)
     backbones = [
         changes["network"]["backbone"] for changes in own if "backbone" in changes.get("network", {})
     ]

@@ -6,18 +6,17 @@ A *row* of a report is a method in one variation; columns are code lengths (and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..evaluation.likeness import NEAREST
 from ..evaluation.tables import summarise
 from ..methods.registry import METHODS
 from .run import read_about
-from .runfile import FIGURES, Run, read_run
+from .runs import FIGURES, Run, read_run
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,6 @@ class Experiment:
         return [{"method": self.row_name(run), **_figures(run)} for run in self.runs]
 
     @property
-    def rows(self) -> list[str]:
-        """The names of all rows, in the order of the tables."""
-        return list(dict.fromkeys(line["method"] for line in self.table))
-
-    @property
     def longest(self) -> list[int]:
         """Positions of the runs at the longest code (and the most labels), and of methods without codes."""
         bits, labelled = (0, max(self.bits)), self.labelled[-1]
@@ -100,13 +94,15 @@ class Experiment:
 
     def by_length(self, figure: str) -> list[dict[str, Any]]:
         """A line per row with the means of a figure by code length (and labels). A method without codes has one figure for all."""
-        several = len(self.labelled) > 1
         columns = {
-            (labelled, bits): f"{bits} bits, {labelled}" if several else str(bits)
+            (labelled, bits): f"{bits} bits, {labelled}" if len(self.labelled) > 1 else str(bits)
             for labelled in self.labelled
             for bits in self.bits
         }
-        rows = {name: {"method": name, **dict.fromkeys(columns.values())} for name in self.rows}
+        rows: dict[str, dict[str, Any]] = {
+            line["method"]: {"method": line["method"], **dict.fromkeys(columns.values())}
+            for line in self.table
+        }
         for (labelled, bits), column in columns.items():
             lines = [
                 line for line in self.table if (line["labelled"], line["bits"] or bits) == (labelled, bits)
@@ -115,9 +111,15 @@ class Experiment:
                 rows[found["method"]][column] = found[figure]
         return list(rows.values())
 
+    def missing(self) -> list[str]:
+        """Names of the requested runs that are not there, or are of other settings, data or versions than requested last."""
+        there = {run.path.stem: run.about["identity"] for run in self.runs}
+        planned = self.about["planned"].items()
+        return [name for name, run in planned if there.get(name) != run["identity"]]
+
 
 def _figures(run: Run) -> dict[str, Any]:
-    about, arrays, like = run.about, run.arrays, run.about["likeness"]
+    about, arrays = run.about, run.arrays
     figures: dict[str, Any] = {
         "bits": run.bits,
         "labelled": labelled_name(about["labelled"]),
@@ -126,11 +128,8 @@ def _figures(run: Run) -> dict[str, Any]:
         "database": about["counts"]["database"],
         "mAP": run.map,
     }
-    if like:
-        # Distinct items in tops are a share of the possible maximum.
-        most = min(NEAREST * like["queries"], about["counts"]["database"])
-        figures["NN10@100"], figures["within class"] = like["nn10_at_100"], like["within_class"]
-        figures["distinct in tops"] = like["distinct_in_tops"] / most
+    if about["likeness"]:
+        figures["NN10@100"] = about["likeness"]["nn10_at_100"]
     if "ks" in arrays:
         for letter, name in (("P", "precision"), ("R", "recall")):
             figures |= {f"{letter}@{k}": float(v) for k, v in zip(arrays["ks"], arrays[name], strict=True)}
@@ -139,9 +138,9 @@ def _figures(run: Run) -> dict[str, Any]:
     return {**figures, **about["seconds"]}
 
 
-def position(names: Sequence[str], name: str) -> int:
-    """Position of ``name`` in ``names``; last if missing."""
-    return names.index(name) if name in names else len(names)
+def position(name: str) -> int:
+    """Position of a method in the paper's tables; last if it is not one of ours."""
+    return list(METHODS).index(name) if name in METHODS else len(METHODS)
 
 
 def labelled_name(value: Any) -> str:
@@ -151,11 +150,7 @@ def labelled_name(value: Any) -> str:
 
 
 def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Experiment:
-    """Read all runs of a folder.
-
-    Args:
-        folder: of :func:`gpq_faiss.experiment.run.run_experiment`.
-        names: arrays of the runs to read.
+    """Read all runs of a folder, with the arrays ``names``.
 
     Raises:
         DataError: not an experiment, no finished run, or a damaged one.
@@ -165,126 +160,15 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
     about = read_about(folder)
     runs = [read_run(path, names) for path in sorted(folder.glob("*.h5"))]
     if not runs:
-        failed = f" ({len(about['failed'])} failed)" if about["failed"] else ""
-        raise DataError(f"{folder} has no finished run{failed}: make some with gpq experiment run")
-    methods, variations = list(METHODS), list(about["variations"])
+        raise DataError(f"{folder} has no finished run: make some with gpq experiment run")
+    variations = {name: i for i, name in enumerate(about["variations"])}
 
     def place(run: Run) -> tuple[Any, ...]:
-        method = (position(methods, run.method), run.method)
-        labelled = str(run.about["labelled"])
-        return *method, position(variations, run.variation), run.variation, labelled, run.bits, run.seed
+        variation = variations.get(run.variation, len(variations)), run.variation
+        return position(run.method), run.method, variation, str(run.about["labelled"]), run.bits, run.seed
 
     runs.sort(key=place)
     for run, following in itertools.pairwise(runs):
         if place(run) == place(following):
             raise DataError(f"{following.path} is the same run as {run.path.name}: delete one of them")
     return Experiment(folder, about, tuple(runs))
-
-
-def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """A line per method and size: unlabelled items, database, mAP, seconds.
-
-    Sizes beyond those of the data are the same run again, and count once.
-    """
-    several = ["labelled"] if len(experiment.labelled) > 1 else []
-    by = ["method", "bits", *several, "unlabelled", "database"]
-    once: dict[str, dict[str, Any]] = {}
-    for run, figures in zip(experiment.runs, experiment.table, strict=True):
-        seconds = {f"{name} s": value for name, value in run.about["seconds"].items()}
-        line = figures | seconds | {"method": run.method}
-        once.setdefault(str([line[name] for name in (*by, "labelled", "seed")]), line)
-
-    def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        labelled = experiment.labelled.index(row["labelled"]) if several else 0
-        method = position(list(METHODS), row["method"])
-        return method, row["method"], row["bits"], labelled, -row["database"], row["unlabelled"]
-
-    rows = sorted(summarise(list(once.values()), by, ["mAP", "fit s", "encode s", "rank s"]), key=place)
-    return [row | {"bits": row["bits"] or "any"} for row in rows]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """The mAPs over the weights λ1 and λ2 of a variant of GPQ at one code length and number of labels.
-
-    Attributes:
-        name: difference from the other panels; empty for a single one.
-        at: for captions.
-        values: (λ1, λ2) -> mAP of each seed.
-    """
-
-    name: str
-    at: str
-    values: Mapping[tuple[float, float], Sequence[float]]
-
-
-def weight_panels(experiment: Experiment) -> list[Panel]:
-    """Grids over the weights λ1 and λ2, one per GPQ variant, length and number of labels.
-
-    Raises:
-        DataError: no run has these weights.
-    """
-    groups: dict[tuple[str, int, str], dict[tuple[float, float], list[float]]] = {}
-    for run in experiment.runs:
-        if run.method in METHODS and METHODS[run.method].module == ".gpq":
-            loss = run.about["settings"]["loss"]
-            panel = groups.setdefault((run.method, run.bits, labelled_name(run.about["labelled"])), {})
-            panel.setdefault((float(loss["lambda1"]), float(loss["lambda2"])), []).append(run.map)
-    if not groups:
-        raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
-    methods, labels = list(METHODS), experiment.labelled
-    keys = sorted(groups, key=lambda key: (methods.index(key[0]), key[1], labels.index(key[2])))
-    differ = [len(set(values)) > 1 for values in zip(*keys, strict=True)]
-    return [
-        Panel(
-            "-".join(str(part).replace(" ", "-") for part, varies in zip(key, differ, strict=True) if varies),
-            "{} at {} bits, {} labelled".format(*key),
-            groups[key],
-        )
-        for key in keys
-    ]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What a folder lacks of the runs that were requested.
-
-    Attributes:
-        asked: number of requested runs.
-        runs: names of those that are not there.
-        outdated: names of those with other settings, data or versions than were requested last.
-    """
-
-    asked: int
-    runs: Sequence[str]
-    outdated: Sequence[str]
-
-    @property
-    def short(self) -> str:
-        """For a caption; empty if nothing is missing."""
-        parts = [f"{len(self.runs):,} of {self.asked:,} runs missing"] if self.runs else []
-        return ", ".join(parts + ([f"{len(self.outdated):,} out of date"] if self.outdated else []))
-
-    def notes(self, most: int = 30) -> list[str]:
-        """Lines for a report, naming at most ``most`` runs."""
-
-        def names(runs: Sequence[str]) -> str:
-            return ", ".join(runs[:most]) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
-
-        missing = (
-            f"Not complete: {len(self.runs):,} of {self.asked:,} runs are missing: {names(self.runs)}. Means are over the seeds that "
-            "are there."
-        )
-        outdated = (
-            f"Out of date: {len(self.outdated):,} runs have other settings, data or versions than were requested last: "
-            f"{names(self.outdated)}."
-        )
-        return [missing] * bool(self.runs) + [outdated] * bool(self.outdated)
-
-
-def missing_runs(experiment: Experiment) -> Missing:
-    """Compare the runs of the folder with those that were requested."""
-    there = {run.path.stem: run.about["identity"] for run in experiment.runs}
-    asked = {name: run["identity"] for name, run in experiment.about["planned"].items()}
-    outdated = [name for name, identity in asked.items() if there.get(name, identity) != identity]
-    return Missing(len(asked), [name for name in asked if name not in there], outdated)

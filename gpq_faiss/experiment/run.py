@@ -2,14 +2,25 @@
 
     grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 per run)
 
-A folder holds one experiment: one grid on one data set under one protocol. A second call makes only runs that are
-missing, failed or outdated.
+A folder holds one experiment: one grid on one data set under one protocol. A second call makes only runs that are missing or outdated,
+and continues interrupted trainings from their checkpoints in ``FOLDER/.partial``. A failed run is reported in one line and does not stop
+the others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,18 +30,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..config import Config, preset, to_dict
 from ..data.base import Dataset
 from ..data.open import open_data
-from ..errors import DataError, MismatchError, UsageError
-from ..files import check_output, read_json, recover, write_json
+from ..data.protocols import make_split
+from ..errors import DataError, GpqError, MismatchError, UsageError, one_line
+from ..files import check_output, read_json, recover, unfinished, write_json
 from ..methods.measure import needs_perceptron
 from ..nn.device import resolve_device
 from ..progress import stage
+from ..signals import ended_by_signals
+from ..training.loop import RunOptions
+from .compute import TrainingCache, compute
 from .grid import Grid, read_grid, refuse_the_grids_own
-from .specs import RunSpec, plan
-from .workers import RunContext, RunResult, make_again, make_runs, tidy
+from .runs import RunSpec, is_done, plan, read_run, write_run
 
 log = logging.getLogger(__name__)
 
 ABOUT = "experiment.json"
+_PARTIAL = ".partial"
 _FORMAT = 1
 
 
@@ -49,7 +64,6 @@ class _About(BaseModel):
     changes: dict[str, dict[str, Any]]
     variations: list[str]
     left_out: dict[str, str]
-    failed: dict[str, str]
     planned: dict[str, dict[str, Any]]
 
 
@@ -63,32 +77,38 @@ class Summary:
         there: number of runs finished before.
         made: number of runs finished by this call.
         failed: name of a run -> reason.
-        elsewhere: runs in progress in another process.
         left_out: method -> reason why it has no run.
     """
 
     folder: Path
-    total: int = 0
-    there: int = 0
+    total: int
+    there: int
     made: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    elsewhere: list[str] = field(default_factory=list)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def add(self, result: RunResult) -> None:
-        """Count and log a run that has ended."""
-        spec = result.spec
-        if result.status == "done":
-            self.made += 1
-            seconds = ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items())
-            n = self.there + self.made
-            log.info("%s: mAP %.4f (%s) [%d of %d]", spec.label, result.map, seconds, n, self.total)
-        elif result.status == "failed":
-            self.failed[spec.name] = result.text
-            log.warning("%s failed: %s", spec.label, result.text)
-        else:
-            self.elsewhere.append(spec.name)
-            log.info("%s: %s", spec.label, result.text)
+
+@dataclass(frozen=True)
+class RunContext:
+    """Common parameters of all runs of an experiment, sent to the processes: its folder and description, the data (with arguments of
+    :func:`gpq_faiss.data.open.open_data`), the device of networks, and the time between two checkpoints."""
+
+    folder: Path
+    about: Mapping[str, Any] = field(hash=False)
+    data: object
+    data_args: Mapping[str, Any] = field(hash=False)
+    device: str = "cpu"
+    checkpoint_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended; ``failure`` is empty if it is done."""
+
+    spec: RunSpec
+    failure: str = ""
+    map: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_experiment(  # noqa: PLR0913
@@ -115,13 +135,12 @@ def run_experiment(  # noqa: PLR0913
         device: device of networks.
         jobs: concurrent runs, each in its own process with one thread.
         data_name: name of the data in tables (default: the data set's name without folders).
-        overwrite: repeat finished runs; each is replaced once the new one is complete. If interrupted, the next call makes the
-            remaining ones, with or without ``overwrite``.
+        overwrite: repeat finished runs; each is replaced once the new one is complete.
         checkpoint_seconds: time between checkpoints of a training.
 
     Raises:
         UsageError: an invalid grid, setting or option.
-        DataError: data that cannot be read or split; a folder that cannot be written.
+        DataError: data that cannot be read or split; a folder that cannot be written, or that another process works in.
         MismatchError: the folder contains another experiment.
     """
     if jobs < 1:
@@ -137,37 +156,130 @@ def run_experiment(  # noqa: PLR0913
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
     dataset = open_data(data, **(data_args or {}))
     specs, left_out = plan(grid, dataset, base)
-    folder.mkdir(exist_ok=True)
     about = describe(grid, dataset, base, data_name, left_out)
-    about = begin(folder, about, specs, renamed=data_name is not None)
-    for spec in specs:
-        path = folder / f"split_{spec.split_hash}.json"
-        recover(path)
-        if not path.exists():
-            spec.split(dataset).save(path)
-    context = RunContext(folder, about, data, dict(data_args or {}), device, checkpoint_seconds)
-    if overwrite:
-        make_again(context, specs)
-    done = [spec for spec in specs if context.done(spec)]
-    tidy(context, done)
-    summary = Summary(folder, len(specs), len(done), left_out=left_out)
-    for name, why in left_out.items():
-        log.info("%s is left out: %s", name, why)
-    if done:
-        log.info("%d of %d runs are done", len(done), len(specs))
-    with stage(grid.name, len(specs), "run", done=len(done)) as runs:
-
-        def report(result: RunResult) -> None:
-            summary.add(result)
-            runs.advance()
-
-        names = {spec.name for spec in done}
-        todo = [spec for spec in specs if spec.name not in names]
-        try:
-            make_runs(context, todo, dataset=dataset, jobs=jobs, report=report)
-        finally:
-            _note_failures(folder, specs, summary.failed)
+    with unfinished(folder / _PARTIAL, folder, keep=[_work_of(spec) for spec in specs]):
+        about = begin(folder, about, specs, renamed=data_name is not None)
+        for spec in specs:
+            path = folder / f"split_{spec.split_hash}.json"
+            recover(path)
+            recover(folder / f"{spec.name}.h5")
+            if not path.exists():
+                make_split(dataset, **spec.split_args).save(path)
+        todo = [spec for spec in specs if overwrite or not is_done(folder / f"{spec.name}.h5", spec)]
+        summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
+        context = RunContext(folder, about, data, dict(data_args or {}), device, checkpoint_seconds)
+        several = jobs > 1 and len(todo) > 1
+        results = make_in_processes(context, todo, jobs) if several else _make_here(context, todo, dataset)
+        for name, why in left_out.items():
+            log.info("%s is left out: %s", name, why)
+        with (
+            contextlib.closing(results),
+            stage(grid.name, len(specs), "run", done=summary.there) as runs,
+        ):
+            for result in results:
+                _add(summary, result)
+                runs.advance()
     return summary
+
+
+def _add(summary: Summary, result: RunResult) -> None:
+    """Count and log a run that has ended."""
+    name = result.spec.name
+    if result.failure:
+        summary.failed[name] = result.failure
+        log.warning("%s failed: %s", name, result.failure)
+        return
+    summary.made += 1
+    seconds = ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items())
+    done = summary.there + summary.made
+    log.info("%s: mAP %.4f (%s) [%d of %d]", name, result.map, seconds, done, summary.total)
+
+
+# Runs -------------------------------------------------------------------------------------------------------------------
+
+
+def _work_of(spec: RunSpec) -> str:
+    """Name of the folder of its unfinished work."""
+    return f"{spec.name}-{spec.identity}"
+
+
+def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: RunSpec) -> RunResult:
+    """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
+    path, work = context.folder / f"{spec.name}.h5", context.folder / _PARTIAL / _work_of(spec)
+    try:
+        device = resolve_device(context.device)
+        options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
+        write_run(path, context.about, spec, *compute(spec, dataset, work, options, cache))
+        shutil.rmtree(work, ignore_errors=True)
+        run = read_run(path)
+        return RunResult(spec, map=run.map, seconds=run.about["seconds"])
+    except GpqError as error:
+        return RunResult(spec, one_line(error, 500))
+    except Exception as error:  # a bug in one method must not stop the others
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return RunResult(spec, f"{type(error).__name__} in {where}: {one_line(error, 500)}")
+
+
+def _make_here(context: RunContext, specs: Sequence[RunSpec], dataset: Dataset) -> Generator[RunResult]:
+    cache = TrainingCache()
+    for spec in specs:
+        yield make_run(context, dataset, cache, spec)
+
+
+def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) -> Generator[RunResult]:
+    """Execute the runs in ``jobs`` processes, which open the data; results come as runs end.
+
+    Raises:
+        DataError: a process was killed.
+    """
+    # Forks of a server that has imported this module: torch is loaded once for all processes.
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__])
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(jobs, mp_context=forks, initializer=_start) as pool:
+        try:
+            for future in as_completed([pool.submit(_run_in_process, context, spec) for spec in specs]):
+                yield future.result()
+        except BaseException as error:
+            # After a signal, perhaps to this process only, the others save the state of their trainings and end.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise DataError(
+                    f"{context.folder}: a process was killed (out of memory?): run the same command again, with fewer --jobs"
+                ) from None
+            raise
+
+
+def _start() -> None:
+    """Prepare a process: Ctrl-C reaches all processes of a terminal, and only the parent handles it; it ends if the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@functools.cache
+def _opened(context: RunContext) -> tuple[Dataset, TrainingCache]:
+    return open_data(context.data, **context.data_args), TrainingCache()
+
+
+def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
+    try:
+        with ended_by_signals():
+            return make_run(context, *_opened(context), spec)
+    except KeyboardInterrupt:  # the parent is ending
+        return RunResult(spec, "interrupted")
+
+
+# The folder's description -----------------------------------------------------------------------------------------------
 
 
 def _changes(base: Config) -> dict[str, dict[str, Any]]:
@@ -181,16 +293,13 @@ def _changes(base: Config) -> dict[str, dict[str, Any]]:
     return {section: values for section, values in changed.items() if values}
 
 
-# The folder's description -----------------------------------------------------------------------------------------------
-
-
 def describe(
     grid: Grid, dataset: Dataset, base: Config, data_name: str | None, left_out: Mapping[str, str]
 ) -> dict[str, Any]:
+    """The description of an experiment, without its runs."""
     kind, _, path = dataset.name.partition(":")
-    plain = (
-        f"{kind}:{Path(path).name}" if path else Path(kind).name
-    )  # without folders, which differ between machines
+    # Without folders, which differ between machines.
+    plain = f"{kind}:{Path(path).name}" if path else Path(kind).name
     return {
         "experiment_format": _FORMAT,
         "grid": grid.name,
@@ -209,9 +318,8 @@ def describe(
         "queries": grid.queries,
         "preset": base.preset,
         "changes": _changes(base),
-        "variations": [variation.name for variation in grid.variations],
+        "variations": [variation.name for variation in grid.variation],
         "left_out": dict(left_out),
-        "failed": {},
     }
 
 
@@ -235,8 +343,8 @@ def read_about(folder: str | Path) -> dict[str, Any]:
 
 
 def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, renamed: bool) -> dict[str, Any]:
-    """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested,
-    left out and failed to make is kept, so that reports can list it."""
+    """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested
+    and left out is kept, so that reports can list it."""
     planned = {spec.name: {"variation": spec.variation, "identity": spec.identity} for spec in specs}
     if (folder / ABOUT).exists():
         before = read_about(folder)
@@ -253,21 +361,8 @@ def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, rena
         # Variations that are no longer in the grid are not expected.
         kept = {k: run for k, run in before["planned"].items() if run["variation"] in about["variations"]}
         planned = kept | planned
-        left_out = before["left_out"] | about["left_out"]
-        about = about | {"left_out": left_out, "failed": before["failed"]}
+        about = about | {"left_out": before["left_out"] | about["left_out"]}
         about |= {} if renamed else {"data": before["data"]}
     about = about | {"planned": planned}
     write_json(folder / ABOUT, about)
     return about
-
-
-def _note_failures(folder: Path, specs: Sequence[RunSpec], failed: Mapping[str, str]) -> None:
-    """Record why runs failed, for the report; forget those of runs that are done by now."""
-    about = read_about(folder)
-    here = {spec.name for spec in specs}
-    before = {
-        name: why
-        for name, why in about["failed"].items()
-        if name not in here and not (folder / f"{name}.h5").exists()
-    }
-    write_json(folder / ABOUT, about | {"failed": {**before, **failed}})

@@ -19,7 +19,7 @@ from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
-from ..evaluation.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
+from ..evaluation.likeness import Likeness, likeness, nearest, spaced_queries
 from ..evaluation.ranking import Measured, Ranking, RankingResult, ScoreFunction, rank_codes
 from ..progress import stage
 from .base import Coder, Codes, Floats
@@ -96,11 +96,10 @@ class Coded:
         by_task = dict(zip(chain(*parts), chain(*found), strict=True))
         return ranking.result([by_task[task] for task in ranking.tasks])
 
-    def likeness(self, neighbours: Neighbours, dataset: Dataset) -> Likeness:
+    def likeness(self, neighbours: Rows) -> Likeness:
         """Compare the ranking with the input neighbours of :func:`input_neighbours`."""
         with stage("likeness"):
-            ids = dataset.ids[self.base_rows]
-            return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows), ids=ids)
+            return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows))
 
 
 def _measure(
@@ -224,24 +223,20 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
     return np.concatenate(parts), np.concatenate(readable)
 
 
-def input_neighbours(
-    dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows, labels: Labels
-) -> Neighbours | None:
+def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows) -> Rows | None:
     """Reference for likeness: nearest items of some queries by features, or by pixels of tiny images.
 
     Args:
         dataset: source of the items, read in blocks.
         image_size: side in pixels to read images at.
         query_rows, base_rows: int64, rows of all queries and of the database; all readable.
-        labels: of the whole data set.
 
     Returns:
-        The neighbours; None for images large enough for convolutions.
+        The neighbours of :func:`nearest` for the spaced queries; None for images large enough for convolutions.
     """
     if not needs_perceptron(dataset):
         return None
-    chosen = spaced_queries(len(query_rows))
-    rows = query_rows[chosen]
+    rows = query_rows[spaced_queries(len(query_rows))]
     with Reader(dataset, image_size) as reader, stage("likeness", len(base_rows)) as nearing:
         xq, _ = read_inputs(reader, rows)
         size = max(1, min(_READ_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
@@ -251,4 +246,4 @@ def input_neighbours(
                 yield read_inputs(reader, base_rows[start : start + size])[0]
                 nearing.done = min(start + size, len(base_rows))
 
-        return nearest(chosen, xq, blocks(), labels.take(rows), labels.take(base_rows))
+        return nearest(xq, blocks())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from .figure import picture
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ Image = NDArray[np.uint8]
 _FRAMES = {True: "#1A9850", False: "#D73027", None: "#BBBBBB"}
 _INCH = 100.0  # drawing units per inch: one unit is one pixel at 100 dpi
 _CELL, _GAP, _TEXT = 84.0, 10.0, 17.0
+_HEAD = 50.0
 _SMALL = 64  # smaller images are drawn without smoothing, which would blur them
 
 
@@ -55,69 +56,44 @@ def save_gallery(
     rows: Sequence[Ranked],
     out: str | Path,
     *,
-    title: str | None = None,
+    title: str = "",
     columns: int = 10,
     overwrite: bool = False,
 ) -> Path:
-    """Draw the gallery and write it as .png, .svg or .pdf.
-
-    Args:
-        rows: one per query, drawn from top to bottom.
-        columns: maximum number of results per query.
+    """Draw the gallery, a row per query with at most so many results, and write it as .png, .svg or .pdf.
 
     Raises:
-        UsageError: another extension, or ``columns`` below 1.
-        DataError: no rows, invalid images, or lists of different lengths.
+        UsageError: another extension.
+        DataError: no rows.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    if columns < 1:
-        raise UsageError(f"columns={columns}: show one result at least")
     if not rows:
         raise DataError("no queries to draw: give one at least")
-    for i, row in enumerate(rows):
-        _check(row, f"gallery row {i}")
     shown = min(columns, max(len(row.results) for row in rows))
-    labelled = any(row.scores is not None or row.names is not None or row.query_name for row in rows)
-    line = _CELL + _GAP + (_TEXT if labelled else 0.0)
-    head = 24.0 + (26.0 if title else 0.0)
-    first = _CELL + 3.6 * _GAP  # where results begin, beside the query
-    width, height = first + shown * (_CELL + _GAP) + _GAP, head + len(rows) * line + 26.0
+    line, first = _CELL + _GAP + _TEXT, _CELL + 3.6 * _GAP  # results begin at first, beside the query
+    width, height = first + shown * (_CELL + _GAP) + _GAP, _HEAD + len(rows) * line + 26.0
     with picture(out, width / _INCH, height / _INCH, overwrite=overwrite, dpi=150) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set_xlim(0, width)
         axes.set_ylim(height, 0)  # y runs downwards, as in an image
-        if title:
-            axes.text(_GAP, 20, title, fontsize=11, color="#111111", va="center")
+        axes.text(_GAP, 20, title, fontsize=11, color="#111111", va="center")
         starts = [first + j * (_CELL + _GAP) for j in range(shown)]
         for x, text in zip((_GAP, *starts), ("query", *map(str, range(1, shown + 1))), strict=True):
-            _text(axes, text, x, head - 10, 8.5, "#555555")
+            _text(axes, text, x, _HEAD - 10, 8.5)
         for i, row in enumerate(rows):
-            y = head + i * line
+            y = _HEAD + i * line
             _draw_image(axes, row.query, _GAP, y, "#222222", 1.2)
             _text(axes, row.query_name, _GAP, y + _CELL + 11)
             for j, (x, image) in enumerate(zip(starts, row.results, strict=False)):
                 _draw_image(axes, image, x, y, _FRAMES[row.known(j)], 3.0)
                 _text(axes, row.text(j, 2), x, y + _CELL + 11)
-        axes.plot([first - 1.3 * _GAP] * 2, [head, height - 30], color="#DDDDDD", linewidth=1)
+        axes.plot([first - 1.3 * _GAP] * 2, [_HEAD, height - 30], color="#DDDDDD", linewidth=1)
         if any(row.relevant is not None for row in rows):
             for known, text, x in ((True, "relevant", first), (False, "not relevant", first + 84)):
                 _frame(axes, x, height - 18, 10, edgecolor=_FRAMES[known], linewidth=1.8)
                 axes.text(x + 16, height - 13, text, fontsize=8, color="#333333", va="center")
     return Path(out)
-
-
-def _check(row: Ranked, where: str) -> None:
-    for image in (row.query, *row.results):
-        fits = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
-        if image.dtype != np.uint8 or not fits or not image.size:
-            raise DataError(
-                f"{where}: images must be uint8 [H, W, 3] or [H, W], not {image.dtype} {image.shape}"
-            )
-    for what in ("scores", "relevant", "names"):
-        values = getattr(row, what)
-        if values is not None and len(values) != len(row.results):
-            raise DataError(f"{where}: {len(values)} {what} for {len(row.results)} results: give one each")
 
 
 def _draw_image(axes: Axes, image: Image, x: float, y: float, colour: str, line: float) -> None:
@@ -140,7 +116,7 @@ def _frame(axes: Axes, x: float, y: float, side: float, **style: Any) -> None:
     axes.add_patch(Rectangle((x, y), side, side, **({"facecolor": "none"} | style)))
 
 
-def _text(axes: Axes, text: str, x: float, y: float, size: float = 7.5, colour: str = "#333333") -> None:
+def _text(axes: Axes, text: str, x: float, y: float, size: float = 7.5) -> None:
     """Write a text in the middle of a cell's width, shortened to it."""
     short = text if len(text) <= 14 else text[:13].rstrip() + "…"
-    axes.text(x + _CELL / 2, y, short, fontsize=size, color=colour, ha="center", va="center")
+    axes.text(x + _CELL / 2, y, short, fontsize=size, color="#333333", ha="center", va="center")

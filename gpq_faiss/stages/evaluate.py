@@ -24,7 +24,6 @@ from ..data.open import open_data
 from ..data.protocols import Split
 from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..evaluation.likeness import Neighbours
 from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
 from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
 from ..faissio.io import load_index
@@ -106,7 +105,7 @@ def _rank_all(
     seed = int(first.model.description["config"]["training"]["seed"])
     measured: dict[str, Row] = {}
     of_first: Coded | None = None
-    neighbours: Neighbours | None = None
+    neighbours: NDArray[np.int64] | None = None
     for name, encoder in entries.items():
         if of_first is not None:
             log.info("comparing with %s", name)
@@ -121,14 +120,14 @@ def _rank_all(
                 )
         if of_first is None:
             of_first, options = coded, _within(options, len(coded.base_rows))
-            neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows, labels)
+            neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
         if encoder is not None and (on_device or encoder.device.type != "cpu"):
             ranking = _rank_on_device(coded, labels, encoder.device, options)
         else:
             ranking = coded.rank(labels, **options)
         measured[name] = Row(
             ranking,
-            None if neighbours is None else coded.likeness(neighbours, dataset),
+            None if neighbours is None else coded.likeness(neighbours),
             code_bits(encoder or first) if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )

@@ -89,9 +89,8 @@ def test_evaluate_on_the_digits_gives_the_key_map(digits: Path) -> None:
     assert found["bits"] == 48
     assert found["protocol"] == "1"
     like = found["likeness"]
-    assert 0 <= like["nn10_at_100"] <= like["within_class"] <= 1
+    assert 0 <= like["nn10_at_100"] <= 1
     assert like["queries"] == min(found["n_queries"], 400)
-    assert 10 <= like["distinct_in_tops"] <= 10 * like["queries"]
     assert "exact cosine of the inputs" in like["definition"]
 
 

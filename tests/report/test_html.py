@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpq_faiss.errors import DataError, OutputExistsError
+from gpq_faiss.errors import OutputExistsError
 from gpq_faiss.report import html
 from gpq_faiss.report.gallery import Ranked
 
@@ -75,6 +75,3 @@ def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     assert "script" not in {tag for tag, _ in found.tags}
     with pytest.raises(OutputExistsError):
         html.save_page("t", parts, out)
-    (tmp_path / "t.txt").write_text("text")
-    with pytest.raises(DataError, match="not an SVG"):
-        html.plot(tmp_path / "t.txt")
