@@ -116,9 +116,17 @@ def compute(
         if find_method(spec.method).deep:
             coded = _train_and_encode(spec, dataset, split, partial, options, cache, keep)
         else:
-            how = (spec.method, spec.bits or 32, spec.seed, dataset, split)
-            roles = {"queries": split.query, "database": split.database, "keep": keep}
-            coded = fit_and_encode(*how, image_size=image_size, **roles)
+            coded = fit_and_encode(
+                spec.method,
+                spec.bits or 32,
+                spec.seed,
+                dataset,
+                split,
+                image_size=image_size,
+                queries=split.query,
+                database=split.database,
+                keep=keep,
+            )
         start = time.perf_counter()
         ks = [k for k in KS if k <= len(coded.base_rows)]
         ranking = coded.rank(labels, ks=ks, levels=RECALL_LEVELS)

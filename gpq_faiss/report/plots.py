@@ -139,12 +139,15 @@ def plot_points(
                 for angle in cell_borders(codewords):
                     ends = [0, 1.45 * math.cos(angle)], [0, 1.45 * math.sin(angle)]
                     axes.plot(*ends, color="#AAAAAA", linewidth=0.7)
-                axes.scatter(*codewords.T, marker="*", s=110, color="#111111", edgecolors="white", zorder=3)
+                stars = {"marker": "*", "s": 110, "color": "#111111", "edgecolors": "white", "zorder": 3}
+                axes.scatter(codewords[:, 0], codewords[:, 1], **stars)
                 axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
                 axes.set_axis_off()
             off = 0.0 if codewords is None else 0.12
             radius = 1 + off * np.random.default_rng(0).standard_normal(len(points)).clip(-2.5, 2.5)
-            axes.scatter(*(points.T * radius), c=colours, s=5, linewidths=0, alpha=0.75)
+            axes.scatter(
+                points[:, 0] * radius, points[:, 1] * radius, c=colours, s=5, linewidths=0, alpha=0.75
+            )
             axes.set(xticks=[], yticks=[])
             for side in axes.spines.values():
                 side.set_color("#DDDDDD")
