@@ -139,8 +139,8 @@ def plot_points(
                 for angle in cell_borders(codewords):
                     ends = [0, 1.45 * math.cos(angle)], [0, 1.45 * math.sin(angle)]
                     axes.plot(*ends, color="#AAAAAA", linewidth=0.7)
-                stars = {"marker": "*", "s": 110, "color": "#111111", "edgecolors": "white", "zorder": 3}
-                axes.scatter(codewords[:, 0], codewords[:, 1], **stars)
+                x, y = codewords.T
+                axes.scatter(x, y, marker="*", s=110, color="#111111", edgecolors="white", zorder=3)
                 axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
                 axes.set_axis_off()
             off = 0.0 if codewords is None else 0.12
