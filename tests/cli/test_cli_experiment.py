@@ -77,7 +77,8 @@ def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
     assert "itq_400bits_seed0" in lines[0]
     assert "12bits" not in lines[0]
     report = gpq("report", str(tmp_path / "x"), "--format", "markdown")
-    assert "2 of 4 runs are missing" in report.stdout
+    assert "runs are missing" in report.stdout
+    assert "itq_400bits_seed0" in report.stdout
 
 
 @pytest.mark.parametrize(
