@@ -17,6 +17,7 @@ LAYERS = [
     "progress",
     "files",
     "signals",
+    "compiled",
     "evaluation",
     "codes",
     "config",

@@ -1,4 +1,4 @@
-"""Equal rows as one: distinct codes, distinct label sets, and the number of items with both."""
+"""Equal rows as one: distinct codes and label sets; labels in any form as packed rows."""
 
 from __future__ import annotations
 
@@ -90,51 +90,5 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
 def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
     """Zero-pad the narrower packed rows."""
     width = max(a.shape[1], b.shape[1])
-    return tuple(np.pad(x, ((0, 0), (0, width - x.shape[1]))) if x.shape[1] < width else x for x in (a, b))  # type: ignore[return-value]
-
-
-class Relevance:
-    """Number of relevant items per code, for any label set of a query.
-
-    Items are counted by (label set, code) in a sparse matrix. Entries of all sets that share a label with the query are
-    summed: with single labels a contiguous run of entries in the order of sets, otherwise all entries in the order of
-    codes.
-    """
-
-    def __init__(self, labels: Bytes, code_of: Ints, n_codes: int) -> None:
-        """Count the items of a database: ``labels`` [N, W] packed rows, ``code_of`` [N] the code of each."""
-        sets, set_of = distinct_rows(labels)
-        pairs, counts = np.unique(set_of * max(n_codes, 1) + code_of, return_counts=True)
-        owner, self._codes = np.divmod(pairs, max(n_codes, 1))
-        self._sets = _words(sets)
-        self._starts = np.searchsorted(owner, np.arange(len(sets) + 1))
-        self._counts = counts.astype(np.int64)
-        by_code = np.argsort(self._codes, kind="stable")
-        self._code_starts = np.searchsorted(self._codes[by_code], np.arange(n_codes + 1))
-        self._code_sets, self._code_counts = owner[by_code], self._counts[by_code]
-
-    def hits(self, query: Bytes) -> Ints:
-        """[U] items of each code that share a label with ``query`` (packed [W])."""
-        meets = np.zeros(self._sets.shape[1], dtype=bool)
-        for words, word in zip(self._sets, _words(query[None])[:, 0], strict=True):
-            meets |= (words & word) != 0
-        some = np.flatnonzero(meets)
-        n_codes = len(self._code_starts) - 1
-        result = np.zeros(n_codes, dtype=np.int64)
-        if len(some) == 1:
-            entries = slice(self._starts[some[0]], self._starts[some[0] + 1])
-            result[self._codes[entries]] = self._counts[entries]  # at most one entry per code and set
-        elif len(some):
-            found: Ints = self._code_counts * meets.take(self._code_sets)
-            if len(found) == n_codes:  # one entry for every code, as every code has an item
-                return found
-            np.add.reduceat(found, self._code_starts[:-1], out=result)
-        return result
-
-
-def _words(rows: Bytes) -> NDArray[np.uint64]:
-    """Rows of bytes [N, W] as columns of 64-bit words [ceil(W / 8), N]."""
-    n, width = rows.shape
-    padded = np.zeros((n, -(-width // 8) * 8), dtype=np.uint8)
-    padded[:, :width] = rows
-    return np.ascontiguousarray(padded.view(np.uint64).T)
+    a, b = (np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (a, b))
+    return a, b

@@ -1,16 +1,17 @@
 """Rank a whole database for many queries, exactly, tie-aware, in bounded memory.
 
-Average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code, items
-are counted by (label set, code), and queries, sorted by label set, are scored, sorted and summed in blocks
-(:mod:`.engine`).
+Average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code, and items are counted by
+(code, label set). The 32-bit integer scores of a query (:mod:`.scorers`) are sorted together with what identifies them in the low bits
+(several times faster than ``argsort``), one loop finds the groups of equal scores (:mod:`.kernels`), and all measures come from these in
+closed form (:mod:`.ties`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
@@ -18,18 +19,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from ..progress import stage
-from .engine import Engine
 from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows, same_width
-from .scorers import Fill, Keys, ScoreFunction, Tables, scores_of
+from .scorers import LAST, Fill, Keys, ScoreFunction, Tables, scores_of
 from .tables import Shown
 from .ties import (
-    RECALL_LEVELS,
     Convention,
     Denominator,
     Floats,
+    Groups,
     Ints,
     Ties,
     average_precisions,
+    harmonic_numbers,
     interpolated_precision,
     precision_and_recall,
 )
@@ -39,6 +40,9 @@ RowFunction = Callable[[Ints], NDArray[Any]]
 
 _TASK = 128  # queries per task; fixed, so that results do not depend on the number of threads
 _BY_ITEM = 0.6  # minimum share of distinct codes for which sorting items is faster (measured)
+_CACHE = 1 << 16  # scores per block, so that buffers fit a core's cache
+_TOGETHER = 8  # minimum queries scored together, sharing look-ups
+_BYTES = 64  # of all buffers, per score
 
 
 class Options(TypedDict, total=False):
@@ -81,7 +85,14 @@ class RankingResult(Shown):
     """Number of distinct codes in the database (of items, if there are no codes)."""
     queries_without_relevant: int
     convention: str
-    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user."""
+        missing = self.queries_without_relevant
+        return [f"{missing:,} of {self.n_queries:,} queries have no relevant item and count 0"] * bool(
+            missing
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """One row, for a table."""
@@ -90,26 +101,18 @@ class RankingResult(Shown):
 
     def about(self) -> list[str]:
         """Size and convention of the ranking."""
-        missing = self.queries_without_relevant
-        return [
-            f"{self.n_queries:,} queries, {self.n_database:,} items in the database ({self.n_distinct:,} distinct codes)",
-            self.convention,
-            *([f"{missing:,} queries have no relevant item and count 0"] if missing else []),
-        ]
+        size = f"{self.n_queries:,} queries, {self.n_database:,} items in the database ({self.n_distinct:,} distinct codes)"
+        return [size, self.convention, *self.notes]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything except values per query."""
+        counted = ("n_queries", "n_database", "n_distinct", "queries_without_relevant", "convention", "notes")
         return {
             "map": self.map,
             "precision": {str(k): v for k, v in self.precision.items()},
             "recall": {str(k): v for k, v in self.recall.items()},
             "pr_curve": {"recall": self.pr_recall.tolist(), "precision": self.pr_precision.tolist()},
-            "n_queries": self.n_queries,
-            "n_database": self.n_database,
-            "n_distinct": self.n_distinct,
-            "queries_without_relevant": self.queries_without_relevant,
-            "convention": self.convention,
-            "notes": list(self.notes),
+            **{name: getattr(self, name) for name in counted},
         }
 
 
@@ -233,7 +236,11 @@ def average_precision(scores: ArrayLike, relevant: ArrayLike, **options: Unpack[
 
 
 class Ranking:
-    """A ranking split into tasks of some queries each, to run here or elsewhere."""
+    """A ranking split into tasks of some queries each, to run here or elsewhere.
+
+    Items are ranked as *entries*: distinct codes with their counts; or single items, if codes hardly repeat, as keys that hold relevance
+    sort faster than keys that hold the entry's number; or, with ties="id", single items in the order of ties.
+    """
 
     def __init__(
         self,
@@ -259,36 +266,35 @@ class Ranking:
             raise DataError(f"{len(codes):,} database items: 1 to 2^31 can be ranked")
         self.n, self._threads = len(codes), threads
         self.n_queries = _length(query_labels) if callable(scorer) else len(scorer)
-        queries, labels = same_width(
+        self._queries, self._labels = same_width(
             label_rows(query_labels, "query labels", self.n_queries),
             label_rows(database_labels, "database labels", self.n),
         )
+        self._exclude = _excluded(exclude, self.n_queries, self.n)
         distinct, entry_of = distinct_rows(np.ascontiguousarray(codes))
-        self.n_distinct, excluded = len(distinct), _excluded(exclude, self.n_queries, self.n)
-        ordered = self.convention.ties == "id"
-        by_item = not (callable(scorer) or ordered) and len(distinct) >= _BY_ITEM * self.n
-        if ordered:  # the items are numbered in the order of ties
+        self.n_distinct = len(distinct)
+        self._ordered = self.convention.ties == "id"
+        self._by_item = not (callable(scorer) or self._ordered) and self.n_distinct >= _BY_ITEM * self.n
+        self._scores = scores_of(scorer, codes if self._by_item else distinct)
+        if self._by_item:
+            entry_of = np.arange(self.n)
+        elif self._ordered:  # the items are numbered in the order of ties
             order = _order(ids, self.n)
-            fill = _of_items(scores_of(scorer, distinct), len(distinct), entry_of[order])
-            labels, place = labels[order], np.argsort(order)
-            excluded = None if excluded is None else np.where(excluded < 0, -1, place[excluded])
-        else:
-            fill = scores_of(scorer, codes if by_item else distinct)
-        width = len(distinct)
-        if ordered or by_item:
-            entry_of, width = np.arange(self.n), self.n
-        self._engine = Engine(
-            fill,
-            entry_of,
-            width,
-            labels,
-            queries,
-            excluded,
-            relevance_in_keys=by_item,
-            ordered=ordered,
-        )
-        self._by_set = self._engine.order_of_queries()
-        self._block = self._engine.block_size(memory // threads)
+            self._scores = _of_items(self._scores, self.n_distinct, entry_of[order])
+            entry_of = np.argsort(order)
+        self._entry_of, self._sizes = entry_of, np.bincount(entry_of)
+        # Items are counted by (entry, label set); every entry has an item.
+        sets, set_of = distinct_rows(self._labels)
+        pairs, self._counts = np.unique(entry_of * len(sets) + set_of, return_counts=True)
+        entries, self._set_of = np.divmod(pairs, len(sets))
+        self._set_words, self._query_words = _words(sets), _words(self._queries)
+        self._starts = np.searchsorted(entries, np.arange(len(self._sizes)))
+        # Queries are sorted by label set, so that relevant items are counted once per set.
+        _, self._query_set = distinct_rows(self._queries)
+        self._by_set = np.argsort(self._query_set, kind="stable")
+        width = len(self._sizes)
+        self._block = max(1, min(max(_CACHE // width, _TOGETHER), memory // threads // (_BYTES * width), 64))
+        self._harmonic = harmonic_numbers(self.n)
 
     @property
     def tasks(self) -> range:
@@ -307,31 +313,65 @@ class Ranking:
 
     def _task(self, start: int) -> Measured:
         wanted = self.convention
-        plain = wanted.ties == "expected" and wanted.k is None  # the engine computes this average precision
-        listed = not plain or bool(wanted.ks) or bool(len(wanted.points))
         out = Measured.empty(self._by_set[start : start + _TASK], wanted)
-        at = slice(0, 0)
-        for first in range(0, len(out.rows), self._block):
-            block = out.rows[first : first + self._block]
-            for relevant, ap, tied in self._engine.measure(block, ap=plain, groups=listed):
-                at = slice(at.stop, at.stop + len(relevant))
-                out.without[at] = relevant == 0
-                if ap is not None:
-                    out.ap[at] = ap
-                if tied is None:
-                    continue
-                groups = tied.arranged(wanted.ties)
-                if not plain:
-                    out.ap[at] = average_precisions(
-                        groups, self._engine.harmonic, wanted.k, wanted.denominator
-                    )
-                if wanted.ks:
-                    out.precision[at], out.recall[at] = precision_and_recall(groups, wanted.ks)
-                if len(wanted.points):
-                    # added one by one, so that results do not depend on blocks
-                    for line in interpolated_precision(groups, wanted.points):
-                        out.curve[:] += line
+        for at, tied in self._groups(out.rows):
+            groups = tied.arranged(wanted.ties)
+            out.without[at] = groups.relevant == 0
+            out.ap[at] = average_precisions(groups, self._harmonic, wanted.k, wanted.denominator)
+            if wanted.ks:
+                out.precision[at], out.recall[at] = precision_and_recall(groups, wanted.ks)
+            if len(wanted.points):
+                # added one by one, so that results do not depend on blocks
+                for line in interpolated_precision(groups, wanted.points):
+                    out.curve[:] += line
         return out
+
+    def _groups(self, queries: Ints) -> Iterator[tuple[slice, Groups]]:
+        """The tie groups of some of the queries at a time, which are sorted by label set."""
+        from .kernels import tie_groups
+
+        width, label_set = len(self._sizes), -1
+        hits, sizes, numbers = self._sizes, self._sizes.copy(), np.arange(width)
+        scores, out = np.empty((self._block, width), np.int32), np.empty((4, self._block * width), np.int64)
+        for first in range(0, len(queries), self._block):
+            block = queries[first : first + self._block]
+            self._scores(block, scores[: len(block)])
+            ends, relevant = [0], np.empty(len(block), np.int64)
+            for i, query in enumerate(block.tolist()):
+                if label_set != self._query_set[query]:
+                    label_set, hits = self._query_set[query], self._hits(query)
+                    bits = hits.astype(np.int32)
+                item, entry, hit = self._without(query)
+                hits[entry] -= hit
+                sizes[entry] -= item >= 0
+                relevant[i], keys = hits.sum(), scores[i]
+                if self._by_item:
+                    keys |= bits
+                    if item >= 0:
+                        keys[item] = LAST - 1  # behind all others and not relevant: as if absent
+                else:
+                    keys = scores[i].astype(np.int64) << 32 | numbers
+                keys.sort()
+                ends.append(tie_groups(keys, hits, sizes, self._by_item, self._ordered, out, ends[-1]))
+                hits[entry] += hit
+                sizes[entry] += item >= 0
+            before, size, hits_before, found = out[:, : ends[-1]]
+            row = np.repeat(np.arange(len(block)), np.diff(ends))
+            yield (
+                slice(first, first + len(block)),
+                Groups(len(block), row, before, size, hits_before, found, relevant),
+            )
+
+    def _hits(self, query: int) -> Ints:
+        """[U] items of each entry that share a label with the query."""
+        meets = np.any(self._set_words & self._query_words[:, query, None], axis=0)
+        return np.add.reduceat(self._counts * meets[self._set_of], self._starts)
+
+    def _without(self, query: int) -> tuple[int, int, int]:
+        """The item excluded for a query (or -1), its entry, and 1 if it would be relevant."""
+        item = -1 if self._exclude is None else int(self._exclude[query])
+        hit = item >= 0 and bool((self._labels[item] & self._queries[query]).any())
+        return item, int(self._entry_of[item]), int(hit)
 
     def result(self, measured: Sequence[Measured]) -> RankingResult:
         """Combine the measures of all tasks, in order."""
@@ -346,7 +386,7 @@ def result_of(
     for one in measured:
         whole.ap[one.rows], whole.without[one.rows] = one.ap, one.without
         whole.precision[one.rows], whole.recall[one.rows] = one.precision, one.recall
-    missing, some = int(whole.without.sum()), max(n_queries, 1)
+    some = max(n_queries, 1)
     return RankingResult(
         map=float(whole.ap.sum() / some),
         ap=whole.ap,
@@ -357,9 +397,8 @@ def result_of(
         n_queries=n_queries,
         n_database=n_database,
         n_distinct=n_distinct,
-        queries_without_relevant=missing,
+        queries_without_relevant=int(whole.without.sum()),
         convention=str(convention),
-        notes=(f"{missing:,} of {n_queries:,} queries have no relevant item and count 0",) if missing else (),
     )
 
 
@@ -401,17 +440,6 @@ def _excluded(exclude: ArrayLike | None, n_queries: int, n: int) -> Ints | None:
     return given.astype(np.int64)
 
 
-__all__ = [
-    "RECALL_LEVELS",
-    "Convention",
-    "Measured",
-    "Options",
-    "Ranking",
-    "RankingResult",
-    "ScoreFunction",
-    "average_precision",
-    "rank_codes",
-    "rank_scores",
-    "result_of",
-    "usable_cores",
-]
+def _words(rows: Bytes) -> NDArray[np.uint64]:
+    """Rows of bytes [N, W] as columns of 64-bit words [ceil(W / 8), N]."""
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64).T)

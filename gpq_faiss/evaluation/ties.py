@@ -151,42 +151,18 @@ class Groups:
 
 
 def precision_sums(groups: Groups, harmonic: Floats, k: int | None = None) -> Floats:
-    """[G] expected sum of the precisions at each group's relevant items, up to rank ``k``.
+    """[G] expected sum of the precisions at each group's relevant items, up to rank ``k``: the closed form of the module docstring.
 
     ``harmonic``: :func:`harmonic_numbers` up to at least the length of the ranking.
     """
-    several = groups.size > 1
-    n_several = np.count_nonzero(several)
-    if 2 * n_several > len(several):  # most: all by the general form
-        return _precision_sums(groups.before, groups.size, groups.hits_before, groups.hits, harmonic, k)
-    result = (groups.hits_before + 1.0) / (groups.before + 1.0)
-    if k is not None:
-        result[groups.before >= k] = 0.0
-    if n_several:
-        g = np.flatnonzero(several)
-        result[g] = _precision_sums(
-            groups.before[g], groups.size[g], groups.hits_before[g], groups.hits[g], harmonic, k
-        )
-    return result
-
-
-def _precision_sums(a: Ints, n: Ints, b: Ints, r: Ints, harmonic: Floats, k: int | None) -> Floats:
-    """The closed form of the module docstring."""
+    a, n, b, r = groups.fields
     t = n if k is None else np.clip(k - a, 0, n)
-    spread = harmonic.take(a + t)
-    spread -= harmonic.take(a)
-    fa, fn, fb, fr, ft = (field.astype(np.float64) for field in (a, n, b, r, t))
-    fa += 1.0
+    after = a + 1.0
     # The difference of two sums of about log(a) loses precision; a single rank avoids it.
-    np.copyto(spread, 1.0 / fa, where=t == 1)
-    slope = (fr - 1.0) / np.maximum(fn - 1.0, 1.0)
-    fb += 1.0
-    fb -= slope * fa
-    fb *= spread
-    fb += slope * ft
-    fb *= fr
-    fb /= fn
-    return fb
+    spread = np.where(t == 1, 1.0 / after, harmonic.take(a + t) - harmonic.take(a))
+    slope = (r - 1.0) / np.maximum(n - 1.0, 1.0)
+    result: Floats = ((b + 1.0 - slope * after) * spread + slope * t) * r / n
+    return result
 
 
 def found_at(groups: Groups, k: int) -> Floats:

@@ -24,7 +24,8 @@ from ..data.protocols import Split, make_split
 from ..data.reader import Reader
 from ..errors import DataError, UsageError
 from ..evaluation.grouping import distinct_rows
-from ..evaluation.ranking import RankingResult, ScoreFunction
+from ..evaluation.ranking import RankingResult
+from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import RECALL_LEVELS
 from ..faissio.blob import to_bytes
 from ..methods.base import Floats

@@ -6,21 +6,15 @@ bit-equal to those of brute force; bounds have a margin for other orders.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
-from numba.core.caching import FunctionCache
 
 from ..codes.checks import Codes, Floats, Ids
+from ..compiled import compiled
 
-_log = logging.getLogger(__name__)
 Number = Any
 """An int64 or a float32."""
-Function = TypeVar("Function", bound=Callable[..., Any])
 _EPS = float(np.finfo(np.float32).eps)
 _TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not representable
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
@@ -28,34 +22,7 @@ _TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not r
 _ALL = np.int64(1 << 62)
 
 
-class _Cache(FunctionCache):
-    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
-
-    def load_overload(self, *arguments: Any) -> Any:
-        there = None
-        try:
-            there = super().load_overload(*arguments)  # type: ignore[no-untyped-call]
-        except Exception:  # damaged files raise any error
-            with contextlib.suppress(OSError):
-                self.flush()  # type: ignore[no-untyped-call]
-        if there is None and self._py_func.__name__ in ("search", "visit"):
-            _log.info("compiling the loops of exact search: some seconds, once per installation")
-        return there
-
-    def save_overload(self, *arguments: Any) -> None:
-        with contextlib.suppress(OSError):
-            super().save_overload(*arguments)  # type: ignore[no-untyped-call]
-
-
-def _compiled(function: Function) -> Function:
-    """Compiled on the first call. The result is kept beside this file or in the user's cache folder; nowhere if neither can be written."""
-    made: Any = numba.njit(nogil=True, boundscheck=False)(function)
-    with contextlib.suppress(RuntimeError):
-        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
-    return cast(Function, made)
-
-
-@_compiled
+@compiled
 def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Floats, step: Number) -> Number:
     """Score tables of one query.
 
@@ -114,13 +81,13 @@ def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Flo
     return largest
 
 
-@_compiled
+@compiled
 def _margin(M: Number, largest: Number) -> Number:
     """What the order of additions can make of a score."""
     return np.float32((2 * M + 8) * _EPS) * np.float32(largest)
 
 
-@_compiled
+@compiled
 def _heads(
     single: Floats, columns: Floats, margin: Number, P: Number, heads: Floats
 ) -> tuple[Number, Number]:
@@ -146,7 +113,7 @@ def _heads(
     return behind + margin, top
 
 
-@_compiled
+@compiled
 def _sink(D: Floats, found: Ids, n: Number, score: Number, item: Number) -> None:
     """Put an item into a heap of n in place of the first, the worst: the lowest score, of equal ones the largest item."""
     at = 0
@@ -166,7 +133,7 @@ def _sink(D: Floats, found: Ids, n: Number, score: Number, item: Number) -> None
     D[at], found[at] = score, item
 
 
-@_compiled
+@compiled
 def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Number) -> Number:
     """Put an item into a heap of at most k (:func:`_sink`); its new size."""
     if n == k:
@@ -184,14 +151,14 @@ def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Numb
     return n + 1
 
 
-@_compiled
+@compiled
 def _clear(D: Floats, found: Ids) -> None:
     """No results."""
     for i in range(len(D)):
         D[i], found[i] = -np.inf, -1
 
 
-@_compiled
+@compiled
 def order(D: Floats, found: Ids, n: Number) -> None:
     """Turn a heap of n into a list, the best first."""
     for end in range(n - 1, 0, -1):
@@ -200,7 +167,7 @@ def order(D: Floats, found: Ids, n: Number) -> None:
         D[end], found[end] = last, worst
 
 
-@_compiled
+@compiled
 def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: Any, n: Number) -> Number:
     """Put the items of a row into the heap, or with k = 0 behind one another; the new number of items."""
     _, starts, members = rows
@@ -221,7 +188,7 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
     return n
 
 
-@_compiled
+@compiled
 def _rows(
     first: Number,
     last: Number,
@@ -270,7 +237,7 @@ def _rows(
     return n, least
 
 
-@_compiled
+@compiled
 def _list(
     low: Number,
     high: Number,
@@ -327,7 +294,7 @@ def _list(
     return n, least, scored
 
 
-@_compiled
+@compiled
 def _room(M: Number, K: Number, T: Number) -> Any:
     """Room for the tables of a query, and for the way through a tree."""
     single, columns = np.empty((M, K), np.float32), np.empty((T, 256), np.float32)
@@ -341,7 +308,7 @@ def _room(M: Number, K: Number, T: Number) -> Any:
     )
 
 
-@_compiled
+@compiled
 def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, T: Number, bounds: Floats) -> None:
     """Fill ``bounds``, float32 [Q, lists], with what an item of each list can score at most."""
     ZT, step = books
@@ -355,7 +322,7 @@ def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, T: Number, boun
             bounds[q, number] = cell + heads[names[number, 1]] + behind
 
 
-@_compiled
+@compiled
 def visit(
     xq: Floats,
     books: Any,
@@ -412,7 +379,7 @@ def visit(
     return done
 
 
-@_compiled
+@compiled
 def _best_first(bounds: Floats, least: Number, turn: Ids) -> Number:
     """Fill ``turn`` from its second place on with the cells whose bounds are at least ``least``, best first; their number and 1."""
     turns = 1
@@ -427,7 +394,7 @@ def _best_first(bounds: Floats, least: Number, turn: Ids) -> Number:
     return turns
 
 
-@_compiled
+@compiled
 def search(
     xq: Floats,
     books: Any,
@@ -510,7 +477,7 @@ def search(
     return every
 
 
-@_compiled
+@compiled
 def scan_tables(xq: Floats, books: Any, out: Floats, slack: Floats) -> None:
     """Score tables as queries of FastScan, whose codebooks are unit vectors then, and how much a score can exceed FastScan's.
 
@@ -538,7 +505,7 @@ def scan_tables(xq: Floats, books: Any, out: Floats, slack: Floats) -> None:
         slack[q] = 0.51 * (M + 1) * size + rounding if 255 * size > _TINY else np.inf
 
 
-@_compiled
+@compiled
 def rescore(
     single: Floats,
     places: Ids,

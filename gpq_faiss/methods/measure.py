@@ -20,7 +20,8 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness, likeness, nearest, spaced_queries
-from ..evaluation.ranking import Measured, Ranking, RankingResult, ScoreFunction, rank_codes
+from ..evaluation.ranking import Measured, Ranking, RankingResult, rank_codes
+from ..evaluation.scorers import ScoreFunction
 from ..progress import stage
 from .base import Coder, Codes, Floats
 from .registry import make_method

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.evaluation.ranking import RECALL_LEVELS, RankingResult, rank_codes
+from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
+from gpq_faiss.evaluation.ties import RECALL_LEVELS
 from gpq_faiss.gpu import ranking
 from gpq_faiss.gpu.ranking import rank_on_device
 

@@ -8,7 +8,7 @@ from typing import Any
 import numba
 import pytest
 
-from gpq_faiss.indexes import kernels
+from gpq_faiss.compiled import compiled
 
 
 def test_damaged_or_unwritable_compiled_code_is_compiled_again(
@@ -20,7 +20,7 @@ def test_damaged_or_unwritable_compiled_code_is_compiled_again(
         return x + x
 
     def hits() -> int:
-        made: Any = kernels._compiled(twice)
+        made: Any = compiled(twice)
         assert made(4) == 8
         return sum(made.stats.cache_hits.values())
 
@@ -32,7 +32,7 @@ def test_damaged_or_unwritable_compiled_code_is_compiled_again(
                 file.write_bytes(content)
             assert hits() == 0
             assert hits() == 1
-    made: Any = kernels._compiled(twice)
+    made: Any = compiled(twice)
     (folder,) = tmp_path.iterdir()
     folder.rename(tmp_path / "elsewhere")
     folder.write_bytes(b"")  # no file can be written below it

@@ -1,0 +1,42 @@
+"""Loops compiled by Numba, kept in its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core.caching import FunctionCache
+
+_log = logging.getLogger(__name__)
+Function = TypeVar("Function", bound=Callable[..., Any])
+_LONG = ("search", "visit")  # loops of exact search, which take seconds to compile
+
+
+class _Cache(FunctionCache):
+    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
+
+    def load_overload(self, *arguments: Any) -> Any:
+        there = None
+        try:
+            there = super().load_overload(*arguments)  # type: ignore[no-untyped-call]
+        except Exception:  # damaged files raise any error
+            with contextlib.suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
+        if there is None and self._py_func.__name__ in _LONG:
+            _log.info("compiling the loops of exact search: some seconds, once per installation")
+        return there
+
+    def save_overload(self, *arguments: Any) -> None:
+        with contextlib.suppress(OSError):
+            super().save_overload(*arguments)  # type: ignore[no-untyped-call]
+
+
+def compiled(function: Function) -> Function:
+    """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
+    made: Any = numba.njit(nogil=True, boundscheck=False)(function)
+    with contextlib.suppress(RuntimeError):
+        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    return cast(Function, made)
