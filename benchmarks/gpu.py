@@ -1,4 +1,4 @@
-"""Speed on one GPU: exact search by torch, search by Faiss, encoding, ranking; and equality of the results with the CPU's.
+"""Speed on one GPU: exact search by torch, search by Faiss; and equality of the results with the CPU's.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
@@ -23,15 +23,11 @@ from common import describe_machine, make_parser, numbers, read_results, run_mai
 from torch import Tensor
 
 from gpq_faiss.codes.checks import Floats
-from gpq_faiss.codes.encode import encode
-from gpq_faiss.codes.scores import score_tables
+from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.errors import DataError
-from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.gpu.faiss_form import FaissLists, check_gpu
+from gpq_faiss.gpu.faiss_form import to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex
-from gpq_faiss.gpu.lists import DeviceLists
-from gpq_faiss.gpu.ranking import rank_on_device
-from gpq_faiss.gpu.tensors import device_of, encode_torch
+from gpq_faiss.gpu.tensors import device_of
 from gpq_faiss.indexes.memory import MemoryIndex
 
 K = 100
@@ -90,13 +86,17 @@ def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats,
 
 def ways(
     Z: Floats, codes: Tensor, device: torch.device, memory: int, faiss_up_to: int
-) -> dict[str, DeviceIndex]:
-    """All searches: ``exact``, by torch; ``faiss``."""
+) -> dict[str, Callable[[Tensor, int], Any]]:
+    """All searches: ``exact``, by torch; ``faiss``, which takes and gives arrays on the host."""
     n = len(codes)
-    found = {"exact": DeviceIndex([DeviceLists(codes, Z, device, memory)], Z, n, memory=memory)}
+    found: dict[str, Callable[[Tensor, int], Any]] = {
+        "exact": DeviceIndex(codes, Z, device, memory=memory).search
+    }
     if n <= faiss_up_to:
-        alone = FaissLists(codes.cpu().numpy(), Z, device, memory)
-        found["faiss"] = DeviceIndex([alone], Z, n, memory=memory)
+        host = MemoryIndex.build(codes.cpu().numpy(), Z)
+        gpu = device.type == "cuda"
+        alone = to_faiss_gpu(host, int(device.index)) if gpu else zero_lists(host.codes, Z, host.ids)
+        found["faiss"] = lambda xq, k: alone.search(pad_vectors(xq.cpu().numpy(), int(alone.d)), k)
     return found
 
 
@@ -116,9 +116,9 @@ def speed(
     for batch in batches:
         for name, index in indexes.items():
             few = min(batch, 4)
-            each = clock(lambda i=index, f=few: i.search(xq[:f], k), device, 1) / few  # type: ignore[misc]
+            each = clock(lambda i=index, f=few: i(xq[:f], k), device, 1) / few  # type: ignore[misc]
             asked = batch if each * batch <= args.limit else max(few, int(args.limit / each))
-            seconds = clock(lambda i=index, a=asked: i.search(xq[:a], k), device)  # type: ignore[misc]
+            seconds = clock(lambda i=index, a=asked: i(xq[:a], k), device)  # type: ignore[misc]
             cells.append(
                 {
                     "engine": name,
@@ -130,45 +130,6 @@ def speed(
                 }
             )
     return {"copy_bytes_per_s": bandwidth, "build_seconds": building, "k": k, "cells": cells}
-
-
-def encoding(bits: int, rows: int, device: torch.device) -> Cell:
-    """Vectors a second from tensors to tensors, and of the CPU in the same run; the codes must be the same."""
-    Z = draw_codebooks(bits // 4, 0)
-    generator = torch.Generator(device).manual_seed(1)
-    x = torch.randn((rows, len(Z), SUBDIM), generator=generator, device=device)
-    x = torch.nn.functional.normalize(x, dim=2).flatten(1)
-    seconds = clock(lambda: encode_torch(x, Z), device)
-    some = x[: min(rows, 100_000)].cpu().numpy()
-    own = clock(lambda: encode(some, Z), torch.device("cpu"))
-    agree(
-        encode_torch(x[: len(some)].contiguous(), Z).cpu().numpy(), encode(some, Z), f"codes of {bits} bits"
-    )
-    return {"rows": rows, "rows_per_s": rows / seconds, "cpu_rows_per_s": len(some) / own}
-
-
-def ranking(bits: int, n: int, queries: int, device: torch.device) -> Cell:
-    """Pairs a second of whole rankings with 21 labels, and of the CPU in the same run; the values must be the same."""
-    Z = draw_codebooks(bits // 4, 0)
-    rng = np.random.default_rng([2, bits])
-    codes = rng.integers(0, 16, (n, len(Z)), dtype=np.uint8)
-    yq, yb = rng.random((queries, 21)) < 0.1, rng.random((n, 21)) < 0.1
-    tables = score_tables(rng.standard_normal((queries, len(Z) * SUBDIM)).astype(np.float32), Z)
-    seconds = clock(lambda: rank_on_device(tables, codes, yq, yb, device=device), device)
-    few = min(queries, 50)
-    cpu = torch.device("cpu")
-    own = clock(lambda: rank_codes(tables[:few], codes, yq[:few], yb), cpu, 1)
-    found = rank_on_device(tables[:few], codes, yq[:few], yb, device=device).ap
-    difference = float(np.abs(found - rank_codes(tables[:few], codes, yq[:few], yb).ap).max())
-    if not difference < 1e-11:
-        raise DataError(f"rankings of {bits} bits differ from the CPU's by {difference:g}: report this")
-    return {
-        "items": n,
-        "queries": queries,
-        "pairs_per_s": n * queries / seconds,
-        "cpu_pairs_per_s": n * few / own,
-        "largest_difference_of_ap": difference,
-    }
 
 
 def agree(found: Any, expected: Any, what: str) -> None:
@@ -189,7 +150,7 @@ def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
         for name, index in ways(Z, codes, device, memory, n).items():
             if name == "faiss" and k > 2048:
                 continue
-            scores, ids = (t.cpu().numpy() for t in index.search(xq, k))
+            scores, ids = (torch.as_tensor(part).cpu().numpy() for part in index(xq, k))
             if name == "faiss":
                 largest = max(largest, float(np.abs(scores - D).max()))
                 if not largest < 1e-4:
@@ -210,13 +171,14 @@ def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
 def markdown(result: dict[str, Any]) -> str:
     """The tables of a result."""
     machine = result["machine"]
-    lines = ["# Search, encoding and ranking on a GPU", ""]
+    lines = ["# Search on a GPU", ""]
     if result["rehearsal"]:
         lines += ["A rehearsal of the script on a CPU: these figures mean nothing.", ""]
     lines += [
         f"{machine['gpu'] or 'no GPU'}; {machine['cpu']}, {machine['cores']} cores; Faiss {machine['versions']['faiss']}, "
         f"torch {machine['versions']['torch']}. k = {K}; uniform codes drawn on the card; queries and results are tensors "
-        "there. The last column is bytes of codes looked at over bytes that a copy within the card moves in that time, "
+        "there, for Faiss arrays on the host. The last column is bytes of codes looked at over bytes that a copy within the card "
+        "moves in that time, "
         "measured in the same run; a batch may pass 1, since one read of a code serves many queries.",
         "",
     ]
@@ -234,22 +196,7 @@ def markdown(result: dict[str, Any]) -> str:
             for c in group["cells"]
         ]
         lines.append("")
-    lines += ["## Encoding", "", "| bits | M rows/s | CPU M rows/s |", "|--:|--:|--:|"]
-    for bits, cell in result["encoding"].items():
-        lines.append(f"| {bits} | {cell['rows_per_s'] / 1e6:,.2f} | {cell['cpu_rows_per_s'] / 1e6:,.2f} |")
     lines += [
-        "",
-        "## Whole rankings, 21 labels",
-        "",
-        "| bits | items | M pairs/s | CPU, one thread |",
-        "|--:|--:|--:|--:|",
-    ]
-    for bits, cell in result["ranking"].items():
-        lines.append(
-            f"| {bits} | {cell['items']:,} | {cell['pairs_per_s'] / 1e6:,.0f} | {cell['cpu_pairs_per_s'] / 1e6:,.0f} |"
-        )
-    lines += [
-        "",
         "## Parity with the CPU",
         "",
         "| bits | items | exact | Faiss alone, scores off by |",
@@ -278,16 +225,11 @@ def main() -> None:
     )
     parser.add_argument("--memory", type=int, default=4 << 30, help="bytes a search may use beyond the codes")
     parser.add_argument("--copy-bytes", type=int, default=1 << 30)
-    parser.add_argument("--encode-rows", type=int, default=2_000_000)
-    parser.add_argument("--rank-items", type=int, default=85_415)
-    parser.add_argument("--rank-queries", type=int, default=2000)
     parser.add_argument("--check-items", type=int, default=100_000)
     args = parser.parse_args()
     started = time.perf_counter()
     device = device_of(args.device)
-    if device.type == "cuda":
-        check_gpu(int(device.index))
-    parts: tuple[str, ...] = ("parity", "search", "encoding", "ranking")
+    parts: tuple[str, ...] = ("parity", "search")
     held: dict[str, Any] = read_results(args.out, {})
     result: dict[str, Any] = {"machine": describe_machine(), "rehearsal": device.type == "cpu"} | {
         part: held.get(part, {}) for part in parts
@@ -308,8 +250,6 @@ def main() -> None:
 
     for bits in args.bits:
         keep("parity", str(bits), lambda b=bits: parity(b, args.check_items, device, args.memory))  # type: ignore[misc]
-        keep("encoding", str(bits), lambda b=bits: encoding(b, args.encode_rows, device))  # type: ignore[misc]
-        keep("ranking", str(bits), lambda b=bits: ranking(b, args.rank_items, args.rank_queries, device))  # type: ignore[misc]
     for n in args.items:
         for bits in args.bits:
             keep("search", f"{bits}/{n}", lambda b=bits, n=n: speed(b, n, args.batches, args, device))  # type: ignore[misc]

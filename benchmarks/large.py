@@ -24,7 +24,7 @@ from search import enlarged, recall
 
 from gpq_faiss.build.shards import IndexShard
 from gpq_faiss.build.stream import build_index
-from gpq_faiss.faissio.header import row_header
+from gpq_faiss.faissio.storage import row_header
 from gpq_faiss.files import atomic_path
 from gpq_faiss.indexes.codeword_lists import CodewordLists
 from gpq_faiss.indexes.file import FileIndex, open_file

@@ -22,9 +22,8 @@ from .options import (
     help=f"""Measure a model on labelled DATA: mAP, likeness, precision and recall at k, precision-recall curve.
 
 Queries and database are those of the training split. mAP is over the full ranking, with the expected value over random order within
-ties (gpq.evaluate in Python has other conventions). With --device cuda the network and the ranking run on the GPU,
-with the same figures; compared methods run on the CPU. NN10@100 is the share of a query's ten nearest items by features that are
-among its first 100 results.
+ties (gpq.evaluate in Python has other conventions). NN10@100 is the share of a query's ten nearest items by features that are among its
+first 100 results.
 
 MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs without torch. The database is
 then that file, and all labelled items of DATA are the queries.

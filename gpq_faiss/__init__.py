@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .experiment.pictures import draw_experiment
     from .experiment.report import report_experiment
     from .experiment.run import run_experiment
-    from .gpu.index import to_gpu, to_torch
+    from .gpu.faiss_form import to_faiss_gpu
+    from .gpu.index import to_gpu
     from .indexes.base import Index
     from .indexes.filters import Allow, Deny
     from .indexes.memory import MemoryIndex
@@ -74,8 +75,8 @@ __all__ = [
     "report_experiment",
     "run_experiment",
     "search",
+    "to_faiss_gpu",
     "to_gpu",
-    "to_torch",
     "train",
 ]
 
@@ -110,8 +111,8 @@ _WHERE = {
     "report_experiment": "experiment.report",
     "run_experiment": "experiment.run",
     "search": "stages.search",
+    "to_faiss_gpu": "gpu.faiss_form",
     "to_gpu": "gpu.index",
-    "to_torch": "gpu.index",
     "train": "stages.train",
 }
 

@@ -99,23 +99,13 @@ class Encoder(Embedder):
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
         """Packed codes uint8 [n, code_size] of item vectors float32 [n, M·d] on the model's device.
 
-        On a GPU they are computed there, bit-equal to the CPU (:func:`gpq_faiss.gpu.tensors.encode_torch`).
-
         Raises:
             DataError: a zero sub-vector, which has no direction; query vectors of a model with different item vectors.
         """
-        codes = self._quantize(vectors)
+        x = vectors.cpu().numpy()
+        codes = encode_vectors(x, self.model.codebooks)
         if items_are_codewords(self.model.description):
-            check_items(vectors.cpu().numpy(), codes, self.model.codebooks, what="vectors to quantize")
-        return codes
-
-    def _quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
-        """:meth:`quantize` of the network's item vectors, without checks; only codes are copied from a GPU."""
-        if vectors.device.type == "cpu":
-            return encode_vectors(vectors.numpy(), self.model.codebooks)
-        from .gpu.tensors import encode_torch
-
-        codes: NDArray[np.uint8] = encode_torch(vectors, self.model.codebooks).cpu().numpy()
+            check_items(x, codes, self.model.codebooks, what="vectors to quantize")
         return codes
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -158,7 +148,7 @@ class Encoder(Embedder):
             return vectors, fine.cpu().numpy()
 
         for positions, vectors in self._batches(dataset, rows, start, batch_size, run=run):
-            yield positions, self._quantize(vectors)
+            yield positions, encode_vectors(vectors.cpu().numpy(), self.model.codebooks)
 
 
 def is_onnx(model: str | Path) -> bool:

@@ -43,7 +43,7 @@ LAYERS = [
 # Library -> the rooms that may import it at all.
 ONLY_IN = {
     "h5py": {"store"},
-    "faiss": {"codes", "faissio", "indexes", "build", "gpu", "methods", "stages"},
+    "faiss": {"codes", "faissio", "indexes", "build", "gpu", "methods", "stages", "experiment"},
     "matplotlib": {"report"},
     "fastapi": {"serve"},
     "starlette": {"serve"},

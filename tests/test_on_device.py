@@ -1,4 +1,4 @@
-"""Searching and evaluating in the form for devices: the answers of the CPU's engines, and errors where they cannot be had.
+"""Searching in the form for devices: the answers of the CPU's engines, and errors where they cannot be had.
 
 Without a GPU the same code runs by torch on the CPU, which is requested by name; with one the tests marked ``gpu`` go by the
 command line.
@@ -19,7 +19,6 @@ from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
 from whole_path import Products, run
 
-from gpq_faiss import evaluate
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
@@ -159,7 +158,7 @@ def test_an_index_for_a_device_by_hand(shop: Path) -> None:
         open_on_device(shop / "nothing.faiss", "cpu")
 
 
-# Evaluation and the whole path ----------------------------------------------------------------------------------------
+# The whole path ----------------------------------------------------------------------------------------
 
 
 def quick() -> Config:
@@ -177,37 +176,10 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
     return run(open_digits(), folder, config=quick(), compare=("pq",), on_device=True)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"ties": "id", "ks": (1, 7)},
-        {"k": 50, "ties": "best", "denominator": "min(k, relevant)"},
-    ],
-    ids=str,
-)
-def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
-    products: Products, options: dict[str, Any]
-) -> None:
-    found = evaluate(products.model, open_digits(), on_device=True, **options).to_dict()
-    expected = evaluate(products.model, open_digits(), **options).to_dict()
-    for name in ("precision", "recall"):
-        assert found.pop(name) == pytest.approx(expected.pop(name), abs=1e-12)
-    for name in ("recall", "precision"):
-        assert found["pr_curve"][name] == pytest.approx(expected["pr_curve"][name], abs=1e-12)
-    assert found.pop("map") == pytest.approx(expected.pop("map"), abs=1e-12)
-    del found["pr_curve"], expected["pr_curve"]
-    assert found == expected
-
-
 def test_the_path_on_a_device_is_that_of_the_cpu(products: Products) -> None:
-    results, evaluation = products.results, products.evaluation
+    results = products.results
     assert results.description.endswith("on cpu")
     equal(results, search(products.model, products.index, open_digits(), rows="0:8", k=10))
-    expected = evaluate(products.model, open_digits(), compare=("pq",))
-    assert evaluation.ranking.map == pytest.approx(expected.ranking.map, abs=1e-12)
-    assert evaluation.compared["pq"].map == expected.compared["pq"].map
-    assert "the compared methods were ranked on the CPU" in evaluation.notes
 
 
 # The command line -----------------------------------------------------------------------------------------------------

@@ -38,5 +38,5 @@ def run(
     codes = gpq.encode(model, data, folder / "codes.h5", device=device)
     index = gpq.index(model, codes, folder / "index.faiss")
     results = gpq.search(model, index, data, rows="0:8", device=device, on_device=on_device)
-    evaluation = gpq.evaluate(model, data, compare=compare, device=device, on_device=on_device)
+    evaluation = gpq.evaluate(model, data, compare=compare, device=device)
     return Products(model, codes, index, results, evaluation)

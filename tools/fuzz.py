@@ -92,8 +92,8 @@ def _hashed_index(path: Path, _: int) -> str:
     """With its sidecar, which has its hash."""
     from gpq_faiss.faissio.io import load_index
 
-    layout = load_index(path)[0]
-    return _digest(layout.codebooks, layout.codes(), layout.ids())
+    held = load_index(path)[0]
+    return _digest(held.header.codebooks, held.codes, held.ids)
 
 
 def _rows(path: Path, _: int) -> str:

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import BusyError, DataError
 from ..faissio.io import read_sidecar
 from ..files import atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
@@ -31,12 +31,7 @@ _ROWS = 1 << 15
 
 @dataclass(frozen=True)
 class ItemSources:
-    """Names and labels of the items of an index to build.
-
-    Attributes:
-        paths: the sources.
-        key: identifies the items; also in the index's sidecar, to detect the file of another index.
-    """
+    """Names and labels of the items of an index to build; ``key`` identifies them, also in the index's sidecar."""
 
     paths: tuple[Path, ...]
     key: str
@@ -75,8 +70,7 @@ class ItemSources:
         """Whether ``index`` is of these items (and of ``build``, if given), and its items file is missing, damaged or of other items."""
         if not Path(index).is_file():
             return False
-        sidecar = read_sidecar(index)
-        made = {} if sidecar is None else sidecar["extra"]
+        made = _made(index)
         if made.get("items") != self.key or build not in (None, made.get("build")):
             return False
         try:
@@ -139,44 +133,31 @@ def open_items(index: str | Path) -> Items | None:
     Raises:
         DataError: a damaged items file, or it cannot be converted.
     """
-    path, old = items_path(index), old_items_path(index)
-    wanted = _wanted(index)
+    path, old, wanted = items_path(index), old_items_path(index), _made(index).get("items")
     if path.exists():
         items = Items(path)
         if items.key == wanted:
             return items
         items.close()
+        why = "belongs to another index"
     elif wanted is None:
         return None
     elif not old.exists():
-        log.warning("%s is missing: results come without names; index the codes again", path)
-        return None
+        why = "is missing"
     elif old_items_key(old) != wanted:
-        path = old
+        path, why = old, "belongs to another index"
     elif not os.access(path.parent, os.W_OK):
-        log.warning(
-            "%s has the form of an earlier version, and its folder cannot be written: results come without names; "
-            "search the index once where it can be written",
-            old,
-        )
-        return None
+        path, why = old, "has the form of an earlier version, and its folder cannot be written"
     else:
         _convert(old, index, wanted)
         return open_items(index)
-    log.warning(
-        "%s belongs to another index than %s: results come without names; index the codes again", path, index
-    )
+    log.warning("%s %s: results of %s come without names; index the codes again", path, why, index)
     return None
 
 
-def _wanted(index: str | Path) -> str | None:
-    """The key of an index's items, if it has any."""
-    sidecar = read_sidecar(index)
-    return None if sidecar is None else sidecar["extra"].get("items")
-
-
-class _OvertakenError(Exception):
-    """Another process has written the items, or another index, meanwhile."""
+def _made(index: str | Path) -> dict[str, Any]:
+    """What the sidecar says of an index's making."""
+    return dict((read_sidecar(index) or {}).get("extra", {}))
 
 
 def _convert(old: Path, index: str | Path, key: str) -> None:
@@ -184,10 +165,10 @@ def _convert(old: Path, index: str | Path, key: str) -> None:
     path = items_path(index)
 
     def still_missing(_: tuple[Path, ...]) -> None:
-        if path.exists() or _wanted(index) != key:
-            raise _OvertakenError
+        if path.exists() or _made(index).get("items") != key:
+            raise BusyError(f"{path} or its index was written meanwhile")
 
-    with stage("converting names"), contextlib.suppress(_OvertakenError):
+    with stage("converting names"), contextlib.suppress(BusyError):
         with atomic_path(path, before=still_missing) as temporary:
             write_items(temporary, (row for block in old_items(old) for row in _rows(*block)), key)
         log.info("%s: converted to %s", old, path.name)

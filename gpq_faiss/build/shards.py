@@ -13,11 +13,12 @@ from ..codes.bits import check_codes, code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import check_items, encode
 from ..data.id_files import as_int64
-from ..data.parquet import leaves, open_parquet
+from ..data.parquet import is_list, leaves, open_parquet
 from ..errors import DataError, MismatchError
-from ..faissio.io import INDEX_TYPES, LISTS, check_stated, load_index, read_sidecar
+from ..faissio.header import INDEX_TYPES, read_header
+from ..faissio.io import check_header, check_stated, read_sidecar
+from ..faissio.source import IndexFile
 from ..files import fingerprint
-from ..indexes.file import open_file
 from ..store import RowReader, codebooks_fingerprint
 
 
@@ -104,27 +105,25 @@ class ParquetShard:
             if "codes" not in names or self._id is None:
                 raise DataError(f"{path} has no columns 'codes' and 'id': it has {', '.join(names[:10])}")
             self.rows = int(file.metadata.num_rows)
-            self._check_sizes(file)
+            # A code stored once could expand to any number of bytes: lists are counted, and texts read as dictionaries.
+            for leaf in leaves(file, "codes"):
+                column = file.schema.column(leaf)
+                groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+                values = sum(group.column(leaf).num_values for group in groups)
+                if column.physical_type == "BYTE_ARRAY" and values == self.rows:
+                    self._texts = (column.path,)
+                elif values not in (self.rows, self.rows * self._size) or column.length > self._size:
+                    raise self._uneven()
         self.fingerprint = _mark(self.path)
         self.data_fingerprint = ""
-
-    def _check_sizes(self, file: Any) -> None:
-        """Check the size of a block: a code stored once could expand to any number of bytes."""
-        for leaf in leaves(file, "codes"):
-            column = file.schema.column(leaf)
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            values = sum(group.column(leaf).num_values for group in groups)
-            listed = values != self.rows
-            if column.physical_type == "BYTE_ARRAY" and not listed:
-                self._texts = (column.path,)
-            elif (listed and values != self.rows * self._size) or column.length > self._size:
-                raise self._uneven()
 
     def _open(self) -> AbstractContextManager[Any]:
         return open_parquet(self.path, "a Parquet file of codes", self._texts)
 
     def _uneven(self) -> DataError:
-        return DataError(f"{self.path}: the column 'codes' does not have {self._size} bytes in every row")
+        return DataError(
+            f"{self.path}: the column 'codes' does not have {self._size} bytes in every row, as binary or lists of uint8"
+        )
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
@@ -150,27 +149,15 @@ class ParquetShard:
             if any(word is None or len(word) != self._size for word in column.dictionary.to_pylist()):
                 raise self._uneven()
             column = column.dictionary_decode()
-        kind = column.type
-        listed = hasattr(kind, "value_type") and pyarrow.types.is_uint8(kind.value_type)
-        if not listed and not any(
-            of(kind)
-            for of in (
-                pyarrow.types.is_binary,
-                pyarrow.types.is_large_binary,
-                pyarrow.types.is_fixed_size_binary,
-            )
-        ):
-            raise DataError(f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8")
-        if column.null_count:
+        listed = is_list(column.type)
+        if column.null_count or (listed and not pyarrow.types.is_uint8(column.type.value_type)):
             raise self._uneven()
         try:
-            if not listed:
-                even = column.cast(pyarrow.binary(self._size))
-                flat = np.frombuffer(b"".join(even.to_pylist()), np.uint8)
+            if listed:
+                flat = column.cast(pyarrow.list_(pyarrow.uint8(), self._size)).flatten().to_numpy()
             else:
-                even = column.cast(pyarrow.list_(pyarrow.uint8(), self._size))
-                flat = even.flatten().to_numpy()
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # rows of other lengths
+                flat = np.frombuffer(b"".join(column.cast(pyarrow.binary(self._size)).to_pylist()), np.uint8)
+        except (pyarrow.ArrowException, TypeError, ValueError):  # rows of other lengths, or of another kind
             raise self._uneven() from None
         return np.asarray(flat.reshape(len(column), self._size), np.uint8)
 
@@ -178,7 +165,7 @@ class ParquetShard:
 class IndexShard:
     """An index file of any form, with the codebooks of the model, to merge or convert.
 
-    It is read in place, lists of earlier versions are loaded. The SHA-256 of the sidecar is checked before the first block.
+    It is read in place. The SHA-256 of the sidecar is checked before the first block.
 
     Raises:
         DataError: damaged, of another format or empty.
@@ -188,20 +175,16 @@ class IndexShard:
     def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
         self.path = Path(path)
         self.kind = "index"
-        self._M, self._K = int(codebooks.shape[0]), int(codebooks.shape[1])
-        with self.path.open("rb") as file:
-            self._old = file.read(4) in LISTS
-        if self._old:
-            layout, stated = load_index(self.path, verify=False)
-            found, self.rows, model = layout.codebooks, layout.ntotal, stated["model_fingerprint"]
-        else:
-            with open_file(self.path) as index:
-                found, self.rows, model = index.codebooks, index.ntotal, index.model_fingerprint
-        self.row_bytes = 8 * code_size(self._M, self._K) + 64
-        if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
+        with IndexFile(self.path) as source:
+            header, stated = read_header(source), read_sidecar(self.path)
+            check_header(source, header, stated)
+        self.rows = header.n
+        self.row_bytes = 8 * header.code_size + 64
+        if header.fingerprint != codebooks_fingerprint(codebooks):
             raise MismatchError(
                 f"{path} has other codebooks than those of {model_name}: encode its data with this model"
             )
+        model = None if stated is None else stated["model_fingerprint"]
         if model not in (None, model_fingerprint):
             raise MismatchError(f"{path} is of model {model}, not of {model_name} ({model_fingerprint})")
         if not self.rows:
@@ -216,18 +199,14 @@ class IndexShard:
             MismatchError: the SHA-256 differs from the sidecar's.
             DataError: the file was modified meanwhile.
         """
-        if self._old:
-            layout = load_index(self.path)[0]
-            codes, ids = layout.codes(), layout.ids()
-            for start in range(0, self.rows, size):
-                yield codes[start : start + size], ids[start : start + size]
-            return
-        stated = read_sidecar(self.path)
-        with open_file(self.path) as index:
+        with IndexFile(self.path) as source:
+            header, stated = read_header(source), read_sidecar(self.path)
             if stated is not None:
                 check_stated(self.path, stated, verify=True)
-            for span, some in zip(index.spans(size), index.id_blocks(size), strict=True):
-                yield check_codes(index.codes(*span), self._M, self._K, what=str(self.path)), some
+            for span in header.spans(size):
+                codes, ids = header.codes(source, *span), header.ids(source, *span)
+                source.check()
+                yield check_codes(codes, *header.codebooks.shape[:2], what=str(self.path)), ids
 
 
 Shard = Hdf5Shard | ParquetShard | IndexShard

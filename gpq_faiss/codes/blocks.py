@@ -1,4 +1,4 @@
-"""Unpack codes from FastScan's blocks, for which Faiss has no function.
+"""FastScan's blocks of codes: packed by Faiss, unpacked here, as Faiss has no function for it.
 
 The layout is not assumed: for each size, Faiss packs a block of known indices, from which the layout is read.
 """
@@ -12,34 +12,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from .bits import pack_indices
 from .checks import Codes
 
 _BLOCKS = 1 << 14
-
-
-@functools.cache
-def _places(M: int, rows: int) -> NDArray[np.int64]:
-    """Half-byte of index m of row r in a block of ``rows`` codes: int64 [rows, M] (2 * byte + upper half)."""
-    number = 1 + np.arange(rows * M).reshape(rows, M)  # 0 is padding
-    found: NDArray[np.int64] | None = None
-    digits = max(1, -(-(rows * M + 1).bit_length() // 4))
-    for digit in range(digits):
-        indices = ((number >> (4 * digit)) & 15).astype(np.uint8)
-        indices = np.pad(indices, ((0, 0), (0, M % 2)))
-        flat: Any = faiss.IndexPQ(M, M, 4, faiss.METRIC_INNER_PRODUCT)
-        faiss.copy_array_to_vector(np.zeros(M * 16, np.float32), flat.pq.centroids)
-        flat.is_trained = True
-        flat.add_sa_codes(np.ascontiguousarray(indices[:, 0::2] | indices[:, 1::2] << 4))
-        fast: Any = faiss.IndexPQFastScan(flat, rows)
-        block = faiss.vector_to_array(fast.codes)
-        halves = np.stack([block & 15, block >> 4], axis=1).reshape(-1).astype(np.int64)
-        found = (halves << (4 * digit)) + (0 if found is None else found)
-    assert found is not None
-    places = np.full(rows * M + 1, -1, np.int64)
-    places[found] = np.arange(len(found))
-    if (places[1:] < 0).any():
-        raise RuntimeError("this Faiss packs FastScan codes in an unknown order: report its version")
-    return places[1:].reshape(rows, M)
 
 
 def block_bytes(M: int, rows: int) -> int:
@@ -47,8 +23,18 @@ def block_bytes(M: int, rows: int) -> int:
     return rows * (M + M % 2) // 2
 
 
+def pack_blocks(codes: Codes, M: int, rows: int = 32) -> NDArray[np.uint8]:
+    """4-bit codes uint8 [n, ceil(M / 2)] in blocks of ``rows`` codes: uint8 [blocks * block_bytes]."""
+    flat: Any = faiss.IndexPQ(M, M, 4, faiss.METRIC_INNER_PRODUCT)  # of any codebooks
+    faiss.copy_array_to_vector(np.zeros(M * 16, np.float32), flat.pq.centroids)
+    flat.is_trained = True
+    flat.add_sa_codes(np.ascontiguousarray(codes))
+    fast: Any = faiss.IndexPQFastScan(flat, rows)  # named: its codes go with it
+    return np.asarray(faiss.vector_to_array(fast.codes), np.uint8)
+
+
 def unpack_blocks(packed: NDArray[np.uint8], n: int, M: int, rows: int) -> Codes:
-    """The first ``n`` codes, uint8 [n, ceil(M / 2)], of whole blocks of ``rows`` codes, uint8 [blocks * block_bytes]."""
+    """The first ``n`` codes, uint8 [n, ceil(M / 2)], of :func:`pack_blocks`."""
     low, high = _byte_places(M, rows)
     blocks = packed.reshape(-1, block_bytes(M, rows))
     size = (M + 1) // 2
@@ -68,9 +54,17 @@ def unpack_blocks(packed: NDArray[np.uint8], n: int, M: int, rows: int) -> Codes
 @functools.cache
 def _byte_places(M: int, rows: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Indices of the lower and upper half of each byte of a block's codes in [all lower halves, all upper halves]."""
-    places = _places(M, rows)
-    among = (places >> 1) + (places & 1) * block_bytes(M, rows)
-    low, high = among[:, 0::2], among[:, 1::2]
+    number = 1 + np.arange(rows * M).reshape(rows, M)  # 0 is padding
+    found = np.zeros(2 * block_bytes(M, rows), np.int64)  # the number in each half
+    for digit in range(-(-(rows * M + 1).bit_length() // 4)):
+        block = pack_blocks(pack_indices(((number >> (4 * digit)) & 15).astype(np.uint8), 16), M, rows)
+        found += np.concatenate([block & 15, block >> 4]).astype(np.int64) << (4 * digit)
+    among = np.full(rows * M + 1, -1, np.intp)
+    among[found] = np.arange(len(found))
+    if (among[1:] < 0).any():
+        raise RuntimeError("this Faiss packs FastScan codes in an unknown order: report its version")
+    of = among[1:].reshape(rows, M)
+    low, high = of[:, 0::2], of[:, 1::2]
     if M % 2:
         high = np.concatenate([high, low[:, -1:]], axis=1)
-    return low.reshape(-1).astype(np.intp), high.reshape(-1).astype(np.intp)
+    return low.reshape(-1), high.reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ NORM_TOLERANCE = 1e-4
 MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit steps in 16 bits."""
 _MAX_COUNT = 1 << 31
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def as_array(x: Any, what: str) -> NDArray[Any]:
@@ -109,6 +111,21 @@ def named_rows(rows: NDArray[Any]) -> str:
     """``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
     shown = ", ".join(str(r) for r in rows[:5])
     return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+
+
+def repeated_among(blocks: Callable[[], Iterable[Ids]], n: int, memory: int) -> int | None:
+    """As :func:`repeated_id` of ``n`` ids in blocks, within a memory budget: equal ids are in the same part, and each part fits."""
+    parts = max(1, -(-n * 32 // memory))
+    for part in range(parts):
+        # by Fibonacci hashing, for parts of equal size
+        among = [
+            ids[((ids.astype(np.uint64) * _SPREAD) >> np.uint64(33)) % np.uint64(parts) == part]
+            for ids in blocks()
+        ]
+        repeated = repeated_id(np.concatenate(among))
+        if repeated is not None:
+            return repeated
+    return None
 
 
 def repeated_id(ids: Ids) -> int | None:

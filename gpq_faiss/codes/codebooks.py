@@ -47,11 +47,6 @@ def inject(Z: ArrayLike) -> Any:
     return product_index(check_codebooks(Z))
 
 
-def inject_fused(Z: ArrayLike) -> Any:
-    """As :func:`inject` in the byte-fused form: 8-bit codebooks that read the same code bytes (K = 16 only)."""
-    return product_index(fuse(Z))
-
-
 def fuse(Z: ArrayLike) -> Floats:
     """Two 4-bit codebooks as one 8-bit codebook: float32 [ceil(M/2), 256, 2d], for the same code bytes.
 

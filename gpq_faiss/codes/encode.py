@@ -1,7 +1,13 @@
-"""Vectors to codes and back: the codeword of the largest inner product in each sub-space."""
+"""Vectors to codes and back: the codeword of the largest inner product in each sub-space.
+
+Nearest codewords are found by one small matrix product per sub-space, several times faster than Faiss' loop. Rows with a second codeword
+within rounding error of the best go to Faiss, so codes equal those of ``IndexPQ.add``, bit for bit. (From d = 16 on Faiss uses BLAS, and
+its choice between such close codewords depends on the batch.)
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,11 +20,11 @@ from ..errors import DataError
 from .bits import code_size, pack_indices, unpack_codes
 from .checks import Codes, Floats, check_codebooks, check_vectors, named_rows
 from .codebooks import product_index
-from .nearest import nearest, one_blas_thread, tolerance
 
 ENCODE_BLOCK = 8192
 ORDINARY = 1e4
 """Range of squared norms (up to this, from its inverse) of sub-vectors that are encoded without scaling."""
+_ROUNDOFF = 2.0**-24  # u of float32
 _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
@@ -38,7 +44,7 @@ def _first_of_equals(Z: Floats) -> Codes | None:
 def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0) -> Codes:
     """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
 
-    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), computed faster (:mod:`.nearest`) where rounding cannot matter, and by
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), computed faster where rounding cannot matter, and by
     Faiss elsewhere. Ties go to the lowest index. (Faiss guarantees that only without BLAS.) Additional memory is bounded; there are as
     many threads as Faiss is set to use.
 
@@ -77,11 +83,72 @@ def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first
         out[start : start + block] = encoder(source[start : start + block], first_row + start)
 
     workers = min(int(faiss.omp_get_max_threads()), len(starts))
-    # numpy releases the interpreter lock in the expensive operations
-    with one_blas_thread(), ThreadPoolExecutor(max(1, workers)) as pool:
+    # numpy releases the interpreter lock in the expensive operations; BLAS has one thread each meanwhile
+    with _blas().limit(limits=1), ThreadPoolExecutor(max(1, workers)) as pool:
         for _ in pool.map(fill, starts) if workers > 1 else map(fill, starts):
             pass  # raises the first error in the order of rows
     return out
+
+
+@functools.cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+def tolerance(Z: NDArray[np.float32], largest: float) -> float:
+    """Margin within which rounding could make Faiss prefer a second codeword.
+
+    Faiss minimises |x - z|^2 in float32, with an error of at most (d + 3) u 2(|x|^2 + |z|^2) either way it computes it;
+    halved, for two codewords, that is 2(d + 3) u (|x|^2 + 1) in terms of x.z - |z|^2 / 2. The product here errs by
+    d u |x||z| <= d u (|x|^2 + 1) / 2 per codeword, and leaves |z|^2 / 2 out, which differs by what the norms differ.
+
+    Args:
+        Z: float32 [M, K, d], norms within 1e-4 of 1.
+        largest: the largest squared norm of a sub-vector.
+    """
+    d = Z.shape[2]
+    squares = np.square(Z, dtype=np.float64).sum(axis=2)
+    spread = float((squares.max(axis=1) - squares.min(axis=1)).max()) / 2
+    return float(1.1 * (3 * d + 8) * _ROUNDOFF * (largest + 1) + spread)
+
+
+def nearest(
+    x: NDArray[np.float32], Z: NDArray[np.float32], margin: float
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Codeword with the largest inner product in each sub-space, for a block of rows that fits in the cache.
+
+    Args:
+        x: float32 [n, M*d].
+        Z: float32 [M, K, d].
+        margin: see :func:`tolerance`.
+
+    Returns:
+        Indices uint8 [M, n]; and bool [n]: rows with another codeword within ``margin`` of the best, whose indices
+        are invalid.
+    """
+    M, K, d = Z.shape
+    n = len(x)
+    bits = K.bit_length() - 1
+    indices = np.zeros((M, n), np.uint8)
+    unsure = np.zeros(n, np.bool_)
+    scores = np.empty((K, n), np.float32)
+    threshold = np.empty(n, np.float32)
+    among = np.empty((K, n), np.bool_)
+    for m in range(M):
+        np.matmul(Z[m], x[:, m * d : (m + 1) * d].T, out=scores)
+        np.maximum.reduce(scores, axis=0, out=threshold)
+        np.subtract(threshold, np.float32(margin), out=threshold)
+        np.greater_equal(scores, threshold, out=among)
+        flags = among.view(np.uint8)
+        # 256 close codewords overflow to 0, which also differs from 1
+        unsure |= np.add.reduce(flags, axis=0, dtype=np.uint8) != 1
+        for bit in range(bits):
+            # Of a single flag, bit b of its number is set iff it lies in an odd run of 2^b.
+            odd = flags.reshape(K >> (bit + 1), 2, 1 << bit, n)[:, 1]
+            indices[m] |= np.bitwise_or.reduce(odd, axis=(0, 1)) << np.uint8(bit)
+    return indices, unsure
 
 
 class _Encoder:

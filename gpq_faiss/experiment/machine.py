@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
 
 from .. import __version__
-from ..faissio.blob import faiss_threads, faiss_version
 
 
 def _found_in(path: str, key: str) -> str | None:
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "torch": torch.__version__,
-        "faiss": faiss_version(),
+        "faiss": faiss.__version__,
     }
 
 
@@ -53,6 +53,6 @@ def describe_machine() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "os": _found_in("/etc/os-release", "PRETTY_NAME") or platform.system(),
         "gpu": ", ".join(gpus) or None,
-        "threads": {"torch": torch.get_num_threads(), "faiss": faiss_threads()},
+        "threads": {"torch": torch.get_num_threads(), "faiss": faiss.omp_get_max_threads()},
         "versions": versions(),
     }

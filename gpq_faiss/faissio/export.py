@@ -34,12 +34,15 @@ from ..errors import UsageError
 from ..files import atomic_path, check_output
 from .io import check_index_output, save_index
 from .model import ModelHeader, read_model
+from .storage import Form, faiss_index
 
 Target = Literal["numpy", "nanopq", "factory", "lancedb"]
 FORMAT_VERSION = 1
 
 # Supported indexes. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces.
-_FACTORY = re.compile(r"(?:IDMap2?,)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(?:(fs)|np)?")
+_FACTORY = re.compile(
+    r"(?:(?P<map>IDMap2?),)?PQ(?P<M>[1-9]\d{0,3})(?:x(?P<bits>[1-9]\d?))?(?:(?P<fast>fs)|np)?"
+)
 
 
 def export_codebooks(
@@ -84,56 +87,34 @@ def export_codebooks(
     return out
 
 
-def byte_codebooks(Z: Floats) -> Floats:
-    """Codebooks for tools with 8-bit codes only, float32 [bytes, 256, width]: fused, or unchanged if K = 256.
+def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
+    """The empty, trained Faiss index of a factory string. See :func:`export_codebooks` for the strings and errors."""
+    Z = model.codebooks
+    M, K, _ = (int(n) for n in Z.shape)
+    own, bits, even = f"PQ{M}x{bits_per_code(K)}", bits_per_code(K), K == 16 and M % 2 == 0
+    found = _FACTORY.fullmatch(f"IDMap2,{own}" if factory is None else factory)
+    shape = (int(found["M"]), int(found["bits"] or 8), found["fast"]) if found else None
+    # Bytes are not for odd M: Faiss would fill the unused half byte at random, and no other form reads such codes.
+    forms: dict[Any, Form] = {(M, bits, None): "flat", (M, 4, "fs"): "fastscan"}
+    forms |= {(M // 2, 8, None): "fused"} if even else {}
+    if found is None or shape not in forms or (found["fast"] and bits != 4):
+        fast = f", {own}fs" if bits == 4 else ""
+        fused = f", PQ{M // 2} (two share a byte)" if even else ""
+        raise UsageError(
+            f"--factory {factory}: the model's codebooks go into {own}{fast}{fused}, with IDMap2 before it or not; a transform "
+            "such as OPQ would undo its sub-spaces"
+        )
+    inner = faiss_index(np.empty((0, code_size(M, K)), np.uint8), None, Z, forms[shape])
+    return getattr(faiss, f"Index{found['map']}")(inner) if found["map"] else inner
 
-    Raises:
-        UsageError: K is neither.
-    """
+
+def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
     K = int(Z.shape[1])
     if K not in (16, 256):
         raise UsageError(
             f"codebooks of {K} codewords do not fill whole bytes: 8-bit codes need 16 (two share a byte) or 256"
         )
-    return fuse(Z) if K == 16 else Z
-
-
-def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
-    """The empty, trained Faiss index of a factory string. See :func:`export_codebooks` for the strings and errors."""
-    Z = model.codebooks
-    M, K, _ = (int(n) for n in Z.shape)
-    own = f"PQ{M}x{bits_per_code(K)}"
-    if factory is None:
-        factory = f"IDMap2,{own}"
-    found = _FACTORY.fullmatch(factory)
-    if found is None:
-        raise UsageError(
-            f"--factory {factory}: codebooks go into {own} or {own}fs, with IDMap2 before it; a "
-            "transform such as OPQ would undo the model's sub-spaces"
-        )
-    shape = (int(found[1]), int(found[2] or 8))
-    if shape == (M, bits_per_code(K)):
-        books = Z
-    elif K == 16 and M % 2 == 0 and shape == (M // 2, 8):
-        # Not for odd M: Faiss would fill the unused half byte at random, and no other form reads such codes.
-        books = fuse(Z)
-    else:
-        fused = f" or PQ{M // 2} (two share a byte)" if K == 16 and M % 2 == 0 else ""
-        raise UsageError(f"--factory {factory}: the model has {M} codebooks of {K}, which is {own}{fused}")
-    if found[3] and shape[1] != 4:
-        raise UsageError(f"--factory {factory}: FastScan (fs) takes 4-bit codes only: write {own} without fs")
-    D = int(books.shape[0] * books.shape[2])
-    outer: Any = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
-    inner: Any = faiss.downcast_index(outer.index) if isinstance(outer, faiss.IndexIDMap) else outer
-    faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), inner.pq.centroids)
-    inner.is_trained = True
-    outer.is_trained = True
-    # Serialised and read, as by readers of the file (the factory's coarse quantiser has a more general class).
-    return faiss.deserialize_index(faiss.serialize_index(outer))
-
-
-def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
-    books = byte_codebooks(Z)
+    books = fuse(Z) if K == 16 else Z
     # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector itself.
     return {"pq_codebook": books, "ivf_centroids": np.zeros((1, books.shape[0] * books.shape[2]), np.float32)}
 

@@ -1,36 +1,62 @@
-"""Layout of codes and ids in index files, for streaming writes and reading in place.
+"""The one reader of index files: where codes and ids are, for any form, from the bytes before them.
 
-A file is a header followed by lists of ids and codes; without inverted lists it is one list, with its ids (if it has an id map) after
-the codes. Headers are those that Faiss writes for an empty index, with the numbers of items inserted; tests compare results with
-``faiss.write_index`` byte by byte.
+Files may be damaged or hostile, so no size is believed before it was compared with the file's, and all sizes must agree. Faiss' own reader
+is not used: it checks little.
 """
 
 from __future__ import annotations
 
-import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import code_size
+from ..codes.bits import check_codes, code_size
 from ..codes.blocks import block_bytes, unpack_blocks
-from ..codes.checks import Codes, Floats, Ids
+from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, repeated_id
+from ..codes.codebooks import unfuse
 from ..errors import DataError
-from .io import FLAT, HEADER, LISTS, MOVED, WRAPPERS, read_empty, read_transform
-from .layout import layout_of
-from .source import IndexFile
-from .storage import Form, WordLists, faiss_index, packed_rows
+from ..inputs import check_memory
+from ..store import codebooks_fingerprint
+from .source import IndexFile, SerialisedIndex
+from .storage import (
+    BLOCK_ROWS,
+    BLOCKS,
+    DIRECT_MAP,
+    FASTSCAN,
+    INDEX,
+    IVF,
+    LEVELS,
+    LISTS,
+    QUANTIZER,
+    RESIDUAL,
+    ROWS,
+    WordLists,
+)
 
-BLOCK_ROWS = 32
-"""Codes in a block of FastScan as written here."""
-_NTOTAL = 8  # byte where the number of items is, after the type and d
+_ROW_TYPES = {b"IxPq": "IndexPQ", b"IPfs": "IndexPQFastScan"}
+_OLD_TYPES = {b"IwPQ": "IndexIVFPQ", b"IwPf": "IndexIVFPQFastScan"}
+_TYPES = {
+    b"IxMp": "IndexIDMap",
+    b"IxM2": "IndexIDMap2",
+    b"IxPT": "IndexPreTransform",
+    **_ROW_TYPES,
+    **_OLD_TYPES,
+}
+INDEX_TYPES = tuple(_TYPES)
+"""First four bytes of the files that are read."""
+_FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
+_CONSTANTS = struct.pack("<qq", 1 << 20, 1 << 20)  # what Faiss writes after the number of items, for any type
+_HEIGHTS = (32, 64, 96, 128)  # of FastScan's blocks
 _MOST_LISTS = 1 << 24
-_MAX_HEADER = 4 << 30
-_MAX_CODEBOOKS = 64 << 20  # bytes
+
+
+def is_faiss(start: bytes) -> bool:
+    """Whether the first 32 bytes of a file are those of a Faiss index, readable here or not."""
+    return start[:4] in INDEX_TYPES or start[:2] in _FOREIGN or start[16:32] == _CONSTANTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +64,15 @@ class Header:
     """The header of an index file.
 
     Attributes:
-        form: of the codes (:mod:`.storage`).
-        codebooks: float32 [M, K, d].
+        form: of the codes (:mod:`.storage`), possibly one of :data:`.storage.OLD_LISTS`.
+        codebooks: float32 [M, K, d], unit-norm; of byte-fused ones the 4-bit ones.
         n: number of items.
         sizes: int64 [lists], items per list; without lists a single entry.
         code_starts: int64 [lists], byte offset of the codes of each list.
         id_starts: int64 [lists], byte offset of its ids; None if ids are row numbers.
-        words: the lists, if there are any.
+        width: of vectors in Faiss.
+        faiss_class: name of the index' class.
+        words: the lists of form ``ivf``.
         rows: codes per FastScan block.
     """
 
@@ -54,6 +82,8 @@ class Header:
     sizes: Ids
     code_starts: Ids
     id_starts: Ids | None
+    width: int
+    faiss_class: str
     words: WordLists | None = None
     rows: int = BLOCK_ROWS
 
@@ -63,30 +93,29 @@ class Header:
         return code_size(int(self.codebooks.shape[0]), int(self.codebooks.shape[1]))
 
     @property
-    def held(self) -> int:
-        """Codebooks in the lists: all, or those behind the ones that name a list."""
-        return len(self.codebooks) - (self.words.P if self.words is not None else 0)
+    def fingerprint(self) -> str:
+        """Fingerprint of the codebooks, as in all files of this package."""
+        return codebooks_fingerprint(self.codebooks)
 
-    @property
-    def block(self) -> int:
-        """Bytes of a FastScan block."""
-        return block_bytes(self.held, self.rows)
-
-    def codes(self, source: IndexFile, number: int, start: int, stop: int) -> Codes:
-        """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""
+    def _stored(self, source: IndexFile, number: int, start: int, stop: int) -> Codes:
+        """Rows ``start:stop`` of a list without the codewords that name it."""
         n = max(0, stop - start)
-        if self.form in ("flat", "fused"):
+        if "fastscan" not in self.form and self.words is None:
             size = self.code_size
             return source.read(np.uint8, int(self.code_starts[number]) + start * size, n * size).reshape(
                 -1, size
             )
-        first = start // self.rows
+        M = len(self.codebooks) - (0 if self.words is None else self.words.P)
+        block, first = block_bytes(M, self.rows), start // self.rows
         count = -(-stop // self.rows) - first
-        packed = source.read(np.uint8, int(self.code_starts[number]) + first * self.block, count * self.block)
-        stored = unpack_blocks(packed, stop - first * self.rows, self.held, self.rows)[
-            start - first * self.rows :
-        ]
-        return stored if self.words is None else self.words.whole(stored, np.full(n, number))
+        packed = source.read(np.uint8, int(self.code_starts[number]) + first * block, count * block)
+        begin = first * self.rows
+        return unpack_blocks(packed, stop - begin, M, self.rows)[start - begin :]
+
+    def codes(self, source: IndexFile, number: int, start: int, stop: int) -> Codes:
+        """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""
+        stored = self._stored(source, number, start, stop)
+        return stored if self.words is None else self.words.whole(stored, np.full(len(stored), number))
 
     def ids(self, source: IndexFile, number: int, start: int, stop: int) -> Ids:
         """Ids of rows ``start:stop`` of a list, int64 [n]."""
@@ -94,251 +123,287 @@ class Header:
             return np.arange(start, stop, dtype=np.int64)
         return source.read("<i8", int(self.id_starts[number]) + 8 * start, max(0, stop - start))
 
+    def spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Yield list number, first row and end of blocks of all rows; without lists there is one."""
+        for number in np.flatnonzero(self.sizes).tolist():
+            size = int(self.sizes[number])
+            for start in range(0, size, rows):
+                yield number, start, min(size, start + rows)
 
-# Writing --------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """A whole index in memory.
+
+    Attributes:
+        header: what it is.
+        codes: uint8 [n, code_size], in the order of the file.
+        own_ids: int64 [n]; None where ids are row numbers.
+    """
+
+    header: Header
+    codes: Codes
+    own_ids: Ids | None
+
+    @property
+    def ids(self) -> Ids:
+        """The items' ids, int64 [n]."""
+        return np.arange(self.header.n, dtype=np.int64) if self.own_ids is None else self.own_ids
 
 
-def row_header(form: Form, Z: Floats, n: int, *, mapped: bool) -> tuple[bytes, int, bytes]:
-    """For a file of ``n`` items without lists: bytes before the codes, number of bytes of codes, and bytes before the ids.
-
-    With ``mapped``, ids follow, 8 bytes each (an ``IndexIDMap``).
+def read_contents(source: IndexFile) -> Contents:
+    """Read and check all codes and ids.
 
     Raises:
-        DataError: this version of Faiss writes such files in another format.
+        DataError: see :func:`read_header`; codes out of range, the id -1, or a repeated id; more than the memory holds.
     """
-    M, K = int(Z.shape[0]), int(Z.shape[1])
-    empty = faiss_index(np.empty((0, code_size(M, K)), np.uint8), None, Z, form)
-    data = bytearray(faiss.serialize_index(empty).tobytes())
-    fast = form == "fastscan"
-    at = len(data) - 8 - _tail(fast)
-    if any(data[at : at + 8]) or any(data[_NTOTAL : _NTOTAL + 8]):
-        raise _other_faiss()
-    blocks = -(-n // BLOCK_ROWS)
-    count = blocks * block_bytes(M, BLOCK_ROWS) if fast else n * code_size(M, K)
-    _set_sizes(data, at, n, count, blocks * BLOCK_ROWS if fast else None)
-    head, tail = bytes(data[: at + 8]), bytes(data[at + 8 :])
-    if not mapped:
-        return head, count, tail
-    outer = bytearray(faiss.serialize_index(faiss.IndexIDMap(empty)).tobytes()[:HEADER])
-    struct.pack_into("<q", outer, _NTOTAL, n)
-    return bytes(outer) + head, count, tail + struct.pack("<Q", n)
+    header, what = read_header(source), str(source.path)
+    check_memory(2 * source.size, what)
+    spans = list(header.spans(max(1, header.n)))
+    parts = [header._stored(source, *span) for span in spans] or [header._stored(source, 0, 0, 0)]
+    stored = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if header.words is not None:
+        stored = header.words.whole(stored, np.repeat(np.arange(len(header.sizes)), header.sizes))
+    codes, ids = check_codes(stored, *header.codebooks.shape[:2], what=what), None
+    if header.id_starts is not None:
+        ids = np.concatenate([np.empty(0, np.int64), *(header.ids(source, *span) for span in spans)])
+        if bool((ids == -1).any()):
+            raise DataError(f"{what}: an item has the id -1, which marks a missing result: give it another")
+        repeated = repeated_id(ids)
+        if repeated is not None:
+            raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
+    return Contents(header, codes, ids)
 
 
-def _tail(fast: bool) -> int:
-    """Bytes behind the codes of an index without lists: settings of the search."""
-    return 0 if fast else 9
-
-
-def _set_sizes(data: bytearray, at: int, n: int, count: int, padded: int | None) -> None:
-    """Set the number of items, the bytes of codes, stated at ``at``, and the items in FastScan's blocks."""
-    struct.pack_into("<q", data, _NTOTAL, n)
-    struct.pack_into("<Q", data, at, count)
-    if padded is not None:
-        struct.pack_into("<q", data, at - 16, padded)
-
-
-def pack_rows(form: Form, codes: Codes, M: int) -> NDArray[np.uint8]:
-    """Codes as stored in the file; in FastScan's blocks a multiple of 32 rows, or the last ones."""
-    return packed_rows(codes, M) if form in ("fastscan", "ivf") else codes.reshape(-1)
-
-
-def list_header(lists: WordLists, n: int) -> bytes:
-    """Bytes before the first list of a file with lists of ``n`` items. Each list is its :func:`list_parts`.
-
-    Raises:
-        DataError: this version of Faiss writes such files in another format.
-    """
-    data = bytearray(faiss.serialize_index(lists.index()).tobytes())
-    inner = HEADER + 16 + 4 * lists.dimensions.size + 9
-    before = len(data) - 16 * len(lists.words)  # each empty list is two arrays of no entries
-    if data[inner : inner + 4] != b"IwPf" or any(data[before:]):
-        raise _other_faiss()
-    for at in (_NTOTAL, inner + _NTOTAL):
-        struct.pack_into("<q", data, at, n)
-    return bytes(data[:before])
-
-
-def list_bytes(sizes: Ids, M: int) -> Ids:
-    """Bytes of each list in the file, int64 [lists]; M codebooks are in the lists."""
-    return 16 + -(-sizes // BLOCK_ROWS) * block_bytes(M, BLOCK_ROWS) + 8 * sizes
-
-
-def _other_faiss() -> DataError:
-    return DataError(
-        f"Faiss {faiss.__version__} writes its index files in another format: use another version"
-    )
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
+def contents_of(index: Any, what: str = "index") -> Contents:
+    """The contents of a Faiss index in memory. Raises as :func:`read_contents`."""
+    return read_contents(SerialisedIndex(index, what))
 
 
 def read_header(source: IndexFile) -> Header:
-    """Locate the codes and ids of an index file without reading them.
+    """Locate the codes and ids of an index without reading them.
 
     Raises:
-        DataError: damaged, not searchable in place, or without a GPQ model's codebooks.
+        DataError: damaged, another kind of index or metric, not trained, or without a GPQ model's codebooks.
     """
-    try:
-        return _Reader(source).read()
-    except OSError as error:
-        raise DataError(f"cannot read {source.path}: {error.strerror}") from None
+    return _Reader(source).read()
 
 
 class _Reader:
-    """Parser of the header; ``head`` is the header of the index inside an id map."""
+    """Reads a header from its first byte on; ``at`` is the next one."""
 
     def __init__(self, source: IndexFile) -> None:
-        self.path, self.size = source.path, source.size
-        self.file: BinaryIO = source.from_start()
-        self.head = bytearray()
+        self.source, self.path, self.size, self.at = source, source.path, source.size, 0
 
     def read(self) -> Header:
-        outer = self.file.read(HEADER)
-        mapped, moved = outer[:4] in WRAPPERS, outer[:4] == MOVED
-        if moved:
-            outer += read_transform(self.file, self.path)
-        self.head += self.file.read(HEADER) if mapped or moved else outer
-        kind = bytes(self.head[:4])
-        if kind in LISTS and not mapped and not moved:
-            raise DataError(
-                f"{self.path} has lists of an earlier version, which are not searched in place: convert it (gpq index --kind ivf)"
-            )
-        if len(self.head) < HEADER or kind not in ((b"IwPf",) if moved else (b"IxPq", b"IPfs")):
-            raise DataError(
-                f"{self.path} is not an index that can be searched in place: those of gpq index can"
-            )
-        n = self._last("<q", HEADER - _NTOTAL)
-        if not 0 <= n < 1 << 62:
-            raise self._impossible()
-        if moved:
-            return self._lists(n, outer)
-        return self._rows(n, fast=kind == b"IPfs", outer=outer if mapped else None)
+        if not self.size:
+            raise DataError(f"{self.path} is empty: build the index again")
+        kind, d, n = self.start(*_TYPES)
+        name = _TYPES[kind]
+        if kind == b"IxPT":
+            number, transform = self.take("i4s")
+            self.agree(number == 1 and transform == b"RmDT")
+            places = self.vector("<i4")
+            moved = self.take("ii?")[:2]
+            kind, inner, held = self.start(b"IwPf")
+            self.agree(moved == (d, inner) and held == n)
+            found = self.lists(kind, d, inner, n, name, places)
+        elif kind in _OLD_TYPES:
+            found = self.lists(kind, d, d, n, name, None)
+        else:
+            mapped = kind not in _ROW_TYPES
+            if mapped:
+                kind, *sizes = self.start(*_ROW_TYPES)
+                self.agree(sizes == [d, n])
+            found = self.rows(kind, d, n, name, mapped=mapped)
+        self.agree(self.at == self.size)
+        return found
 
-    def _rows(self, n: int, *, fast: bool, outer: bytes | None) -> Header:
-        self._quantizer()
-        rows, before = BLOCK_ROWS, 12 + 16
-        if fast:
-            self.head += self._take(before)
-            rows, padded = self._last("<i", 24), self._last("<q", 16)
-            if rows < 1 or padded != -(-n // rows) * rows:
+    # Parts ------------------------------------------------------------------------------------------------------------
+
+    def take(self, form: str) -> tuple[Any, ...]:
+        """The next numbers."""
+        size = struct.calcsize(f"<{form}")
+        data = self.source.bytes(self.at, size)
+        if len(data) < size:
+            raise DataError(f"{self.path} is truncated: build it again")
+        self.at += size
+        return struct.unpack(f"<{form}", data)
+
+    def start(self, *types: bytes) -> tuple[bytes, int, int]:
+        """Type, d and number of items of an index of one of these types."""
+        begin = self.source.bytes(self.at, 32)
+        kind = begin[:4]
+        if kind not in types:
+            if self.at == 0 and not is_faiss(begin):
                 raise DataError(
-                    f"{self.path} is damaged: its FastScan blocks contradict its items; build it again"
+                    f"{self.path} is not a Faiss index: use the output of 'gpq index' or faiss.write_index"
                 )
-        self.head += self._take(8)
-        count, start, tail_bytes = self._last("<Q", 8), self.file.tell(), _tail(fast)
-        if count > self.size - start - tail_bytes:
-            raise self._truncated()
-        self.file.seek(start + count)
-        tail = self._take(tail_bytes)
-        # The same header with no items is a small index that Faiss can read and layout_of can verify.
-        small = bytearray(self.head)
-        _set_sizes(small, len(small) - 8, 0, 0, 0 if fast else None)
-        layout = layout_of(read_empty(bytes(small) + tail, self.path), what=str(self.path))
-        M = int(layout.codebooks.shape[0])
-        expected = -(-n // rows) * block_bytes(M, rows) if fast else n * layout.code_size
-        id_starts, end = None, start + count + tail_bytes
-        if outer is not None:
-            stated = self.file.read(8)
-            if len(stated) < 8 or not (
-                struct.unpack("<Q", stated)[0] == n == struct.unpack_from("<q", outer, _NTOTAL)[0]
-            ):
-                raise DataError(f"{self.path}: its ids contradict {n:,} items: it is damaged; build it again")
-            id_starts = np.array([end + 8])
-            end += 8 + 8 * n
-        if count != expected or end != self.size:
-            raise self._contradicts(n)
-        return Header(
-            layout.form, layout.codebooks, n, np.array([n]), np.array([start]), id_starts, rows=rows
-        )
-
-    def _lists(self, n: int, outer: bytes) -> Header:
-        self.head += self._take(16)
-        lists = self._last("<Q", 16)
-        if not 1 <= lists <= min(_MOST_LISTS, self.size):
-            raise self._impossible()
-        self.head += self._take(HEADER + 8)  # the coarse quantiser, up to the number of its values
-        if self.head[HEADER + 16 : HEADER + 20] != FLAT:
+            named = repr(kind.decode("ascii", "replace")) if kind.isalnum() else "unknown"
             raise DataError(
-                f"{self.path}: its coarse quantiser is not a flat one (IndexFlatIP), or it is damaged"
+                f"{self.path} holds an index of type {named}, not the product-quantised codes (IndexPQ) of a GPQ model, "
+                "or it is damaged"
             )
-        self.head += self._take(4 * self._last("<Q", 8))
-        self.head += self._take(9)
-        if self.head[-9]:
+        kind, d, n, _, _, trained, metric = self.take(INDEX)
+        if metric != 0:
             raise DataError(
-                f"{self.path}: it has a direct map, which is not supported: remove it (set_direct_map_type)"
+                f"{self.path}: its metric is not inner product, the only one GPQ codes have: export the model again"
             )
-        self.head += self._take(1 + 8 + 4 + 8 + 4 + 8)
-        rows = self._last("<i", 24)
-        self._quantizer()
-        kind = self._take(4)
-        if kind != b"ilbl" or not 32 <= rows <= 128 or rows % 32:
+        if not trained:
+            raise DataError(f"{self.path}: not trained, so it holds no codebooks: export the model again")
+        self.agree(d > 0 and 0 <= n <= self.size)
+        return kind, d, n
+
+    def skip(self, count: int, each: int = 1) -> int:
+        """The next array, of ``count`` values: where it starts."""
+        (stated,) = self.take("Q")
+        start = self.at
+        self.at += count * each
+        self.agree(stated == count and self.at <= self.size)
+        return start
+
+    def vector(self, dtype: str, count: int | None = None) -> NDArray[Any]:
+        """The values of the next array."""
+        size = np.dtype(dtype).itemsize
+        if count is None:
+            count = int(struct.unpack("<Q", self.source.bytes(self.at, 8).ljust(8, b"\0"))[0])
+        start = self.skip(count, size)
+        check_memory(count * size, str(self.path))
+        return self.source.read(dtype, start, count)
+
+    def agree(self, fine: bool) -> None:
+        if not fine:
             raise DataError(
-                f"{self.path}: its lists are of a form that cannot be searched in place, or it is damaged"
+                f"{self.path} is damaged or truncated, or set up in a way that GPQ codes do not have: its sizes contradict each "
+                "other; build it again"
             )
-        self.head += kind + self._take(32)
-        if self._last("<Q", 32) != lists:
-            raise self._impossible()
-        # The same header with empty lists is a small index that Faiss can read and layout_of can verify.
-        small = bytearray(outer + self.head) + bytes(16 * lists)
-        for at in (_NTOTAL, len(outer) + _NTOTAL):
-            struct.pack_into("<q", small, at, 0)
-        layout = layout_of(read_empty(bytes(small), self.path, lists=lists), what=str(self.path))
-        words = layout.words
-        assert words is not None
-        sizes, starts, end = self._walk(lists, len(words.rest), rows)
-        if int(sizes.sum()) != n or end != self.size or struct.unpack_from("<q", outer, _NTOTAL)[0] != n:
-            raise self._contradicts(n)
-        return Header(
-            "ivf", layout.codebooks, n, sizes, starts + 16 + 8 * sizes, starts + 8, words=words, rows=rows
-        )
 
-    def _quantizer(self) -> None:
-        """The product quantizer: d, M, bits and the centroids."""
-        self.head += self._take(24 + 8)
-        M, nbits, centroids = struct.unpack_from("<QQQ", self.head, len(self.head) - 24)
-        if not (1 <= M <= 1 << 16 and 2 <= nbits <= 8 and 4 * centroids <= min(_MAX_CODEBOOKS, self.size)):
-            raise self._impossible()
-        self.head += self._take(4 * centroids)
+    def quantizer(self, d: int) -> Floats:
+        """The centroids, float32 [M, K, d / M]."""
+        stated, M, bits = self.take(QUANTIZER)
+        self.agree(stated == d and 2 <= bits <= 8 and 1 <= M <= d and d % M == 0)
+        return self.vector("<f4", d << bits).reshape(M, 1 << bits, d // M)
 
-    def _walk(self, lists: int, M: int, rows: int) -> tuple[Ids, Ids, int]:
-        """Size and start of each list, and end of the last. Lists store their own sizes: two small reads per list."""
-        sizes, starts = np.zeros(lists, np.int64), np.zeros(lists, np.int64)
-        at, handle = self.file.tell(), self.file.fileno()
+    def codebooks(self, centroids: Floats) -> tuple[str, Floats]:
+        """Form and codebooks of an index without FastScan."""
+        try:
+            return "flat", check_codebooks(centroids, what=str(self.path))
+        except DataError as plain:
+            try:
+                return "fused", unfuse(centroids)
+            except DataError:
+                raise plain from None
+
+    # Forms ------------------------------------------------------------------------------------------------------------
+
+    def rows(self, kind: bytes, d: int, n: int, name: str, *, mapped: bool) -> Header:
+        centroids = self.quantizer(d)
+        M, K, _ = centroids.shape
+        rows = BLOCK_ROWS
+        if kind == b"IPfs":
+            form, Z = "fastscan", check_codebooks(centroids, what=str(self.path))
+            _, rows, _, padded, even = self.take(FASTSCAN)
+            self.fastscan(M, K, rows, even)
+            self.agree(padded == -(-n // rows) * rows)
+            start = self.skip(padded // rows * block_bytes(M, rows))
+        else:
+            form, Z = self.codebooks(centroids)
+            start = self.skip(n * code_size(M, K))
+            self.take(ROWS)
+        id_starts = np.array([self.skip(n, 8)]) if mapped else None
+        return Header(form, Z, n, np.array([n]), np.array([start]), id_starts, d, name, rows=rows)
+
+    def fastscan(self, M: int, K: int, rows: int, even: int) -> None:
+        self.agree(K == 16 and M <= MAX_CODEBOOKS and rows in _HEIGHTS and even == M + M % 2)
+
+    def lists(self, kind: bytes, D: int, d: int, n: int, name: str, places: NDArray[Any] | None) -> Header:
+        """Lists made of codewords behind ``places``, the map of a transform; or of an earlier version."""
+        count, nprobe = self.take(IVF)
+        self.agree(1 <= count <= _MOST_LISTS and nprobe > 0)
+        self.agree(self.start(b"IxFI")[1:] == (d, count))
+        vectors = self.vector("<f4", count * d).reshape(count, d)
+        self.agree(self.take(DIRECT_MAP) == (0, 0))
+        residual, size = self.take(RESIDUAL)
+        self.agree(residual == (places is not None))
+        fast, rows, even = kind == b"IwPf", BLOCK_ROWS, 0
+        if fast:
+            rows, even, _, _ = self.take(LISTS)
+        centroids = self.quantizer(d)
+        M, K, _ = (int(part) for part in centroids.shape)
+        self.agree(size == code_size(M, K))
+        if fast:
+            self.fastscan(M, K, rows, even)
+            sizes, id_starts, code_starts = self.blocks(count, M, rows)
+        else:
+            sizes, id_starts, code_starts = self.arrays(count, n, size)
+        self.agree(sum(sizes.tolist()) == n)
+        words = None
+        if places is not None:
+            words = self.words(places, vectors, centroids, D)
+            form, Z = "ivf", words.Z
+        elif fast:
+            form, Z = "ivf-fastscan", check_codebooks(centroids, what=str(self.path))
+        else:
+            form, Z = self.codebooks(centroids)
+            self.agree(form == "fused")
+            form = "ivf-fused"
+        return Header(form, Z, n, sizes, code_starts, id_starts, D, name, words, rows)
+
+    def blocks(self, count: int, M: int, rows: int) -> tuple[Ids, Ids, Ids]:
+        """Sizes of the lists, and where their ids and codes are; each states its own sizes, so that all are visited."""
         each = block_bytes(M, rows)
-        wrong = DataError(
-            f"{self.path} is damaged or truncated: its lists do not fit the file; build it again"
+        kind, lists, _, height, stated = self.take(BLOCKS)
+        self.agree((kind, lists, height, stated) == (b"ilbl", count, rows, each))
+        sizes, ids, codes = (np.zeros(count, np.int64) for _ in range(3))
+        for number in range(count):
+            (n,) = self.take("Q")
+            self.agree(n <= self.size)
+            sizes[number], ids[number] = n, self.at
+            self.at += 8 * n
+            codes[number] = self.skip(-(-n // rows) * each)
+        return sizes, ids, codes
+
+    def arrays(self, count: int, n: int, size: int) -> tuple[Ids, Ids, Ids]:
+        """As :meth:`blocks`, of plain arrays: all sizes first, then codes and ids of each list."""
+        kind, lists, stated, form = self.take("4sQQ4s")
+        self.agree((kind, lists, stated) == (b"ilar", count, size) and form in (b"full", b"sprs"))
+        sizes = self.vector("<i8")
+        if form == b"sprs":  # numbers and sizes of the lists that are not empty
+            self.agree(len(sizes) % 2 == 0 and bool(((sizes[::2] >= 0) & (sizes[::2] < count)).all()))
+            filled, sizes = sizes, np.zeros(count, np.int64)
+            sizes[filled[::2]] = filled[1::2]
+        self.agree(len(sizes) == count and bool(((sizes >= 0) & (sizes <= n)).all()))
+        self.agree(sum(sizes.tolist()) == n)
+        starts = self.at + (np.cumsum(sizes) - sizes) * (size + 8)
+        self.at += n * (size + 8)
+        return sizes, starts + sizes * size, starts
+
+    def words(self, places: NDArray[Any], vectors: Floats, centroids: Floats, D: int) -> WordLists:
+        """The lists of form ``ivf``: what they are made of follows from the file, and must give the same file."""
+        rest, _, width = (int(part) for part in centroids.shape)
+        # The first place is of the first dimension behind those of the P codebooks that name a list.
+        self.agree(len(places) == rest * width and 0 <= int(places[0]) < D)
+        first = int(places[0])
+        d, left = divmod(D - first, rest)
+        self.agree(left == 0 and 0 < d <= width and first % d == 0 and first <= LEVELS * d)
+        P = first // d
+        self.agree(16 <= len(vectors) <= 16**P + 16 if P else len(vectors) == 1)
+        check_memory(8 * vectors.nbytes, str(self.path))
+        named = (places >= 0) & (places < first)
+        x = np.zeros((len(vectors), first), np.float32)
+        x[:, places[named]] = vectors[:, named]
+        names = x.reshape(len(x), P, d)
+        Z = centroids[:, :, :d]
+        if P:
+            Z = np.concatenate([names[:16].transpose(1, 0, 2), Z])
+        words = np.zeros((len(names), P), np.uint8)
+        for m in range(P):
+            words[:, m] = (
+                (names[:, m, None] == Z[m]).all(axis=2).argmax(axis=1)
+            )  # exactly: others may be near
+        made = WordLists(check_codebooks(Z, what=str(self.path)), words)
+        self.agree(
+            np.array_equal(made.dimensions.reshape(-1), places) and np.array_equal(made.centroids, vectors)
         )
-        for number in range(lists):
-            stated = os.pread(handle, 8, at)
-            n = struct.unpack("<Q", stated)[0] if len(stated) == 8 else self.size
-            if at + 16 + 8 * n > self.size:
-                raise wrong
-            stated = os.pread(handle, 8, at + 8 + 8 * n)
-            if len(stated) < 8 or struct.unpack("<Q", stated)[0] != -(-n // rows) * each:
-                raise wrong
-            starts[number], sizes[number] = at, n
-            at += 16 + 8 * n + -(-n // rows) * each
-        return sizes, starts, at
-
-    def _take(self, count: int) -> bytes:
-        if not 0 <= count <= min(_MAX_HEADER, self.size):
-            raise self._impossible() if count < 0 or count > self.size + HEADER else self._truncated()
-        data = self.file.read(count)
-        if len(data) < count:
-            raise self._truncated()
-        return data
-
-    def _last(self, kind: str, back: int) -> int:
-        """A number ``back`` bytes before the end of the data read."""
-        return int(struct.unpack_from(kind, self.head, len(self.head) - back)[0])
-
-    def _impossible(self) -> DataError:
-        return DataError(f"{self.path} is damaged: its header gives impossible sizes; build it again")
-
-    def _truncated(self) -> DataError:
-        return DataError(f"{self.path} is truncated: build it again")
-
-    def _contradicts(self, n: int) -> DataError:
-        return DataError(
-            f"{self.path}: {self.size:,} bytes contradict {n:,} items: it is damaged; build it again"
-        )
+        self.agree(not centroids[:, :, d:].any() and len(np.unique(made.keys)) == len(words))
+        return made

@@ -25,10 +25,8 @@ class ModelHeader:
     """The parts of a model that an index needs, without network weights.
 
     Attributes:
-        folder: the model folder.
         codebooks: z', float32 [M, K, d], unit-norm.
         model_fingerprint: of all weights.
-        codebooks_fingerprint: of the codebooks, recomputed.
         document: contents of ``config.json``.
     """
 
@@ -43,14 +41,9 @@ class ModelHeader:
         """Whether item vectors consist of codewords."""
         return items_are_codewords(self.document)
 
-    @property
-    def asymmetric(self) -> bool:
-        """Whether query and item vectors differ."""
-        return self.document.get("asymmetric") is True
-
     def query_note(self) -> dict[str, Any]:
         """Note for exported files if query and item vectors differ; also logged."""
-        if not self.asymmetric:
+        if self.document.get("asymmetric") is not True:  # query and item vectors do not differ
             return {}
         _log.info(
             "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) and search with "
@@ -71,14 +64,11 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise DataError(
             f"{path.parent.resolve()} is not a model folder, its config.json is not found: pass the --out of 'gpq train'"
         )
-    document = read_json(path, "a model's settings (gpq train writes it)")
+    document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
+    wanted = {"format_version", "config", "input", "class_names"}
     texts = ("model_fingerprint", "codebooks_fingerprint")
-    wanted = {"format_version", "config", "input", "class_names", *texts}
-    if (
-        not isinstance(document, dict)
-        or not wanted <= set(document)
-        or not all(isinstance(document[key], str) for key in texts)
-    ):
+    fine = isinstance(document, dict) and wanted <= set(document)
+    if not fine or not all(isinstance(document.get(key), str) for key in texts):
         raise DataError(f"{path} does not describe a model: it is damaged or foreign")
     if document["format_version"] != FORMAT_VERSION:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Random access to an open index file."""
+"""Random access to an index: an open file, or a serialised Faiss index in memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..inputs import check_file
-from .io import INDEX_FILE
+
+
+def to_bytes(index: Any) -> NDArray[np.uint8]:
+    """The bytes of the file of a Faiss index (also a binary one). Raises DataError: Faiss cannot write an index of this kind."""
+    write = faiss.serialize_index_binary if isinstance(index, faiss.IndexBinary) else faiss.serialize_index
+    try:
+        return np.asarray(write(index), np.uint8)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(f"Faiss cannot write an index of the kind {type(index).__name__}") from error
+
+
+INDEX_FILE = "an index file (gpq index, or faiss.write_index)"
 
 
 class IndexFile:
@@ -21,7 +33,7 @@ class IndexFile:
     no effect here.
 
     Attributes:
-        path: its name at opening.
+        path: its name at opening, for errors.
         size: its size at opening in bytes.
 
     Raises:
@@ -29,10 +41,10 @@ class IndexFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        check_file(self.path, INDEX_FILE)
+        self.path: Path | str = Path(path)
+        check_file(Path(path), INDEX_FILE)
         try:
-            self._file: BinaryIO = self.path.open("rb")
+            self._file: BinaryIO = Path(path).open("rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from None
         self._mark = self._state()
@@ -50,17 +62,8 @@ class IndexFile:
     def _changed(self) -> DataError:
         return DataError(f"{self.path} was changed while it was in use: open it again")
 
-    def from_start(self) -> BinaryIO:
-        """The file from its first byte on; for one thread."""
-        self._file.seek(0)
-        return self._file
-
     def fill(self, held: Any, at: int) -> None:
-        """Fill the array ``held`` from byte ``at`` on.
-
-        Raises:
-            DataError: the file was truncated, or reading fails.
-        """
+        """Fill the array ``held`` from byte ``at`` on. Raises DataError: the file was truncated, or reading fails."""
         data = memoryview(held).cast("B")
         try:
             while data:
@@ -78,6 +81,13 @@ class IndexFile:
             self.fill(held, at)
         return held
 
+    def bytes(self, at: int, count: int) -> bytes:
+        """A few bytes, fewer at the end of the file."""
+        try:
+            return os.pread(self._file.fileno(), count, at)
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}") from None
+
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
@@ -92,3 +102,23 @@ class IndexFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SerialisedIndex(IndexFile):
+    """A Faiss index in memory as the bytes of its file. Raises DataError: Faiss cannot write it."""
+
+    def __init__(self, index: Any, what: str) -> None:
+        self.path = what
+        self._data = to_bytes(index)
+        self.size = len(self._data)
+
+    def fill(self, held: Any, at: int) -> None:
+        """As of a file."""
+        held.view(np.uint8)[:] = self._data[at : at + held.nbytes]
+
+    def bytes(self, at: int, count: int) -> bytes:
+        """As of a file."""
+        return self._data[at : at + count].tobytes()
+
+    def close(self) -> None:
+        """Nothing to close."""

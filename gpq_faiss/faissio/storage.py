@@ -1,4 +1,4 @@
-"""Forms of codes in Faiss indexes.
+"""Forms of codes in Faiss indexes, and their bytes.
 
 ============  ============================================================================================================
 form          Faiss index
@@ -17,6 +17,9 @@ which are still read.
 
 from __future__ import annotations
 
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -25,9 +28,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import pack_indices, unpack_codes
+from ..codes.bits import bits_per_code, code_size, pack_indices, unpack_codes
+from ..codes.blocks import block_bytes, pack_blocks
 from ..codes.checks import Codes, Floats, Ids
-from ..codes.codebooks import inject, inject_fused
+from ..codes.codebooks import fuse
 from ..errors import UsageError
 
 Form = Literal["flat", "fused", "fastscan", "ivf"]
@@ -173,61 +177,106 @@ class WordLists:
         at = self.dimensions.reshape(-1)
         return np.where(at >= 0, x[:, np.maximum(at, 0)], np.float32(0))
 
-    def index(self, nprobe: int | None = None) -> Any:
-        """The empty index. ``nprobe``: lists that plain Faiss visits (default: :meth:`nprobe`)."""
-        rest, width = self.dimensions.shape
-        d = int(self.Z.shape[2])
-        books = np.zeros((rest, 16, width), np.float32)
-        books[:, :, :d] = self.rest
-        fast = empty_lists(self.centroids, books)
-        fast.nprobe = nprobe or self.nprobe()
-        moved: Any = faiss.RemapDimensionsTransform(len(self.Z) * d, rest * width, False)  # type: ignore[arg-type]  # stub is of another
-        faiss.copy_array_to_vector(self.dimensions.reshape(-1), moved.map)
-        moved.is_trained = True
-        index: Any = faiss.IndexPreTransform(moved, fast)
-        return index
-
     def nprobe(self) -> int:
         """The default number of lists for plain Faiss: a 64th, at least 16."""
         return min(len(self.words), max(16, len(self.words) // 64))
 
 
-def empty_lists(centroids: Floats, books: Floats) -> Any:
-    """An empty, trained ``IndexIVFPQFastScan`` by residual (inner product).
+# The bytes of an index, which are Faiss' ------------------------------------------------------------------------------
 
-    Args:
-        centroids: float32 [lists, M*d]. books: float32 [M, 16, d].
+BLOCK_ROWS = 32
+"""Codes in a block of FastScan as written here."""
+INDEX = "4siqqq?i"
+"""Type, d, number of items, two unused numbers, is_trained, metric (0: inner product)."""
+QUANTIZER = "QQQ"
+"""d, M, bits; then the centroids."""
+ROWS = "i?i"
+"""Behind the codes of an IndexPQ: search_type, encode_signs, polysemous_ht."""
+FASTSCAN = "iiiqQ"
+"""Before the codes of an IndexPQFastScan: implem, bbs, qbs, ntotal2, M2."""
+IVF = "QQ"
+"""Number of lists, nprobe; then the coarse quantiser."""
+DIRECT_MAP = "BQ"
+"""Type and length; none."""
+RESIDUAL = "?Q"
+"""by_residual, code_size."""
+LISTS = "iQiQ"
+"""Of FastScan: bbs, M2, implem, qbs2."""
+BLOCKS = "4sQqQQ"
+"""Type, number of lists, code_size (-1), rows and bytes of a block; then each list: number of ids, ids, bytes of codes, codes."""
+
+
+def pack(form: str, *values: Any) -> bytes:
+    """Numbers as Faiss writes them."""
+    return struct.pack(f"<{form}", *values)
+
+
+def _start(kind: bytes, d: int, n: int) -> bytes:
+    return pack(INDEX, kind, d, n, 1 << 20, 1 << 20, True, 0)
+
+
+def _vector(values: NDArray[Any]) -> bytes:
+    return pack("Q", values.size) + values.tobytes()
+
+
+def _quantizer(books: Floats) -> bytes:
+    M, K, d = (int(n) for n in books.shape)
+    return pack(QUANTIZER, M * d, M, bits_per_code(K)) + _vector(books)
+
+
+def row_header(form: Form, Z: Floats, n: int, *, mapped: bool) -> tuple[bytes, int, bytes]:
+    """For a file of ``n`` items without lists: bytes before the codes, number of bytes of codes, and bytes before the ids.
+
+    With ``mapped``, ids follow, 8 bytes each (an ``IndexIDMap``).
     """
-    M, _, d = (int(n) for n in books.shape)
-    quantizer: Any = faiss.IndexFlatIP(M * d)
-    quantizer.add(np.ascontiguousarray(centroids))
-    index: Any = faiss.IndexIVFPQFastScan(quantizer, M * d, len(centroids), M, 4, faiss.METRIC_INNER_PRODUCT)
-    quantizer.this.disown()
-    index.own_fields = True
-    index.by_residual = True
-    faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), index.pq.centroids)
-    index.is_trained = True
-    return index
+    books = fuse(Z) if form == "fused" else Z
+    M, K, d = (int(size) for size in books.shape)
+    fast = form == "fastscan"
+    blocks = -(-n // BLOCK_ROWS)
+    count = blocks * block_bytes(M, BLOCK_ROWS) if fast else n * code_size(M, K)
+    head = _start(b"IxMp", M * d, n) if mapped else b""
+    head += _start(b"IPfs" if fast else b"IxPq", M * d, n) + _quantizer(books)
+    if fast:
+        head += pack(FASTSCAN, 0, BLOCK_ROWS, 0, blocks * BLOCK_ROWS, M + M % 2)
+    tail = b"" if fast else pack(ROWS, 0, False, M * bits_per_code(K) + 1)
+    return head + pack("Q", count), count, tail + (pack("Q", n) if mapped else b"")
 
 
-def packed_rows(codes: Codes, M: int, rows: int = 32) -> NDArray[np.uint8]:
-    """4-bit codes of M codebooks in FastScan's blocks of ``rows``."""
-    units = np.broadcast_to(np.eye(16, dtype=np.float32), (M, 16, 16))
-    packer = inject(units)
-    packer.add_sa_codes(np.ascontiguousarray(codes))
-    fast: Any = faiss.IndexPQFastScan(packer, rows)  # named: its codes go with it
-    return np.asarray(faiss.vector_to_array(fast.codes), np.uint8)
+def pack_rows(form: Form, codes: Codes, M: int) -> NDArray[np.uint8]:
+    """Codes as stored in the file; in FastScan's blocks a multiple of 32 rows, or the last ones."""
+    return pack_blocks(codes, M) if form in ("fastscan", "ivf") else codes.reshape(-1)
 
 
-def fill_list(index: Any, number: int, codes: Codes, ids: Ids, M: int) -> None:
-    """Fill an empty list of an ``IndexIVFPQFastScan`` with 4-bit codes of M codebooks (without updating ``ntotal``)."""
-    if len(codes):
-        own = np.ascontiguousarray(ids, dtype=np.int64)  # named, as pointers do not keep arrays alive
-        packed = packed_rows(codes, M, int(index.bbs))
-        index.invlists.add_entries(number, len(codes), faiss.swig_ptr(own), faiss.swig_ptr(packed))
+def list_header(lists: WordLists, n: int) -> bytes:
+    """Bytes before the first list of a file with lists of ``n`` items."""
+    (M, width), d, size = lists.dimensions.shape, lists.Z.shape[2], len(lists.words)
+    books = np.zeros((M, 16, width), np.float32)
+    books[:, :, :d] = lists.rest
+    D, inner = len(lists.Z) * d, M * width
+    head = (
+        _start(b"IxPT", D, n)
+        + pack("i4s", 1, b"RmDT")
+        + _vector(lists.dimensions)
+        + pack("ii?", D, inner, True)
+    )
+    head += _start(b"IwPf", inner, n) + pack(IVF, size, lists.nprobe()) + _start(b"IxFI", inner, size)
+    head += _vector(lists.centroids) + pack(DIRECT_MAP, 0, 0) + pack(RESIDUAL, True, (M + 1) // 2)
+    head += pack(LISTS, BLOCK_ROWS, M + M % 2, 0, 0) + _quantizer(books)
+    return head + pack(BLOCKS, b"ilbl", size, -1, BLOCK_ROWS, block_bytes(M, BLOCK_ROWS))
 
 
-# Whole indexes --------------------------------------------------------------------------------------------------------
+def list_parts(
+    lists: WordLists, n: int, ids: Iterable[Ids], codes: Iterable[Codes]
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a list of ``n`` items, from blocks of ids and codes; blocks of codes are multiples of 32 rows, or the last."""
+    M = len(lists.rest)
+    yield pack("Q", n)
+    for some in ids:
+        yield np.ascontiguousarray(some, "<i8").data
+    yield pack("Q", -(-n // BLOCK_ROWS) * block_bytes(M, BLOCK_ROWS))
+    for block in codes:
+        if len(block):
+            yield pack_blocks(lists.stored(block), M).data
 
 
 def faiss_index(codes: Codes, ids: Ids | None, Z: Floats, form: Form) -> Any:
@@ -236,43 +285,25 @@ def faiss_index(codes: Codes, ids: Ids | None, Z: Floats, form: Form) -> Any:
     Args:
         ids: int64 [n], or None where an id is a position.
     """
+    n, M = len(codes), len(Z)
+    parts: list[bytes | memoryview]
     if form == "ivf":
-        return _in_lists(codes, ids, Z)
-    inner = inject_fused(Z) if form == "fused" else inject(Z)
-    if form != "fastscan":
-        if ids is None:
-            inner.add_sa_codes(codes)
-            return inner
-        mapped = faiss.IndexIDMap2(inner)
-        mapped.add_sa_codes(codes, ids)
-        return mapped
-    inner.add_sa_codes(codes)
-    fast: Any = faiss.IndexPQFastScan(inner)
-    if ids is None:
-        return fast
-    # An id map must be made around an empty index and cannot take packed codes, so its index is exchanged.
-    fresh: Any = faiss.IndexPQFastScan(inject(Z))
-    outer: Any = faiss.IndexIDMap2(fresh)
-    outer.index = fast
-    fast.this.disown()
-    outer.own_fields = True
-    outer.ntotal = fast.ntotal
-    faiss.copy_array_to_vector(np.ascontiguousarray(ids, dtype=np.int64), outer.id_map)
-    outer.construct_rev_map()
-    return outer
-
-
-def _in_lists(codes: Codes, ids: Ids | None, Z: Floats) -> Any:
-    levels = min(LEVELS, len(Z) - 1)
-    lists = WordLists.of(np.bincount(first_words(codes, len(Z), levels), minlength=16**levels), Z)
-    outer = lists.index()
-    inner: Any = faiss.downcast_index(outer.index)
-    list_of = lists.list_of(codes)
-    order = np.argsort(list_of, kind="stable")
-    bounds = np.searchsorted(list_of[order], np.arange(len(lists.words) + 1))
-    stored = lists.stored(codes)
-    for number in range(len(lists.words)):
-        rows = order[bounds[number] : bounds[number + 1]]
-        fill_list(inner, number, stored[rows], rows if ids is None else ids[rows], len(lists.rest))
-    inner.ntotal = outer.ntotal = len(codes)
-    return outer
+        levels = min(LEVELS, M - 1)
+        lists = WordLists.of(np.bincount(first_words(codes, M, levels), minlength=16**levels), Z)
+        list_of = lists.list_of(codes)
+        order = np.argsort(list_of, kind="stable")
+        bounds = np.searchsorted(list_of[order], np.arange(len(lists.words) + 1))
+        parts = [list_header(lists, n)]
+        for start, stop in itertools.pairwise(bounds.tolist()):
+            rows = order[start:stop]
+            parts += list_parts(lists, len(rows), [rows if ids is None else ids[rows]], [codes[rows]])
+    else:
+        head, _, tail = row_header(form, Z, n, mapped=ids is not None)
+        packed = pack_rows(form, codes, M).data if n else b""
+        parts = [
+            head.replace(b"IxMp", b"IxM2", 1),
+            packed,
+            tail,
+            b"" if ids is None else ids.astype("<i8").data,
+        ]
+    return faiss.deserialize_index(np.frombuffer(b"".join(parts), np.uint8))

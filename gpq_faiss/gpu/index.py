@@ -1,18 +1,23 @@
-"""An index on one or several devices: a snapshot of the items, arrays or tensors out."""
+"""Exact search by torch on one device: the codes in lists by their first codewords, for any k, ranges and filters.
+
+A list's bound is its score with the largest entry of every other codebook. It is added in the order of the scores, and rounding keeps
+order, so no item of the list exceeds it. The lists of the best bounds are scored first; those whose bound is below the k-th score are
+never read. Scores, order and ties are those of :mod:`..indexes.memory` (see :mod:`.tensors`), for any device, block and batch.
+"""
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..codes.checks import Codes, Floats, Ids
+from ..codes.checks import Ids, check_codebooks
 from ..errors import DataError, UsageError
 from ..indexes.filters import Filter, mask_of
 from ..indexes.items import IdMap
@@ -21,157 +26,126 @@ from ..indexes.opening import of_faiss
 from ..indexes.ranges import LIMIT, check_limit, check_min_score, too_many
 from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
-from .faiss_form import FaissLists, check_gpu
-from .lists import MEMORY, DeviceLists, by_row
-from .tensors import MAX_ROWS, device_of, split_keys, vectors_on
+from .tensors import (
+    EMPTY_KEY,
+    MAX_ROWS,
+    columns_of,
+    device_of,
+    fused_tables,
+    is_paired,
+    keys_of,
+    score_columns,
+    score_places,
+    score_tables_torch,
+    split_keys,
+    tensor_of,
+    unpack_column,
+    vectors_on,
+)
 
-_RESULT = 64  # bytes per result for merging parts and looking up ids
-_BLOCK = 1024  # queries per block and device
+MEMORY = 1 << 30
+"""Default bytes of working memory of a search."""
+_CELL = 80  # bytes per scored item and per result: places, score, key, sort
+_LIST = 64  # bytes per list and query: bound, sort, pairs
+_ROWS = 1024  # maximum queries per block
+_LIST_ITEMS = 64  # average length below which there are no more lists
+_MOST_LISTS = 1 << 16
+_FIRST = 1024  # items per query that are scored first
+_GROWTH = 4
+_SPARSE = 3  # lists are worth it if at most one in so many items is left
 
-Mode = Literal["shard", "replica"]
-Part = DeviceLists | FaissLists
-"""The items of one device; keys contain row numbers in the whole index."""
 
-
-def to_gpu(
-    source: Any,
-    *,
-    device: int = 0,
-    devices: Sequence[int] | None = None,
-    mode: Mode = "shard",
-    search: Literal["exact", "approximate"] = "exact",
-    memory: int = MEMORY,
-) -> DeviceIndex:
-    """Copy an index to one or several GPUs.
+def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> DeviceIndex:
+    """Copy an index to a GPU for exact search by torch, for any K and code length; results are bit-equal to the CPU's.
 
     Args:
-        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`. Codes of any
-            packing are searched *exactly*, also FastScan's.
-        device: number of the GPU.
-        devices: several GPUs; with ``mode`` ``shard`` each gets a part of the items, with ``replica`` all items and a part of the
-            queries.
-        search: ``exact``: by torch, as :func:`to_torch`; results are bit-equal to the CPU. ``approximate``: by Faiss' ``GpuIndexIVFPQ``
-            with zero centroids and byte-fused codebooks, with its own scores and order of ties, k up to 2,048, without filters and
-            ranges.
-        memory: bytes that a search may use on a device in addition to codes, ids and results; Faiss uses as much as one query needs.
+        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`.
+        device: number of the GPU, or its name (``cuda:0``); ``cpu`` runs the same algorithm on the CPU.
+        memory: bytes that a search may use on the device in addition to codes, ids and results.
 
     Raises:
-        DeviceError: no such GPU, or Faiss left an index on the CPU (there is no silent fall-back).
+        DeviceError: no such GPU (there is no silent fall-back).
         DataError: the index is empty or invalid.
-        UsageError: an option out of range; ``approximate`` for codes that Faiss does not support on a GPU.
+        UsageError: an option out of range.
     """
-    if search not in ("exact", "approximate"):
-        raise UsageError(f"search {search!r}: choose exact or approximate")
-    numbers = [device] if devices is None else list(devices)
-    if not numbers or len(set(numbers)) != len(numbers):
-        raise UsageError(f"devices {numbers}: name at least one GPU, each once")
-    for number in numbers if search == "approximate" else ():
-        check_gpu(number)
-    kind = DeviceLists if search == "exact" else FaissLists
-    return spread(source, [device_of(int(number)) for number in numbers], mode, memory, kind)
-
-
-def to_torch(
-    source: Any,
-    *,
-    device: str | int | Sequence[str | int],
-    mode: Mode = "shard",
-    memory: int = MEMORY,
-) -> DeviceIndex:
-    """Copy an index to one or several devices for exact search by torch, for any K and code length.
-
-    Args:
-        device: ``cuda:0``, or ``cpu`` to run the GPU algorithm on the CPU.
-        source, mode, memory: as :func:`to_gpu`.
-
-    Raises:
-        DeviceError, DataError, UsageError: see :func:`to_gpu`.
-    """
-    places = [device_of(one) for one in ([device] if isinstance(device, str | int) else device)]
-    return spread(source, places, mode, memory, DeviceLists)
-
-
-def spread(
-    source: Any,
-    places: Sequence[torch.device],
-    mode: Mode,
-    memory: int,
-    place: Callable[[Codes, Floats, torch.device, int, int], Part],
-) -> DeviceIndex:
-    """The items of ``source`` on devices; ``place`` puts codes, of row numbers from its last argument on, on one of them."""
-    if mode not in ("shard", "replica"):
-        raise UsageError(f"mode {mode!r}: choose shard or replica")
-    description = source.describe() if isinstance(source, MemoryIndex) else ""
+    place = device_of(device)
+    described = source.describe() if isinstance(source, MemoryIndex) else ""
     index = source if isinstance(source, MemoryIndex) else of_faiss(source, what="the index")
-    codes, Z = index.codes, index.codebooks
-    ids: Ids | None = index.ids
-    n = len(codes)
-    if n > MAX_ROWS:  # row numbers share a key with the score
-        raise DataError(f"{n:,} items: at most {MAX_ROWS:,} over all devices: use several indexes")
-    if mode == "shard" and len(places) > n:
-        raise UsageError(f"{n} items cannot be split over {len(places)} devices: use fewer, or replicas")
-    parts = []
-    for number, at in enumerate(places):
-        first, stop = 0, n
-        if mode == "shard":
-            first, stop = number * n // len(places), (number + 1) * n // len(places)
-        parts.append(place(codes[first:stop], Z, at, memory, first))
-    if ids is not None and ids[0] == 0 and ids[-1] == n - 1:
-        ids = None  # they are row numbers
-    return DeviceIndex(parts, Z, n, ids, mode, memory, source=description)
+    return DeviceIndex(index.codes, index.codebooks, place, index.ids, memory, source=described)
 
 
 class DeviceIndex:
-    """An index on one or several devices, created by :func:`to_gpu` and :func:`to_torch`.
+    """An index on a device, created by :func:`to_gpu`.
 
     Search is thread-safe. The index is a snapshot: later changes of its source have no effect.
+
+    Args:
+        codes: packed, uint8 [n, code_size]; an array, or a tensor on ``device``.
+        Z: codebooks float32 [M, K, d].
+        device: from :func:`.tensors.device_of`.
+        ids: int64 [n], ascending (default: row numbers).
+        memory: bytes of working memory, without codes and results.
 
     Attributes:
         ntotal: items.
         width: D of the queries.
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        device: device of query tensors and results (the first, if several).
-        parts: the items on each device.
-        mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
+        device: device of query tensors and results.
+
+    Raises:
+        DataError, UsageError: invalid codebooks, no codes, more than 2^32 - 1, or ``memory`` below 1.
     """
 
     def __init__(
         self,
-        parts: Sequence[Part],
-        codebooks: Floats,
-        ntotal: int,
+        codes: Any,
+        Z: ArrayLike,
+        device: torch.device,
         ids: Ids | None = None,
-        mode: Mode = "shard",
         memory: int = MEMORY,
         *,
         source: str = "",
     ) -> None:
-        self.parts = list(parts)
-        self.codebooks = codebooks
-        self.fingerprint = codebooks_fingerprint(codebooks)
-        self.width = int(codebooks.shape[0] * codebooks.shape[2])
-        self._source = source
+        self.codebooks = check_codebooks(Z)
+        M, K, d = self.codebooks.shape
+        self.width, self.ntotal, self.device = M * d, len(codes), device
+        self.fingerprint = codebooks_fingerprint(self.codebooks)
+        if memory < 1:
+            raise UsageError(f"memory of {memory} bytes: it must be at least 1")
+        n = self.ntotal
+        if not 1 <= n <= MAX_ROWS:  # row numbers share a key with the score
+            raise DataError(f"{n:,} codes: an index on a device has 1 to {MAX_ROWS:,}; use several for more")
         self.memory = memory
-        self.mode: Mode = mode
-        self.device = parts[0].device
-        self.ntotal = ntotal
+        self._source = source
+        if ids is not None and ids[0] == 0 and ids[-1] == n - 1:
+            ids = None  # they are row numbers
         # A copy, as the ids may belong to the caller; also on the host, for filters.
         own = None if ids is None else np.array(ids, np.int64)
-        self._names = IdMap(self.ntotal, own)
-        self._ids = None if own is None else torch.from_numpy(own).to(self.device)
-        self._filtered: tuple[bytes, list[DeviceLists]] = b"", []
+        self._names = IdMap(n, own)
+        self._ids = None if own is None else torch.from_numpy(own).to(device)
+        self._filtered: tuple[bytes, DeviceIndex | None] = b"", None
         self._lock = threading.Lock()
-
-    @property
-    def faiss_indexes(self) -> list[Any]:
-        """The Faiss index of each device, with row numbers as ids; empty for exact search."""
-        return [part.index for part in self.parts if isinstance(part, FaissLists)]
+        # The lists
+        packed = (codes if isinstance(codes, Tensor) else tensor_of(codes)).to(device)
+        self._paired = is_paired(M, K)
+        self._Z = tensor_of(self.codebooks).to(device)
+        self._prefix = 0
+        while self._prefix < M and K ** (self._prefix + 1) <= min(_MOST_LISTS, n // _LIST_ITEMS):
+            self._prefix += 1
+        number = torch.zeros(n, dtype=torch.int32, device=device)
+        for m in range(self._prefix):
+            number = number * K + unpack_column(packed, m, K)
+        order = number.argsort(stable=True)
+        self._sizes = torch.unique_consecutive(number[order], return_counts=True)[1]
+        self._starts = self._sizes.cumsum(0) - self._sizes
+        self._columns = columns_of(packed, M, K).index_select(1, order)
+        self._heads = self._columns[:, self._starts]
+        self._members = order.to(torch.int32 if n <= 1 << 31 else torch.int64)
 
     def describe(self) -> str:
         """One-line description of the search."""
-        places = ", ".join(str(part.device) for part in self.parts)
-        return f"{self._source or f'{self.ntotal:,} items'}, on {places}"
+        return f"{self._source or f'{self.ntotal:,} items'}, on {self.device}"
 
     def close(self) -> None:
         """No-op: the device's memory is freed with the object."""
@@ -187,8 +161,7 @@ class DeviceIndex:
     ) -> tuple[Any, Any]:
         """The ``k`` best items of every query, for any k.
 
-        Scores are those of :func:`..codes.scores.score_codes`, ties are in ascending order of id (with ``search="approximate"``:
-        Faiss' own).
+        Scores are those of :func:`..codes.scores.score_codes`, ties are in ascending order of id.
 
         Args:
             xq: [Q, M*d]. For an array, results are arrays. For a tensor on :attr:`device`, results are tensors there, without host
@@ -204,7 +177,7 @@ class DeviceIndex:
 
         Raises:
             UsageError: ``k`` or ``nprobe`` out of range, or too large for the working memory; a tensor on another device; ``where`` is not
-                a filter, or is given with ``search="approximate"``.
+                a filter.
             DataError: queries empty, of another width, NaN or infinite; an invalid filter.
         """
         k = check_k(k, self.ntotal)
@@ -212,13 +185,13 @@ class DeviceIndex:
         if nprobe is not None:
             raise UsageError("nprobe limits a search on the CPU; on a device it is exact: leave it out")
         queries = vectors_on(xq, self.width, self.device)
-        parts = self.parts if where is None else self._exact("a filter", where)
+        held = self._passing(where)
         on = self.device if isinstance(xq, Tensor) else torch.device("cpu")
         D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=on)
         found = torch.full((len(queries), k), -1, dtype=torch.int64, device=on)
-        for rows, keys in self._blocks(parts, queries, k):
-            there = keys.shape[1]
-            D[rows, :there], found[rows, :there] = self._read(keys)
+        there = min(k, len(held._members))
+        for rows, tables, bounds, step in held._blocks(queries, there) if there else ():
+            D[rows, :there], found[rows, :there] = self._read(held._best(tables, bounds, there, step))
         return (D, found) if isinstance(xq, Tensor) else (D.numpy(), found.numpy())
 
     def range_search(
@@ -240,22 +213,26 @@ class DeviceIndex:
             As :meth:`..indexes.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
 
         Raises:
-            UsageError: ``min_score`` is NaN; ``search="approximate"``; a tensor on another device;
-                ``where`` is not a filter.
+            UsageError: ``min_score`` is NaN; a tensor on another device; ``where`` is not a filter.
             DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
         check_limit(limit)
         check_threads(threads)
         queries = vectors_on(xq, self.width, self.device)
-        parts = self._exact("a range search", where)[: None if self.mode == "shard" else 1]
-        pairs = self._on_all(
-            lambda part, block: part.range_keys(block, min_score, limit), parts, [queries] * len(parts)
+        held = self._passing(where)
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        total, results = 0, [(none, none)]
+        for block, tables, bounds, step in held._blocks(queries, 0) if len(held._members) else ():
+            for owners, scores, places in held._items(tables, bounds >= min_score, step):
+                over = scores >= min_score
+                total += int(over.sum())
+                if total > limit:
+                    raise too_many(min_score, limit)
+                results.append((owners[over] + block.start, held._keys(scores[over], places[over])))
+        rows, keys = by_row(
+            torch.cat([rows for rows, _ in results]), torch.cat([keys for _, keys in results])
         )
-        rows, keys = (torch.cat([pair[i].to(self.device) for pair in pairs]) for i in (0, 1))
-        if len(keys) > limit:
-            raise too_many(min_score, limit)
-        rows, keys = by_row(rows, keys)
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
         lims[1:] = torch.bincount(rows, minlength=len(queries)).cumsum(0)
         D, found = self._read(keys)
@@ -263,60 +240,120 @@ class DeviceIndex:
             return lims, D, found
         return lims.cpu().numpy(), D.cpu().numpy(), found.cpu().numpy()
 
-    def _exact(self, what: str, where: Filter | None) -> list[DeviceLists]:
-        """The parts to search, of the items that pass; those of the last filter are kept. Raises UsageError: Faiss' own search."""
-        parts = [part for part in self.parts if isinstance(part, DeviceLists)]
-        if not parts:
-            raise UsageError(f"{what} needs exact scores: create the index with search='exact'")
+    def _passing(self, where: Filter | None) -> DeviceIndex:
+        """The items that pass; those of the last filter are kept."""
         if where is None:
-            return parts
+            return self
         bits = np.packbits(mask_of(where, self._names))
         with self._lock:
-            if self._filtered[0] != bits.tobytes():
-                self._filtered = b"", []  # free its memory before allocating more
+            before, held = self._filtered
+            if held is None or before != bits.tobytes():
+                self._filtered = b"", None  # free its memory before allocating more
                 mask = torch.from_numpy(np.unpackbits(bits, count=self.ntotal).view(np.bool_))
-                self._filtered = bits.tobytes(), [part.restricted(mask.to(part.device)) for part in parts]
-            return self._filtered[1]
+                held = self._restricted(mask.to(self.device))
+                self._filtered = bits.tobytes(), held
+            return held
 
-    def _blocks(self, parts: Sequence[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield rows and keys int64 [q, k or fewer] of blocks of queries; smaller blocks for large k limit memory."""
-        split = self.mode == "replica"
-        step = max(1, min(_BLOCK * (len(parts) if split else 1), self.memory // (_RESULT * k)))
+    def _restricted(self, mask: Tensor) -> DeviceIndex:
+        """Only the items whose row number is set in ``mask``, bool on the device."""
+        kept = mask[self._members.long()]
+        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        sizes = before[self._starts + self._sizes] - before[self._starts]
+        part = copy.copy(self)
+        part._sizes, part._heads = sizes[sizes > 0], self._heads[:, sizes > 0]
+        part._starts = part._sizes.cumsum(0) - part._sizes
+        part._columns, part._members = self._columns[:, kept], self._members[kept]
+        return part
+
+    def _blocks(self, queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor, int]]:
+        """Yield rows, look-up tables, bounds float32 [q, lists], and the items to score at a time within the memory."""
+        each = _LIST * len(self._sizes) + _CELL * k
+        least = each + _CELL * max(1, k // 16)
+        if least > self.memory:
+            raise UsageError(
+                f"k = {k:,} needs {least:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
+            )
+        step = max(1, min(_ROWS, self.memory // (2 * each)))
         for start in range(0, len(queries), step):
-            block = queries[start : start + step]
-            blocks = [*block.tensor_split(len(parts))] if split else [block] * len(parts)
-            found = self._on_all(lambda part, own: part.search_keys(own, k), parts, blocks)
-            keys = torch.cat([one.to(self.device) for one in found], dim=0 if split else 1)
-            if len(parts) > 1 and not split:
-                keys = keys.sort(dim=1, descending=True).values[:, :k]
-            yield slice(start, start + len(block)), keys
+            block = slice(start, min(len(queries), start + step))
+            tables = score_tables_torch(queries[block], self._Z)
+            highest = tables.clone()
+            highest[:, self._prefix :] = tables[:, self._prefix :].amax(dim=2, keepdim=True)
+            bounds = score_columns(fused_tables(highest), self._heads, paired=self._paired)
+            yield block, fused_tables(tables), bounds, (self.memory - len(tables) * each) // _CELL
 
-    def _on_all(
-        self, run: Callable[[Any, Tensor], Any], parts: Sequence[Part], blocks: Sequence[Tensor]
-    ) -> list[Any]:
-        """``run`` each part with its block in parallel, one thread per device."""
-        if len(parts) == 1:
-            return [run(parts[0], blocks[0])]
-        # Threads start on the default stream; use the caller's, so that freed memory is not reused while the other reads it.
-        streams = [
-            torch.cuda.current_stream(part.device) if part.device.type == "cuda" else None for part in parts
-        ]
-        if self.device.type == "cuda":  # from which other devices copy the queries
-            torch.cuda.current_stream(self.device).synchronize()
+    def _best(self, tables: Tensor, bounds: Tensor, k: int, step: int) -> Tensor:
+        """The best ``k`` keys of a block: lists in waves of falling bounds, until no other can hold one of them."""
+        best = torch.full((len(tables), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
+        wanted = max(k, _FIRST)
+        if wanted * _SPARSE > len(self._members):
+            return self._whole(tables, best, best[:, -1], step)
+        ranked, order = bounds.sort(dim=1, descending=True)
+        held = self._sizes[order].cumsum(dim=1)
+        left = torch.ones_like(bounds, dtype=torch.bool)
+        while wanted < len(self._members) * _GROWTH and bool(left.any()):
+            last = (held < wanted).sum(dim=1, keepdim=True).clamp_max(held.shape[1] - 1)
+            wave = left & (bounds >= ranked.gather(1, last))
+            for rows, scores, places in self._items(tables, wave, step):
+                best = merged(best, rows, self._keys(scores, places))
+            left &= ~wave & (
+                bounds >= split_keys(best[:, -1:])[0]
+            )  # equal scores may have smaller row numbers
+            if wanted <= max(k, _FIRST) and int((left * self._sizes).sum()) * _SPARSE > len(left) * len(
+                self._members
+            ):
+                return self._whole(tables, torch.full_like(best, EMPTY_KEY), best[:, -1], step)
+            wanted *= _GROWTH
+        return best
 
-        def one(part: Part, block: Tensor, stream: torch.cuda.Stream | None) -> Any:
-            if stream is None:
-                return run(part, block)
-            with torch.cuda.stream(stream):
-                result = run(part, block.to(part.device))
-                stream.synchronize()
-            return result
+    def _whole(self, tables: Tensor, best: Tensor, least: Tensor, step: int) -> Tensor:
+        """As :meth:`_best` by scores of all items, where lists would spare little; no result is below the keys ``least``."""
+        width = max(1, step // len(tables))
+        for start in range(0, len(self._members), width):
+            scores = score_columns(tables, self._columns[:, start : start + width], paired=self._paired)
+            lowest = split_keys(torch.maximum(least, best[:, -1]))[0]
+            rows, places = (scores >= lowest[:, None]).nonzero(as_tuple=True)
+            best = merged(best, rows, self._keys(scores[rows, places], places + start))
+        return best
 
-        with ThreadPoolExecutor(len(parts)) as pool:
-            return list(pool.map(one, parts, blocks, streams))
+    def _items(self, tables: Tensor, wave: Tensor, step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield query rows, scores and places of the items in the lists ``wave``, bool [q, lists], ``step`` at a time."""
+        row, number = wave.nonzero(as_tuple=True)
+        ends = self._sizes[number].cumsum(0)
+        shift = self._starts[number] - ends + self._sizes[number]
+        total = int(ends[-1]) if len(ends) else 0
+        for start in range(0, total, step):
+            items = torch.arange(start, min(total, start + step), device=self.device)
+            pair = torch.searchsorted(ends, items, right=True)
+            rows, places = row[pair], items + shift[pair]
+            yield rows, score_places(tables, rows, self._columns[:, places], paired=self._paired), places
+
+    def _keys(self, scores: Tensor, places: Tensor) -> Tensor:
+        return keys_of(scores, self._members[places].long())
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores, positions = split_keys(keys)
         if self._ids is None:
             return scores, positions
         return scores, torch.where(positions >= 0, self._ids[positions.clamp_min(0)], -1)
+
+
+def merged(best: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    """The best keys int64 [q, k], descending, with further ``keys`` of query ``rows``."""
+    q, k = best.shape
+    better = keys > best[rows, -1]
+    if not bool(better.any()):
+        return best
+    rows = torch.cat([torch.arange(q, device=best.device).repeat_interleave(k), rows[better]])
+    keys = torch.cat([best.reshape(-1), keys[better]])
+    rows, keys = by_row(rows, keys)
+    counts = torch.bincount(rows, minlength=q)
+    rank = torch.arange(len(rows), device=best.device) - (counts.cumsum(0) - counts)[rows]
+    return keys[rank < k].reshape(q, k)
+
+
+def by_row(rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of queries in ascending order of row, then descending."""
+    order = keys.argsort(descending=True)
+    order = order[rows[order].argsort(stable=True)]
+    return rows[order], keys[order]

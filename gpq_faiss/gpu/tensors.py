@@ -1,4 +1,4 @@
-"""Codes, codebooks and score tables as torch tensors on a device: check, pack, encode, score.
+"""Codes, codebooks and score tables as torch tensors on a device: check, unpack, score.
 
 The float32 operations and their order are those of :mod:`..codes.codebooks`: separate products and sums, no matrix products or fused
 multiply-adds. So with IEEE 754 arithmetic, scores are bit-equal to :func:`..codes.scores.score_codes`, and ties are the same on every
@@ -9,17 +9,15 @@ Imports torch at the top, so only this package imports this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..codes.bits import bits_per_code, code_size
-from ..codes.checks import check_codebooks, check_vectors, named_rows
-from ..codes.encode import ORDINARY, encode
-from ..codes.nearest import tolerance
+from ..codes.bits import bits_per_code
+from ..codes.checks import check_vectors, named_rows
 from ..errors import DataError, UsageError
 from ..nn.device import resolve_device
 
@@ -29,7 +27,6 @@ MAX_ROWS = (1 << 32) - 1
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
 _SHIFT = 1 << 32
-_ENCODE_ENTRIES = 32 << 20  # scores per block
 
 
 # Devices and tensors -------------------------------------------------------------------------------------------------
@@ -45,52 +42,30 @@ def tensor_of(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def vectors_on(
-    x: ArrayLike | Tensor, D: int, device: torch.device, *, what: str = "queries", allow_empty: bool = False
-) -> Tensor:
-    """``x`` [n, D] as contiguous float32 on ``device``. A numpy array is copied, a tensor must be on the device.
+def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
+    """Queries [n, D] as contiguous float32 on ``device``. A numpy array is copied, a tensor must be on the device.
 
     Raises:
         UsageError: a tensor on another device.
-        DataError: not numbers, another shape, empty (unless allowed), NaN or infinity (rows are named).
+        DataError: not numbers, another shape, empty, NaN or infinity (rows are named).
     """
     if not isinstance(x, Tensor):
-        return tensor_of(check_vectors(x, D, what=what, allow_empty=allow_empty)).to(device)
+        return tensor_of(check_vectors(x, D, what="queries", allow_empty=False)).to(device)
     if x.device != device:
         raise UsageError(
-            f"{what} are on {x.device}, the index on {device}: move them there, or pass a numpy array"
+            f"queries are on {x.device}, the index on {device}: move them there, or pass a numpy array"
         )
-    if not x.is_floating_point():
-        raise DataError(f"{what}: dtype {x.dtype}, expected floats")
-    if x.ndim != 2:
-        raise DataError(f"{what}: shape {tuple(x.shape)}, expected two dimensions [n, {D}]")
-    if x.shape[1] != D:
-        raise DataError(f"{what}: {x.shape[1]} dimensions, expected {D}: is it from another model?")
-    if len(x) == 0 and not allow_empty:
-        raise DataError(f"{what}: empty, expected at least one row")
+    if not x.is_floating_point() or x.ndim != 2 or x.shape[1] != D or len(x) == 0:
+        raise DataError(f"queries: {x.dtype} {tuple(x.shape)}, expected floats [n, {D}], at least one row")
     x = x.detach().float().contiguous()
     fine = torch.isfinite(x).all(dim=1)
     if not bool(fine.all()):
         bad = (~fine).nonzero()[:, 0].cpu().numpy()
-        raise DataError(f"{what}: NaN or infinity in {named_rows(bad)}")
+        raise DataError(f"queries: NaN or infinity in {named_rows(bad)}")
     return x
 
 
-# Packing and encoding ------------------------------------------------------------------------------------------------
-
-
-def pack_tensor(assignment: Tensor, K: int) -> Tensor:
-    """Codeword indices uint8 [n, M] below ``K`` -> packed codes uint8 [n, code_size], as :func:`..codes.bits.pack_codes`."""
-    nbits = bits_per_code(K)
-    n, M = assignment.shape
-    codes = torch.zeros((n, code_size(M, K)), dtype=torch.uint8, device=assignment.device)
-    for m in range(M):
-        byte, shift = divmod(m * nbits, 8)
-        wide = assignment[:, m].to(torch.int32) << shift
-        codes[:, byte] |= (wide & 255).to(torch.uint8)
-        if shift + nbits > 8:
-            codes[:, byte + 1] |= (wide >> 8).to(torch.uint8)
-    return codes
+# Codes and scores -------------------------------------------------------------------------------------------------------
 
 
 def unpack_column(codes: Tensor, m: int, K: int) -> Tensor:
@@ -101,58 +76,6 @@ def unpack_column(codes: Tensor, m: int, K: int) -> Tensor:
     if shift + nbits > 8:
         wide = wide | (codes[:, byte + 1].to(torch.int32) << 8)
     return ((wide >> shift) & (K - 1)).to(torch.uint8)
-
-
-def encode_torch(
-    x: Tensor, Z: ArrayLike, *, what: str = "vectors to encode", entries: int = _ENCODE_ENTRIES
-) -> Tensor:
-    """Intra-normalised vectors -> packed codes, both on the device of ``x``: the codes of :func:`..codes.encode.encode`.
-
-    The largest inner product wins; the few rows in which a second codeword is within rounding error (and rows of extreme norm) are
-    encoded on the CPU by Faiss. So codes are bit-equal to those of ``encode`` on every device.
-
-    Args:
-        x: floats [n, M*d], sub-vectors of any norm but 0.
-        Z: float32 [M, K, d], an array on the host.
-        entries: scores per block, which bounds the memory (about 16 bytes each).
-
-    Returns:
-        uint8 [n, code_size]
-
-    Raises:
-        DataError: as :func:`..codes.encode.encode`: invalid codebooks, another width, NaN, a zero sub-vector (rows are named).
-    """
-    books = check_codebooks(Z)
-    M, K, d = books.shape
-    x = vectors_on(x, M * d, x.device, what=what, allow_empty=True)
-    out = torch.empty((len(x), code_size(M, K)), dtype=torch.uint8, device=x.device)
-    on_device = tensor_of(books).to(x.device)
-    step = max(1, entries // (M * K))
-    for start in range(0, len(x), step):
-        block = x[start : start + step]
-        squares = torch.linalg.vector_norm(block.reshape(-1, M, d), dim=2).square()
-        extreme = (squares >= ORDINARY) | (squares < 1 / ORDINARY)
-        near = torch.where(extreme, 0, squares)
-        margin = tolerance(books, float(near.max())) if len(block) else 0.0
-        scores = raw_tables(block, on_device)
-        best, index = scores.max(dim=2)
-        close = (scores >= (best - margin)[:, :, None]).sum(dim=2) != 1
-        codes = pack_tensor(index.to(torch.uint8), K)
-        unsure = (close | extreme).any(dim=1).nonzero()[:, 0]
-        if len(unsure):
-            rows = block[unsure].cpu().numpy()
-            try:
-                decided = encode(rows, books, what=what)
-            except DataError:
-                # the same error, with the caller's row numbers
-                encode(block.cpu().numpy(), books, what=what, first_row=start)
-                raise
-            codes[unsure] = torch.from_numpy(decided).to(x.device)
-        out[start : start + step] = codes
-    return out
-
-
-# Scores --------------------------------------------------------------------------------------------------------------
 
 
 def raw_tables(x: Tensor, Z: Tensor) -> Tensor:
@@ -188,7 +111,7 @@ def is_paired(M: int, K: int) -> bool:
 
 
 def fused_tables(tables: Tensor) -> Tensor:
-    """Score tables [Q, M, K], float32 or int32 -> [Q, T, entries]: precomputed sums of two codebooks per table if K <= 16."""
+    """Score tables [Q, M, K], float32 -> [Q, T, entries]: precomputed sums of two codebooks per table if K <= 16."""
     Q, M, K = tables.shape
     if not is_paired(M, K):
         return tables
@@ -202,15 +125,10 @@ def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
     """Packed codes [n, code_size] -> indices into :func:`fused_tables`, uint8 [T, n]; for K = 16 the bytes themselves."""
     if is_paired(M, K) and K == 16:
         return codes.t().clone(memory_format=torch.contiguous_format)
-    return fused_columns([unpack_column(codes, m, K) for m in range(M)], K)
-
-
-def fused_columns(columns: Sequence[Tensor], K: int) -> Tensor:
-    """As :func:`columns_of`, of codeword indices uint8 [n] of each codebook."""
-    M = len(columns)
+    columns = [unpack_column(codes, m, K) for m in range(M)]
     if is_paired(M, K):
         columns = [columns[m] + K * columns[m + 1] if m + 1 < M else columns[m] for m in range(0, M, 2)]
-    return torch.stack(list(columns))
+    return torch.stack(columns)
 
 
 def score_columns(tables: Tensor, columns: Tensor, *, paired: bool) -> Tensor:

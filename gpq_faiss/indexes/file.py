@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from ..codes.checks import Codes, Floats, Ids
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, UsageError
 from ..faissio.header import Header, read_header
-from ..faissio.io import read_sidecar, sidecar_path
+from ..faissio.io import check_header, read_sidecar
 from ..faissio.source import IndexFile
+from ..faissio.storage import OLD_LISTS
 from ..inputs import parse_bytes
 from .base import Index
 from .filters import Filter
@@ -48,16 +49,15 @@ class FileIndex(Index):
 
     def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
         super().__init__(header.codebooks, None)
-        path, stated = source.path, read_sidecar(source.path)
+        path, stated = Path(source.path), read_sidecar(source.path)
         self.path, self.memory = path, memory
+        check_header(source, header, stated)
         if stated is not None:
             self.model_fingerprint = stated["model_fingerprint"]
-            same = stated["ntotal"] == header.n and stated["codebooks_fingerprint"] == self.fingerprint
-            if not same or stated["bytes"] != source.size:
-                raise MismatchError(
-                    f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; "
-                    "build it again, or delete the .json if the change was intended"
-                )
+        if header.form in OLD_LISTS:
+            raise DataError(
+                f"{path} has lists of an earlier version, which are not searched in place: convert it (gpq index --kind ivf)"
+            )
         if header.n == 0:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
         least = _LEAST_ROWS * _ROW
@@ -152,10 +152,7 @@ class FileIndex(Index):
 
     def spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """Yield list number, first row and end of blocks of all rows; without lists there is one."""
-        for number in np.flatnonzero(self._header.sizes).tolist():
-            size = int(self._header.sizes[number])
-            for start in range(0, size, rows):
-                yield number, start, min(size, start + rows)
+        return self._header.spans(rows)
 
     def codes(self, number: int, start: int, stop: int) -> Codes:
         """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""

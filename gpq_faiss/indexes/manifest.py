@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
-from ..codes.checks import repeated_id
+from ..codes.checks import Ids, repeated_among
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.io import check_stated, load_index, read_sidecar, sidecar_path
 from ..files import read_json, unfinished, write_json
@@ -26,8 +24,8 @@ from .file import open_file
 
 FORMAT_VERSION = 1
 KIND = "shards"
-_IDS = 1 << 22
-"""Minimum ids per block of a comparison."""
+_MEMORY = 1 << 27
+"""Bytes of a comparison of ids."""
 _NAME = 255
 """Maximum bytes of a file name."""
 
@@ -306,27 +304,25 @@ def _check_ids(manifest: Manifest) -> None:
 
 
 def _check_overlapping(manifest: Manifest, shards: Sequence[Shard]) -> None:
-    # Equal ids are in the same part, and parts are small.
-    parts = -(-sum(shard.ntotal for shard in shards) // max(_IDS, *(shard.ntotal for shard in shards)))
-    for part in range(parts):
-        held = []
+    def blocks() -> Iterator[Ids]:
         for shard in shards:
             with open_file(manifest.file(shard)) as index:
-                held += [ids[ids % parts == part] for ids in index.id_blocks()]
-        repeated = repeated_id(np.concatenate(held))
-        if repeated is not None:
-            raise DataError(
-                f"{manifest.path}: id {repeated} is in two of the shards {', '.join(s.file for s in shards)}: every item "
-                "needs its own"
-            )
+                yield from index.id_blocks()
+
+    memory = max(_MEMORY, 32 * max(shard.ntotal for shard in shards))
+    repeated = repeated_among(blocks, sum(shard.ntotal for shard in shards), memory)
+    if repeated is not None:
+        raise DataError(
+            f"{manifest.path}: id {repeated} is in two of the shards {', '.join(s.file for s in shards)}: every item "
+            "needs its own"
+        )
 
 
 def verify_manifest(manifest: Manifest) -> None:
     """Check the SHA-256 and the contents of every shard. Raises as :meth:`Manifest.check`, and DataError for invalid contents."""
     for shard in manifest.shards:
         manifest.check(shard, verify=True)
-        layout = load_index(manifest.file(shard), verify=False)[0]
-        ids = layout.ids()  # possibly a view of it
+        ids = load_index(manifest.file(shard), verify=False)[0].ids
         if (int(ids.min()), int(ids.max())) != (shard.first_id, shard.last_id):
             raise wrong_ids(manifest, shard)
 

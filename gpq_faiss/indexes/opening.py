@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.io import INDEX_FILE, load_index
-from ..faissio.layout import Layout, layout_of
+from ..faissio.header import Contents, contents_of
+from ..faissio.io import load_index
+from ..faissio.source import INDEX_FILE
 from ..inputs import check_file, parse_bytes
 from .file import MEMORY, FileIndex, open_file
 from .items import Items
@@ -17,20 +18,19 @@ from .sharded import ShardedIndex
 
 
 def of_faiss(index: Any, *, what: str = "index", model_fingerprint: str | None = None) -> MemoryIndex:
-    """An index in memory from a Faiss index (any form supported by :func:`..faissio.layout.layout_of`); a snapshot.
+    """An index in memory from a Faiss index (any form supported by :mod:`..faissio.storage`); a snapshot.
 
     Raises:
         DataError: an empty or invalid index.
     """
-    return _from_layout(layout_of(index, what=what, deep=True), what, model_fingerprint)
+    return _from_contents(contents_of(index, what), what, model_fingerprint)
 
 
-def _from_layout(layout: Layout, what: str, model_fingerprint: str | None) -> MemoryIndex:
-    if layout.ntotal == 0:
+def _from_contents(held: Contents, what: str, model_fingerprint: str | None) -> MemoryIndex:
+    if held.header.n == 0:
         raise DataError(f"{what} is empty: add codes first (gpq index)")
-    codes, ids = layout.codes(), layout.ids() if layout.mapped else None
-    items = Items.ordered(codes, ids).apart_from(codes, ids)  # so that the index can be freed
-    return MemoryIndex(items, layout.codebooks, model_fingerprint=model_fingerprint)
+    items = Items.ordered(held.codes, held.own_ids)
+    return MemoryIndex(items, held.header.codebooks, model_fingerprint=model_fingerprint)
 
 
 def open_in_memory(source: Any) -> MemoryIndex:
@@ -41,8 +41,8 @@ def open_in_memory(source: Any) -> MemoryIndex:
     """
     if not isinstance(source, str | Path):
         return of_faiss(source)
-    layout, sidecar = load_index(source)
-    return _from_layout(layout, str(source), sidecar["model_fingerprint"])
+    held, sidecar = load_index(source)
+    return _from_contents(held, str(source), sidecar.get("model_fingerprint"))
 
 
 _COPIES = 8

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,22 +25,20 @@ from ..data.open import open_data
 from ..data.protocols import Split
 from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
+from ..evaluation.ranking import rank_codes, usable_cores
 from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
-from ..faissio.io import load_index
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import find_method
-from ..nn.device import gpu_memory
 from ..progress import stage
 from ..store import RowReader
 from .compared import code_bits, model_name, open_compared, resolve_split
 from .evaluation_result import DEFAULT_KS, Evaluation, Row, first_results
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -70,32 +69,12 @@ def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows
     return Coded(coder, query_rows, np.concatenate(readable), xq, np.concatenate(codes))
 
 
-def _rank_on_device(
-    coded: Coded, labels: Labels, device: torch.device, options: Mapping[str, Any]
-) -> RankingResult:
-    from ..gpu.ranking import rank_on_device
-
-    tables, columns = coded.scorer
-    settings = {key: value for key, value in options.items() if key not in ("threads", "ray")}
-    with gpu_memory("the ranking of one block does not fit: free the GPU, or use --device cpu"):
-        return rank_on_device(
-            np.asarray(tables),
-            columns,
-            labels.take(coded.query_rows),
-            labels.take(coded.base_rows),
-            device=device,
-            **settings,
-        )
-
-
 def _rank_all(
     entries: Mapping[str, Encoder | None],
     dataset: Dataset,
     split: Split,
     database: NDArray[np.int64],
     options: Mapping[str, Any],
-    *,
-    on_device: bool,
 ) -> tuple[dict[str, Row], Coded]:
     """Encode, rank and measure every entry, and the codes of the first. It is a model; methods are compared on the queries and
     items that it could read."""
@@ -121,10 +100,7 @@ def _rank_all(
         if of_first is None:
             of_first, options = coded, _within(options, len(coded.base_rows))
             neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
-        if encoder is not None and (on_device or encoder.device.type != "cpu"):
-            ranking = _rank_on_device(coded, labels, encoder.device, options)
-        else:
-            ranking = coded.rank(labels, **options)
+        ranking = coded.rank(labels, **options)
         measured[name] = Row(
             ranking,
             None if neighbours is None else coded.likeness(neighbours),
@@ -207,7 +183,7 @@ def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: N
     xq = encoder.embed_rows(dataset, rows, queries=True)[1]
     k = min(10, exact.ntotal)
     truth = exact.search(xq, k)[0][:, -1:]
-    plain = load_index(index)[0].index
+    plain: Any = faiss.read_index(str(index))
     found = plain.search(np.ascontiguousarray(pad_vectors(xq, int(plain.d))), k)[1]
     places = np.searchsorted(exact.ids, found)
     scores = score_candidates(xq, exact.codes[np.minimum(places, exact.ntotal - 1)], exact.codebooks)
@@ -229,7 +205,6 @@ def evaluate(
     ties: Ties = "expected",
     denominator: Denominator = "relevant",
     device: str = "cpu",
-    on_device: bool = False,
     threads: int | None = None,
     ray: str | None = None,
 ) -> Evaluation:
@@ -248,8 +223,7 @@ def evaluate(
         ks: k of precision and recall; those larger than the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :class:`gpq_faiss.evaluation.ties.Convention`.
-        device: where networks run and models are ranked. Compared methods are fitted and ranked on the CPU.
-        on_device: rank with the GPU algorithm; with the device ``cpu``, torch runs it on the CPU. The figures are the same.
+        device: where networks run. Compared methods are fitted on the CPU.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
@@ -277,7 +251,6 @@ def evaluate(
     if codes is not None:
         if (
             compare
-            or on_device
             or ray is not None
             or index is not None
             or (protocol, seed, labelled or "all") != (None, None, "all")
@@ -300,14 +273,10 @@ def evaluate(
         )
     database = _database(split, dataset.require_labels(), notes)
     with connected(ray):  # once for all rankings
-        measured, coded = _rank_all(
-            entries, dataset, split, database, options | {"ray": ray}, on_device=on_device
-        )
+        measured, coded = _rank_all(entries, dataset, split, database, options | {"ray": ray})
     name, queries = next(iter(measured)), coded.query_rows
     if encoder.model.class_names != dataset.require_labels().class_names:
         notes.append("the classes are not those of the training")
-    if (on_device or encoder.device.type != "cpu") and None in entries.values():
-        notes.append("the compared methods were ranked on the CPU")
     if measured[name].likeness is None:
         notes.append(NO_LIKENESS)
     recall = None

@@ -83,7 +83,7 @@ def _file(path: Path, size: int) -> dict[str, Any]:
         return _zip(path)
     if start.lstrip().startswith(b"{"):
         return _json(path)
-    from ..faissio.io import is_faiss
+    from ..faissio.header import is_faiss
 
     if is_faiss(start):
         return _index(path)
@@ -253,14 +253,15 @@ def _index(path: Path) -> dict[str, Any]:
     """A Faiss index and its sidecar."""
     from ..faissio.io import load_index, sidecar_path
 
-    layout, sidecar = load_index(path)
-    beside = sidecar_path(path)
-    named = {"layout": layout.form, "faiss_class": type(layout.index).__name__, "metric": "inner product"}
-    size = {"ntotal": layout.ntotal, "shape": [layout.ntotal, layout.code_size], "dtype": "uint8"}
-    row = {"dimension": int(layout.index.d), **_codes(layout.codebooks.shape), "code_size": layout.code_size}
-    stated = {key: sidecar.get(key) for key in ("model_fingerprint", "sha256", "versions", "extra")}
+    held, sidecar = load_index(path)
+    header, beside = held.header, sidecar_path(path)
+    named = {"layout": header.form, "faiss_class": header.faiss_class, "metric": "inner product"}
+    size = {"ntotal": header.n, "shape": [header.n, header.code_size], "dtype": "uint8"}
+    row = {"dimension": header.width, **_codes(header.codebooks.shape), "code_size": header.code_size}
+    stated: dict[str, Any] = {"model_fingerprint": None, "sha256": None, "versions": {}, "extra": {}}
+    stated |= {key: sidecar[key] for key in stated if key in sidecar}
     is_there = {"sidecar": str(beside) if beside.exists() else None, "verified": beside.exists()}
-    ids = {"own_ids": layout.mapped, "codebooks_fingerprint": layout.fingerprint}
+    ids = {"own_ids": held.own_ids is not None, "codebooks_fingerprint": header.fingerprint}
     return {"kind": "index", **named, **size, **row, **ids, **stated, **is_there}
 
 

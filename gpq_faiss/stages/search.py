@@ -59,11 +59,10 @@ def open_on_device(index: str | Path, device: str, memory: str | int | None = No
         DeviceError: no such GPU, or an index too large for it.
         DataError, MismatchError: as :func:`open_index`.
     """
-    from ..gpu.index import to_torch
-    from ..gpu.lists import MEMORY
+    from ..gpu.index import MEMORY, to_gpu
 
     place = str(resolve_device(device))
-    return to_torch(open_index(index), device=place, memory=MEMORY if memory is None else parse_bytes(memory))
+    return to_gpu(open_index(index), place, memory=MEMORY if memory is None else parse_bytes(memory))
 
 
 def search(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -123,7 +122,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     assert open_items(index) is None
     (line,) = caplog.messages
-    assert "search the index once where it can be written" in line
+    assert "has the form of an earlier version, and its folder cannot be written" in line
     assert not items_path(index).exists()
 
 
@@ -152,71 +151,32 @@ def test_what_another_process_publishes_meanwhile_stays(
     assert "converted" not in caplog.text
 
 
-def damage(h5: Any, what: str) -> None:
-    if what == "repeated row":
-        h5["rows"][...] = [0, 0, 1]
-    elif what == "row out of range":
-        h5["rows"][...] = [0, 1, 3]
-    elif what == "repeated id":
-        h5["ids"][...] = [5, 5, 9]
-    elif what == "claimed rows":
-        h5.attrs["ntotal"] = 1 << 60
-    elif what == "no columns":
-        for name in ("text.name", "text.name.ends", "labels"):
-            del h5[name]
-        h5.attrs["class_names"], h5.attrs["ntotal"] = np.bytes_(b"[]"), 1 << 60
-    elif what == "claimed ids":
-        del h5["ids"]
-        h5.create_dataset("ids", (1 << 40,), np.int64, chunks=(1 << 10,))
-    elif what == "class names":
-        h5.attrs["class_names"] = np.bytes_(b"[1]")
-    elif what == "labels":
-        del h5["labels"]
-        h5["labels"] = np.zeros((3, 1), np.uint8)
-    elif what == "lengths":
-        h5["text.name.ends"][...] = [1, 70_000, 3]
-    elif what == "version":
-        h5.attrs["format_version"] = 2
-    elif what == "no key":
-        del h5.attrs["key"]
-    elif what == "link":
-        del h5["labels"]
-        h5["labels"] = h5py.ExternalLink("other.h5", "labels")
+def claimed_ids(h5: Any) -> None:
+    del h5["ids"]
+    h5.create_dataset("ids", (1 << 40,), np.int64, chunks=(1 << 10,))
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *("repeated row", "row out of range", "repeated id", "claimed rows", "no columns", "claimed ids"),
-        *("class names", "labels", "lengths", "version", "no key", "link"),
-    ],
-)
+DAMAGE: dict[str, Any] = {
+    "repeated row": lambda h5: h5["rows"].write_direct(np.array([0, 0, 1])),
+    "row out of range": lambda h5: h5["rows"].write_direct(np.array([0, 1, 3])),
+    "repeated id": lambda h5: h5["ids"].write_direct(np.array([5, 5, 9])),
+    "claimed rows": lambda h5: h5.attrs.update(ntotal=1 << 60),
+    "claimed ids": claimed_ids,
+    "class names": lambda h5: h5.attrs.update(class_names=np.bytes_(b"[1]")),
+    "lengths": lambda h5: h5["text.name.ends"].write_direct(np.array([1, 70_000, 3])),
+    "version": lambda h5: h5.attrs.update(format_version=2),
+    "no key": lambda h5: h5.attrs.pop("key"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
 def test_damaged_or_foreign_old_names_are_one_error(tmp_path: Path, what: str) -> None:
     index = tmp_path / "index.faiss"
     path = write_old(index, [9, 5, 7], {"name": ["a", "b", "c"]}, [["dog"], [], ["cat"]])
     with h5py.File(path, "r+") as h5:
-        damage(h5, what)
+        DAMAGE[what](h5)
     with pytest.raises(DataError, match=r"index\.faiss\.items\.h5") as caught:
         open_items(index)
     assert "\n" not in str(caught.value)
     assert not items_path(index).exists()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 10**9), st.integers(0, 255), st.booleans())
-def test_changed_bytes_are_one_error_or_give_texts(at: int, value: int, cut: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index.faiss"
-        path = write_old(index, [9, 5, 7], {"name": ["a", "b", "c"]}, [["dog"], [], ["cat"]])
-        raw = bytearray(path.read_bytes())
-        raw[at % len(raw)] = value
-        path.write_bytes(raw[: at % len(raw)] if cut else raw)
-        error = None
-        try:
-            with open_items(index) or contextlib.nullcontext() as items:
-                if items is not None:
-                    items.lookup(np.array([9, 5, 7]))
-        except DataError as caught:
-            error = str(caught)
-        assert error is None or ("items.h5" in error and "\n" not in error)

@@ -266,7 +266,7 @@ def test_codes_in_parquet_kept_as_a_dictionary_are_the_same_codes(shop: Shop, tm
         assert result.exit_code == 0, result.stderr
         assert out.read_bytes() == (tmp_path / "dictionary.faiss").read_bytes()
     found = load_index(tmp_path / "dictionary.faiss")[0]
-    np.testing.assert_array_equal(found.codes(), codes)
+    np.testing.assert_array_equal(found.codes, codes)
 
 
 # Rows that are not there ------------------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
 from gpq_faiss.codes.checks import check_codebooks
-from gpq_faiss.codes.codebooks import fuse, inject, inject_fused, pad_vectors, unfuse
-from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.codes.nearest import nearest, tolerance
+from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, unfuse
+from gpq_faiss.codes.encode import decode, encode, nearest, tolerance
 from gpq_faiss.codes.scores import score_candidates, score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
 
@@ -41,53 +40,38 @@ def cosines(x: np.ndarray, Z: np.ndarray) -> np.ndarray:
     return np.einsum("nmd,mkd->nmk", x.reshape(-1, M, d).astype(np.float64), Z.astype(np.float64))
 
 
+# Encoding ---------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("K", WORDS)
-@pytest.mark.parametrize("M", [1, 3, 5, 6, 8, 12])
+@pytest.mark.parametrize("M", [1, 3, 12])
 def test_codes_are_the_brute_force_argmax_cosine(M: int, K: int) -> None:
     rng = np.random.default_rng([M, K])
     Z, x = random_codebooks(rng, M, K), random_vectors(rng, 200, M)
-    truth = cosines(x, Z)
-    assignment = unpack_codes(encode(x, Z), M, K)
+    truth, codes = cosines(x, Z), encode(x, Z)
+    assignment = unpack_codes(codes, M, K)
     ordered = np.sort(truth, axis=2)
     clear = ordered[..., -1] - ordered[..., -2] > 1e-5
     assert clear.mean() > 0.99
     assert np.array_equal(assignment[clear], truth.argmax(axis=2)[clear])
     chosen = np.take_along_axis(truth, assignment[..., None].astype(int), axis=2)[..., 0]
     assert (ordered[..., -1] - chosen).max() < 1e-5  # near ties may go either way, but only near ties
+    index = inject(Z)
+    assert (index.is_trained, index.ntotal) == (True, 0)
+    assert np.array_equal(faiss.vector_to_array(index.pq.centroids).reshape(Z.shape), Z)
+    assert np.array_equal(decode(codes, Z), index.sa_decode(codes))
 
 
-@pytest.mark.parametrize("d", [2, 8, 12, 16, 20])
+@pytest.mark.parametrize("d", [2, 12, 20])
 @pytest.mark.parametrize("K", WORDS)
 def test_the_lowest_of_equal_codewords_wins(K: int, d: int) -> None:
     rng = np.random.default_rng([K, d])
-    M = 3
-    half = random_codebooks(rng, M, K // 2, d)
+    half = random_codebooks(rng, 3, K // 2, d)
     Z = np.concatenate([half, half], axis=1)
     Z[1] = half[1, 0]  # a whole codebook of one codeword
-    x = random_vectors(rng, 300, M, d)
-    assignment = unpack_codes(encode(x, Z), M, K)
+    assignment = unpack_codes(encode(random_vectors(rng, 300, 3, d), Z), 3, K)
     assert assignment.max() < K // 2
     assert not assignment[:, 1].any()
-
-
-def test_adversarial_vectors_get_a_best_codeword() -> None:
-    """Midpoints between two codewords, codewords themselves, their opposites, and very long and short vectors."""
-    rng = np.random.default_rng(3)
-    M, K = 6, 16
-    Z = random_codebooks(rng, M, K)
-    pick = rng.integers(0, K, (400, M, 2))
-    one, two = Z[np.arange(M), pick[..., 0]], Z[np.arange(M), pick[..., 1]]
-    middle = one + two
-    x = np.concatenate([middle, one, -one, one * np.float32(1e15), one * np.float32(1e-15)]).reshape(
-        -1, M * 12
-    )
-    truth = cosines(x, Z)
-    scale = np.linalg.norm(x.reshape(-1, M, 12).astype(np.float64), axis=2)
-    assignment = unpack_codes(encode(x, Z), M, K)
-    chosen = np.take_along_axis(truth, assignment[..., None].astype(int), axis=2)[..., 0]
-    assert ((truth.max(axis=2) - chosen) <= 1e-5 * scale).all()
-    for same in (assignment[400:800], assignment[1200:1600], assignment[1600:]):
-        assert np.array_equal(same, pick[..., 0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,7 +86,6 @@ def test_the_length_of_a_vector_changes_no_code(seed: int, scale: float, each: b
     truth = cosines(x, Z)
     ordered = np.sort(truth, axis=2)
     clear = ordered[..., -1] - ordered[..., -2] > 1e-4
-    assert clear.mean() > 0.9
     codes = encode(scaled, Z)
     assert np.array_equal(unpack_codes(codes, M, K)[clear], truth.argmax(axis=2)[clear])
     assert np.array_equal(codes, np.concatenate([encode(row[None], Z) for row in scaled]))
@@ -132,21 +115,19 @@ def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(
         encode(x, Z)
 
 
-def twins(rng: np.random.Generator, M: int, K: int, d: int, step: float) -> np.ndarray:
-    """Codebooks whose second half repeats the first, moved by about ``step``."""
-    half = random_codebooks(rng, M, K // 2, d)
-    return np.concatenate([half, unit(half + step * rng.normal(size=half.shape))], axis=1)
-
-
 @pytest.mark.parametrize("d", [4, 12, 16])
 @pytest.mark.parametrize("K", WORDS)
 def test_the_fast_way_gives_the_codes_of_faiss_bit_for_bit(K: int, d: int) -> None:
-    """Also where codewords nearly coincide, where norms are off by the tolerance, and where vectors are not unit."""
+    """Also where codewords nearly coincide, where norms are off by the tolerance, and where vectors are not unit or lie between two."""
     rng = np.random.default_rng([K, d, 7])
     M = 3
-    plain = random_codebooks(rng, M, K, d)
+    plain, half = random_codebooks(rng, M, K, d), random_codebooks(rng, M, K // 2, d)
     uneven = plain * rng.uniform(1 - 9e-5, 1 + 9e-5, (M, K, 1)).astype(np.float32)
-    for Z in (plain, uneven, twins(rng, M, K, d, 1e-3), twins(rng, M, K, d, 1e-6), twins(rng, M, K, d, 1e-7)):
+    twins = [
+        np.concatenate([half, unit(half + step * rng.normal(size=half.shape))], axis=1)
+        for step in (1e-3, 1e-6, 1e-7)
+    ]
+    for Z in (plain, uneven, *twins):
         x = random_vectors(rng, 1000, M, d).reshape(-1, M, d)
         x[:200] *= rng.uniform(0.01, 80, (200, M, 1)).astype(np.float32)  # beyond, Faiss alone errs
         pick = rng.integers(0, K, (300, M, 2))
@@ -172,8 +153,10 @@ def test_the_fast_way_decides_nearly_all_rows() -> None:
     indices, unsure = nearest(x, Z, tolerance(Z, 1.0))
     assert unsure.mean() < 0.01
     assert np.array_equal(indices.T[~unsure], cosines(x, Z).argmax(axis=2)[~unsure])
-    _, unsure = nearest(x, Z, 10.0)
-    assert unsure.all()
+    assert nearest(x, Z, 10.0)[1].all()
+
+
+# Packing, fusing, scoring -------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,8 +165,7 @@ def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: 
     K = 1 << nbits
     assignment = np.random.default_rng(seed).integers(0, K, (n, M))
     codes = pack_codes(assignment, K)
-    assert codes.dtype == np.uint8
-    assert codes.shape == (n, code_size(M, K))
+    assert (codes.dtype, codes.shape) == (np.uint8, (n, code_size(M, K)))
     assert np.array_equal(unpack_codes(codes, M, K), assignment)
     # one number of M * nbits bits per item, least significant bits first
     numbers = [sum(int(a) << (m * nbits) for m, a in enumerate(row)) for row in assignment]
@@ -192,163 +174,111 @@ def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: 
         assert np.array_equal(codes, faiss.pack_bitstrings(assignment.astype(np.int32), nbits))
 
 
-@pytest.mark.parametrize("K", WORDS)
-@pytest.mark.parametrize("M", [1, 3, 5, 12])
-def test_codebooks_survive_injection_and_decode_is_what_faiss_reconstructs(M: int, K: int) -> None:
-    rng = np.random.default_rng([M, K])
-    Z, x = random_codebooks(rng, M, K), random_vectors(rng, 40, M)
-    index = inject(Z)
-    assert index.is_trained
-    assert index.ntotal == 0
-    assert np.array_equal(faiss.vector_to_array(index.pq.centroids).reshape(Z.shape), Z)
-    assert np.array_equal(decode(encode(x, Z), Z), index.sa_decode(encode(x, Z)))
-
-
-@pytest.mark.parametrize("M", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("M", [1, 2, 3, 12])
 def test_fused_codebooks_read_the_same_bytes_and_give_the_same_scores(M: int) -> None:
     rng = np.random.default_rng(M)
     Z, x = random_codebooks(rng, M, 16), random_vectors(rng, 200, M)
-    codes = encode(x, Z)
-    fused = fuse(Z)
+    codes, fused = encode(x, Z), fuse(Z)
     assert fused.shape == ((M + 1) // 2, 256, 24)
-    plain, wide = inject(Z), inject_fused(Z)
-    plain.add(x)
+    assert np.array_equal(unfuse(fused), Z)
+    wide = product_index(fused)
     wide.add_sa_codes(codes)
-    assert np.array_equal(faiss.vector_to_array(wide.codes), faiss.vector_to_array(plain.codes))
     assert np.array_equal(wide.sa_decode(codes)[:, : M * 12], decode(codes, Z))
     xq = rng.normal(size=(5, M * 12)).astype(np.float32)
-    every_plain, every_wide = plain.search(xq, 200), wide.search(pad_vectors(xq, wide.d), 200)
-    for q in range(5):
-        by_id = [np.empty(200, np.float32) for _ in range(2)]
-        for out, (D, found) in zip(by_id, (every_plain, every_wide), strict=True):
-            out[found[q]] = D[q]
-        assert np.abs(by_id[0] - by_id[1]).max() < 1e-5
-    assert np.array_equal(unfuse(fused), Z)
-
-
-def test_unfuse_refuses_other_codebooks() -> None:
-    rng = np.random.default_rng(0)
-    fused = fuse(random_codebooks(rng, 4, 16))
-    fused[0, 17, 0] += 0.5
-    with pytest.raises(DataError, match="not byte-fused"):
-        unfuse(fused)
-    with pytest.raises(DataError, match="not byte-fused"):
-        unfuse(random_codebooks(rng, 4, 16))
-
-
-def test_fuse_refuses_other_sizes() -> None:
-    with pytest.raises(UsageError, match="16 codewords"):
-        fuse(random_codebooks(np.random.default_rng(0), 2, 32))
-
-
-@pytest.mark.parametrize("K", WORDS)
-@pytest.mark.parametrize("M", [1, 3, 6, 12])
-def test_scores_are_the_table_sums(M: int, K: int) -> None:
-    rng = np.random.default_rng([M, K, 1])
-    Z = random_codebooks(rng, M, K)
-    assignment = rng.integers(0, K, (60, M))
-    xq = (rng.normal(size=(4, M * 12)) * 3).astype(np.float32)
-    tables = score_tables(xq, Z)
-    assert np.abs(tables - cosines(xq, Z)).max() < 2e-5
-    expected = np.array(
-        [[sum(tables[q, m, a] for m, a in enumerate(row)) for row in assignment] for q in range(4)]
-    )
-    scores = score_codes(xq, pack_codes(assignment, K), Z)
-    assert scores.dtype == np.float32
-    assert np.abs(scores - expected).max() < 1e-4
-    assert np.abs(scores - xq @ decode(pack_codes(assignment, K), Z).T).max() < 1e-4
+    D, found = wide.search(pad_vectors(xq, wide.d), 200)
+    assert np.abs(np.take_along_axis(score_codes(xq, codes, Z), found, axis=1) - D).max() < 1e-5
 
 
 @pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 4), (12, 16), (5, 32), (4, 256)])
-def test_equal_codes_get_bit_identical_scores_in_any_company(M: int, K: int) -> None:
-    rng = np.random.default_rng([M, K, 2])
+def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M: int, K: int) -> None:
+    """To the bit, in any company."""
+    rng = np.random.default_rng([M, K, 1])
     Z = random_codebooks(rng, M, K)
-    codes = pack_codes(rng.integers(0, K, (50, M)), K)
-    xq = rng.normal(size=(9, M * 12)).astype(np.float32)
-    scores = score_codes(xq, codes, Z)
-    shuffled = rng.permutation(np.repeat(np.arange(50), 1000))  # more than one block
+    assignment = rng.integers(0, K, (60, M))
+    codes, xq = pack_codes(assignment, K), (rng.normal(size=(9, M * 12)) * 3).astype(np.float32)
+    tables, scores = score_tables(xq, Z), score_codes(xq, codes, Z)
+    assert np.abs(tables - cosines(xq, Z)).max() < 2e-5
+    expected = [[sum(tables[q, m, a] for m, a in enumerate(row)) for row in assignment] for q in range(9)]
+    assert scores.dtype == np.float32
+    assert np.abs(scores - np.array(expected)).max() < 1e-4
+    assert np.abs(scores - xq @ decode(codes, Z).T).max() < 1e-4
+    shuffled = rng.permutation(np.repeat(np.arange(60), 1000))  # more than one block
     assert np.array_equal(score_codes(xq, codes[shuffled], Z), scores[:, shuffled])
     assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
-    own = rng.integers(0, 50, (9, 17))
+    own = rng.integers(0, 60, (9, 17))
     assert np.array_equal(score_candidates(xq, codes[own], Z), np.take_along_axis(scores, own, axis=1))
 
 
-def bad_codebooks() -> dict[str, tuple[np.ndarray, str]]:
+# What is refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_unfit_codebooks_are_refused() -> None:
     good = random_codebooks(np.random.default_rng(0), 3, 16)
     nan, long = good.copy(), good.copy()
     nan[1, 7, 3] = np.nan
     long[2, 5] *= 1.001
-    return {
-        "dtype": (good.astype(np.float64), "float64"),
-        "shape": (good[0], "shape"),
-        "empty": (good[:0], "shape"),
-        "K": (good[:, :12], "power of two"),
-        "K too small": (good[:, :2], "power of two"),
-        "NaN": (nan, "codeword 7 of codebook 1"),
-        "norm": (long, "codeword 5 of codebook 2 has norm 1.001"),
-        "zero": (np.zeros_like(good), "norm 0"),
-    }
-
-
-@pytest.mark.parametrize("case", bad_codebooks())
-def test_unfit_codebooks_are_refused(case: str) -> None:
-    Z, message = bad_codebooks()[case]
-    for function in (check_codebooks, inject):
-        with pytest.raises(DataError, match=message) as caught:
-            function(Z)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("K", [0, 2, 3, 15, 512])
-def test_other_numbers_of_codewords_are_refused(K: int) -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        bits_per_code(K)
+    for Z, message in (
+        (good.astype(np.float64), "float64"),
+        (good[0], "shape"),
+        (good[:0], "shape"),
+        (good[:, :12], "power of two"),
+        (good[:, :2], "power of two"),
+        (nan, "codeword 7 of codebook 1"),
+        (long, "codeword 5 of codebook 2 has norm 1.001"),
+        (np.zeros_like(good), "norm 0"),
+    ):
+        for function in (check_codebooks, inject):
+            with pytest.raises(DataError, match=message) as caught:
+                function(Z)
+            assert "\n" not in str(caught.value)
+    fused = fuse(good)
+    fused[0, 17, 0] += 0.5
+    for Z in (fused, good):
+        with pytest.raises(DataError, match="not byte-fused"):
+            unfuse(Z)
+    with pytest.raises(UsageError, match="16 codewords"):
+        fuse(random_codebooks(np.random.default_rng(0), 2, 32))
+    for K in (0, 2, 3, 15, 512):
+        with pytest.raises(UsageError, match="power of two"):
+            bits_per_code(K)
 
 
 def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
     rng = np.random.default_rng(0)
     Z, x = random_codebooks(rng, 3, 16), random_vectors(rng, 50, 3)
-    broken = x.copy()
-    broken[[4, 31], 7] = np.nan
-    with pytest.raises(DataError, match="NaN or infinity in rows 4, 31"):
-        encode(broken, Z)
-    broken = x.copy()
-    broken[40, 5] = -np.inf
-    with pytest.raises(DataError, match=r"features.h5: NaN or infinity in row 140$"):
-        encode(broken, Z, what="features.h5", first_row=100)
-    zero = x.copy()
+    nan, infinite, zero = x.copy(), x.copy(), x.copy()
+    nan[[4, 31], 7] = np.nan
+    infinite[40, 5] = -np.inf
     zero[33, 12:24] = 0
     zero[10, 0] = 0  # one zero among others is fine
-    with pytest.raises(DataError, match="no direction, in row 33"):
-        encode(zero, Z)
-    zero[33] = x[33]
-    assert len(encode(zero, Z)) == 50
     for wrong, message in (
+        (nan, "NaN or infinity in rows 104, 131"),
+        (infinite, r"features.h5: NaN or infinity in row 140$"),
+        (zero, "no direction, in row 133:"),
         (x[:, :35], "35 dimensions"),
         (x[0], "two dimensions"),
         (x.astype(str), "numbers"),
     ):
         with pytest.raises(DataError, match=message):
-            encode(wrong, Z)
+            encode(wrong, Z, what="features.h5", first_row=100)
+    zero[33] = x[33]
+    assert len(encode(zero, Z)) == 50
+    with pytest.raises(DataError, match="too large"):
+        score_tables(np.full((1, 36), 3e38, np.float32), Z)
 
 
 def test_codes_out_of_range_are_refused() -> None:
-    with pytest.raises(DataError, match=r"outside 0\.\.15 in row 1"):
-        pack_codes([[0, 15], [16, 0]], 16)
-    with pytest.raises(DataError, match="outside"):
-        pack_codes([[-1, 0]], 16)
-    with pytest.raises(DataError, match="integers"):
-        pack_codes([[0.5, 1.0]], 16)
+    for wrong, message in (
+        ([[0, 15], [16, 0]], r"outside 0\.\.15 in row 1"),
+        ([[-1, 0]], "outside"),
+        ([[0.5, 1.0]], "integers"),
+    ):
+        with pytest.raises(DataError, match=message):
+            pack_codes(wrong, 16)
     codes = np.zeros((3, 2), np.uint8)
     codes[2, 1] = 0x10  # the spare nibble of three 4-bit codebooks
     with pytest.raises(DataError, match="beyond the last codebook in row 2"):
         check_codes(codes, 3, 16)
-    for wrong in (codes[:, :1], codes.astype(np.int64), codes[0]):
+    for array in (codes[:, :1], codes.astype(np.int64), codes[0]):
         with pytest.raises(DataError, match="expected uint8"):
-            unpack_codes(wrong, 3, 16)
-
-
-def test_queries_too_large_for_float32_are_refused() -> None:
-    Z = random_codebooks(np.random.default_rng(0), 3, 16)
-    with pytest.raises(DataError, match="too large"):
-        score_tables(np.full((1, 36), 3e38, np.float32), Z)
+            unpack_codes(array, 3, 16)

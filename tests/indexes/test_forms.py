@@ -18,8 +18,7 @@ from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.faissio import storage
-from gpq_faiss.faissio.header import read_header
-from gpq_faiss.faissio.layout import layout_of
+from gpq_faiss.faissio.header import contents_of, read_header
 from gpq_faiss.faissio.source import IndexFile
 from gpq_faiss.faissio.storage import FORMS, WordLists, choose_P, first_words
 from gpq_faiss.indexes import stored
@@ -153,16 +152,16 @@ def test_lists_are_read_as_they_were_written(
         patch.setattr(storage, "_TYPICAL", typical)
         path = Path(folder) / "i.faiss"
         faiss.write_index(storage.faiss_index(codes, ids, Z, "ivf"), str(path))
-        layout = layout_of(faiss.read_index(str(path)), deep=True)
-        assert np.array_equal(layout.codebooks, Z)
-        found, own = np.argsort(layout.ids()), np.argsort(ids)
-        assert np.array_equal(layout.codes()[found], codes[own])
-        assert np.array_equal(layout.ids()[found], ids[own])
+        layout = contents_of(faiss.read_index(str(path)))
+        assert np.array_equal(layout.header.codebooks, Z)
+        found, own = np.argsort(layout.ids), np.argsort(ids)
+        assert np.array_equal(layout.codes[found], codes[own])
+        assert np.array_equal(layout.ids[found], ids[own])
         with IndexFile(path) as source:
             header = read_header(source)
             assert np.array_equal(header.codebooks, Z)
             held = [header.codes(source, i, 0, int(size)) for i, size in enumerate(header.sizes)]
-            assert np.array_equal(np.concatenate(held), layout.codes())
+            assert np.array_equal(np.concatenate(held), layout.codes)
         if n:
             build_index([IndexShard(path, Z, "", "")], Path(folder) / "again.faiss", Z, "ivf")
             assert (Path(folder) / "again.faiss").read_bytes() == path.read_bytes()

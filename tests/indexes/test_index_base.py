@@ -16,7 +16,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.storage import FORMS
-from gpq_faiss.gpu.index import DeviceIndex, to_torch
+from gpq_faiss.gpu.index import DeviceIndex, to_gpu
 from gpq_faiss.indexes.base import Index
 from gpq_faiss.indexes.file import FileIndex, open_file
 from gpq_faiss.indexes.filters import Deny
@@ -51,7 +51,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, ids: np.ndarray | Non
         memory,
         open_file(path, "2MB"),
         open_file(path, "1GB"),
-        to_torch(memory, device="cpu"),
+        to_gpu(memory, "cpu"),
     ]
     with ExitStack() as stack:
         yield [stack.enter_context(closing(index)) for index in found]

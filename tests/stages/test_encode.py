@@ -26,7 +26,6 @@ from gpq_faiss.data.images import sampled_content
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError
-from gpq_faiss.gpu.tensors import encode_torch
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.store import RowReader
@@ -115,32 +114,6 @@ def test_the_network_that_is_chosen(
     assert backbone.spec.name == name
     layers = getattr(backbone, "layers", ())
     assert tuple(layer.out_features for layer in layers if hasattr(layer, "out_features")) == hidden
-
-
-def test_codes_found_on_the_device_are_those_of_the_cpu(
-    model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The way a GPU goes, on the CPU: vectors straight from the network, in inference mode, to codes."""
-    encoder = Encoder.load(model)
-    expected = [codes for _, codes in encoder.code_batches(data, batch_size=100)]
-    codebooks = encoder.model.codebooks
-    monkeypatch.setattr(Encoder, "quantize", lambda _, vectors: encode_torch(vectors, codebooks).numpy())
-    found = [codes for _, codes in encoder.code_batches(data, batch_size=100)]
-    assert np.array_equal(np.concatenate(found), np.concatenate(expected))
-    vectors = np.concatenate([block for _, block in encoder.batches(data, batch_size=100)])
-    assert np.array_equal(np.concatenate(found), encode_vectors(vectors, codebooks))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_codes_do_not_depend_on_where_the_nearest_codewords_are_found(
-    model: Path, data: Dataset, tmp_path: Path
-) -> None:
-    """With features on disk the CPU finds the codewords, without them the GPU does; the network runs there in both."""
-    encode(model, data, tmp_path / "straight.h5", keep_features=False, device="cuda:0")
-    encode(model, data, tmp_path / "codes.h5", device="cuda:0")
-    with RowReader(tmp_path / "straight.h5") as one, RowReader(tmp_path / "codes.h5") as other:
-        assert np.array_equal(one.block(0, len(data)), other.block(0, len(data)))
 
 
 def test_arrays_of_any_numbers_are_embedded_alike(model: Path) -> None:

@@ -94,18 +94,6 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
     assert all(f"{name}  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
 
 
-def test_on_a_device_models_are_ranked_there(models: Path) -> None:
-    compare = [str(models / "gpq"), "pq"]
-    there = evaluate(models / "ours", open_digits(), compare=compare, on_device=True)
-    here = evaluate(models / "ours", open_digits(), compare=compare)
-    assert {k: v.map for k, v in there.compared.items()} == pytest.approx(
-        {k: v.map for k, v in here.compared.items()}, abs=1e-12
-    )
-    assert any("compared methods" in note for note in there.notes)
-    alone = evaluate(models / "ours", open_digits(), compare=compare[:1], on_device=True)
-    assert not any("ranked on the CPU" in note for note in alone.notes)
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [

@@ -321,10 +321,7 @@ def test_an_index_of_any_form_is_described(
 def test_an_index_of_another_kind_is_said_to_be_one(tmp_path: Path, factory: str) -> None:
     index = faiss.index_factory(8, factory)
     faiss.write_index(index, str(tmp_path / "i.faiss"))
-    with pytest.raises(
-        DataError,
-        match=r"holds no product-quantised codes \(type 'I|coarse quantiser is of type|holds no lists of",
-    ):
+    with pytest.raises(DataError, match=r"not the product-quantised codes|its metric is not"):
         info(tmp_path / "i.faiss")
 
 

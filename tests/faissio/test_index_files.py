@@ -1,0 +1,420 @@
+"""Index files: every form there and back, as Faiss has it, and every kind of damage refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from gpq_faiss.build.shards import IndexShard
+from gpq_faiss.build.stream import build_index
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
+from gpq_faiss.codes.codebooks import fuse, inject
+from gpq_faiss.codes.encode import decode, encode
+from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.faissio.header import Contents, contents_of
+from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
+from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import of_faiss, open_in_memory
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
+def codebooks(M: int = 6, K: int = 16, d: int = 12) -> np.ndarray:
+    Z = np.random.default_rng([M, K]).normal(size=(M, K, d))
+    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+
+
+def some(M: int = 6, K: int = 16, n: int = 203) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([M, n])
+    return pack_codes(rng.integers(0, K, (n, M)), K), rng.permutation(np.arange(n) * 3 + 2**40)
+
+
+def made(form: Form = "flat", M: int = 6, ids: bool = True) -> Any:
+    codes, own = some(M)
+    return faiss_index(codes, own if ids else None, codebooks(M), form)
+
+
+def by_id(held: Contents) -> dict[int, bytes]:
+    return {int(i): c.tobytes() for i, c in zip(held.ids, held.codes, strict=True)}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_index(made(), tmp_path / "index.faiss", model_fingerprint="m" * 16, extra={"a": 1})
+
+
+def run_alone(script: str, folder: Path, path: str = "") -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=folder,
+        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# There and back -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("M", [2, 3, 8, 13])
+@pytest.mark.parametrize("own_ids", [False, True])
+@pytest.mark.parametrize("source", FORMS)
+def test_every_form_becomes_every_other(tmp_path: Path, source: Form, own_ids: bool, M: int) -> None:
+    """In memory and by files; nothing is encoded again, Faiss writes the same bytes, and finds the same."""
+    codes, ids = some(M)
+    ids, Z = ids if own_ids else np.arange(len(codes)), codebooks(M)
+    index = made(source, M, own_ids)
+    path = save_index(index, tmp_path / "a.faiss")
+    xq = np.random.default_rng(1).normal(size=(3, M * 12)).astype(np.float32)
+    truth = dict(zip(ids.tolist(), score_codes(xq, codes, Z).T, strict=True))
+    for form in FORMS:
+        out = build_index([IndexShard(path, Z, "", "")], tmp_path / f"{form}.faiss", Z, form)
+        plain = faiss.read_index(str(out))
+        assert faiss.serialize_index(plain).tobytes() == out.read_bytes()
+        for other in (of_faiss(index).to_faiss(form), plain):
+            held = contents_of(other)
+            assert by_id(held) == {int(i): c.tobytes() for i, c in zip(ids, codes, strict=True)}
+            mapped = own_ids or "ivf" in (form, source if other is plain else form)
+            assert (held.header.form, held.own_ids is not None) == (form, mapped)
+            assert (held.header.faiss_class, held.header.width) == (type(other).__name__, other.d)
+            assert np.array_equal(held.header.codebooks, Z)
+        if form == "ivf":
+            lists = faiss.extract_index_ivf(plain)
+            lists.nprobe = lists.nlist
+        D, found = plain.search(np.pad(xq, ((0, 0), (0, plain.d - xq.shape[1]))), 20)
+        exact = np.array([[truth[int(i)][q] for i in row] for q, row in enumerate(found)])
+        assert np.abs(exact - D).max() < (0.15 if form in ("fastscan", "ivf") else 1e-4)
+
+
+@pytest.mark.parametrize("K", [4, 8, 16, 32, 64, 128, 256])
+def test_plain_faiss_indexes_of_any_codewords_are_read(tmp_path: Path, K: int) -> None:
+    Z, x = codebooks(3, K), np.random.default_rng(1).normal(size=(60, 36)).astype(np.float32)
+    index = faiss.IndexIDMap2(inject(Z))
+    index.add_with_ids(x, np.arange(60)[::-1] * 5)
+    faiss.write_index(index, str(tmp_path / "plain"))
+    path = save_index(index, tmp_path / "i.faiss", model_fingerprint="abc")
+    assert path.read_bytes() == (tmp_path / "plain").read_bytes()
+    for held, sidecar in (load_index(path), load_index(tmp_path / "plain")):
+        assert np.array_equal(held.codes, encode(x, Z))
+        assert np.array_equal(held.ids, np.arange(60)[::-1] * 5)
+        assert np.array_equal(held.header.codebooks, Z)
+        assert sidecar.get("model_fingerprint", "abc") == "abc"
+    empty, sidecar = load_index(save_index(inject(Z), tmp_path / "empty.faiss"))
+    assert (sidecar["kind"], sidecar["ntotal"], len(empty.codes)) == ("flat", 0, 0)
+    assert [sidecar[key] for key in ("codebooks", "codewords", "subdim")] == [3, K, 12]
+
+
+@pytest.mark.parametrize("form", OLD_LISTS)
+@pytest.mark.parametrize("lists", [5, 300])  # most of 300 are empty, and Faiss leaves them out
+def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: str, lists: int) -> None:
+    """Around vectors, without residuals."""
+    (codes, ids), Z = some(), codebooks()
+    factory = f"IVF{lists},PQ3x8" if form == "ivf-fused" else f"IVF{lists},PQ6x4fs"
+    index = faiss.index_factory(72, factory, faiss.METRIC_INNER_PRODUCT)
+    index.quantizer.add(np.random.default_rng(0).normal(size=(lists, 72)).astype(np.float32))
+    index.by_residual = False
+    faiss.copy_array_to_vector((fuse(Z) if form == "ivf-fused" else Z).ravel(), index.pq.centroids)
+    index.is_trained = True
+    index.add_with_ids(decode(codes, Z), ids)
+    faiss.write_index(index, str(tmp_path / "old.faiss"))
+    made = MemoryIndex.build(codes, Z, ids)
+    xq = np.random.default_rng(1).normal(size=(3, 72)).astype(np.float32)
+    for one, other in zip(
+        open_in_memory(tmp_path / "old.faiss").search(xq, 20), made.search(xq, 20), strict=True
+    ):
+        assert np.array_equal(one, other)
+    with pytest.raises(DataError, match="lists of an earlier version"):
+        open_file(tmp_path / "old.faiss")
+    shard = IndexShard(tmp_path / "old.faiss", Z, "", "")
+    with open_file(build_index([shard], tmp_path / "new.faiss", Z, "ivf")) as placed:
+        assert np.array_equal(placed.search(xq, 20)[1], made.search(xq, 20)[1])
+    index.by_residual = True
+    with pytest.raises(DataError, match="damaged or truncated, or set up"):
+        contents_of(index)
+
+
+def test_a_process_without_this_package_uses_the_file(tmp_path: Path) -> None:
+    """read_index, add, add_with_ids, search, reconstruct, write again: then it comes back unharmed."""
+    Z, x = codebooks(3), np.random.default_rng(1).normal(size=(60, 36)).astype(np.float32)
+    save_index(inject(Z), tmp_path / "empty.faiss")
+    np.save(tmp_path / "x.npy", x)
+    script = """
+        import sys
+        sys.modules["gpq_faiss"] = None  # importing it would fail
+        import faiss, numpy as np
+        x = np.load("x.npy")
+        index = faiss.read_index("empty.faiss")
+        assert index.is_trained and index.ntotal == 0 and index.metric_type == faiss.METRIC_INNER_PRODUCT
+        index.add(x)
+        D, I = index.search(x[:5], 60)
+        np.savez("flat.npz", D=D, I=I, codes=index.sa_encode(x))
+        mapped = faiss.IndexIDMap2(faiss.read_index("empty.faiss"))
+        mapped.add_with_ids(x, np.arange(60) * 10**10)
+        assert np.allclose(mapped.reconstruct(3 * 10**10), index.reconstruct(3))
+        mapped.remove_ids(np.array([0]))
+        faiss.write_index(mapped, "mapped.faiss")
+    """
+    run_alone(script, tmp_path)
+    result, codes = np.load(tmp_path / "flat.npz"), encode(x, Z)
+    assert np.array_equal(result["codes"], codes)
+    truth = x[:5] @ decode(codes, Z).T
+    assert np.abs(np.take_along_axis(truth, result["I"], axis=1) - result["D"]).max() < 1e-4
+    held, _ = load_index(tmp_path / "mapped.faiss")
+    assert np.array_equal(held.codes, codes[1:])
+    assert np.array_equal(held.ids, np.arange(1, 60) * 10**10)
+
+
+def test_fastscan_blocks_of_any_height_are_unpacked() -> None:
+    codes, _ = some(7, n=100)
+    for rows in (32, 64, 96):
+        assert np.array_equal(unpack_blocks(pack_blocks(codes, 7, rows), 100, 7, rows), codes)
+
+
+def test_conversions_that_cannot_be_are_refused() -> None:
+    wide, one = (
+        MemoryIndex.build(*some(3, 32)[:1], codebooks(3, 32)),
+        MemoryIndex.build(some(1)[0], codebooks(1)),
+    )
+    for form in FORMS[1:]:
+        with pytest.raises(UsageError, match="needs 16 codewords"):
+            wide.to_faiss(form)
+    with pytest.raises(UsageError, match="needs two codebooks"):
+        one.to_faiss("fused")
+    with pytest.raises(UsageError, match="choose from"):
+        one.to_faiss("hnsw")
+    with pytest.raises(DataError, match="is empty"):
+        of_faiss(inject(codebooks(3)))
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_existing_index_or_sidecar_is_not_replaced(saved: Path) -> None:
+    before = saved.read_bytes()
+    with pytest.raises(OutputExistsError):
+        save_index(inject(codebooks(1)), saved)
+    saved.rename(saved.with_name("elsewhere"))
+    with pytest.raises(OutputExistsError):
+        save_index(inject(codebooks(1)), saved)
+    saved.with_name("elsewhere").rename(saved)
+    assert saved.read_bytes() == before
+    save_index(inject(codebooks(1)), saved, overwrite=True)
+    assert load_index(saved)[1]["ntotal"] == 0
+    assert sorted(p.name for p in saved.parent.iterdir()) == ["index.faiss", "index.faiss.json"]
+
+
+def test_a_full_disk_leaves_the_old_files(saved: Path) -> None:
+    """A limit on file size is the nearest thing to a full disk that a test can have."""
+    before = saved.read_bytes(), sidecar_path(saved).read_bytes()
+    big = inject(codebooks(3))
+    big.add_sa_codes(np.zeros((200_000, 2), np.uint8))
+    old_limit, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old_limit[1]))
+    try:
+        with pytest.raises(DataError, match="cannot write") as caught:
+            save_index(big, saved, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
+        signal.signal(signal.SIGXFSZ, old_handler)
+    assert str(saved) in str(caught.value)
+    assert (saved.read_bytes(), sidecar_path(saved).read_bytes()) == before
+    assert len(list(saved.parent.iterdir())) == 2
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sidecar_of_another_index_is_a_mismatch(saved: Path) -> None:
+    mine = json.loads(sidecar_path(saved).read_text())
+    changes = {"codebooks_fingerprint": "0" * 16, "ntotal": 59, "kind": "fused", "bytes": 3, "sha256": "0"}
+    for key, value in changes.items():
+        sidecar_path(saved).write_text(json.dumps({**mine, key: value}))
+        with pytest.raises(
+            MismatchError, match=r"index\.faiss is not the file that index\.faiss\.json describes"
+        ):
+            load_index(saved)
+    assert load_index(saved, verify=False)[0].header.n == 203  # the last one changes the hash alone
+
+
+def test_a_damaged_sidecar_is_refused(saved: Path) -> None:
+    sidecar = sidecar_path(saved)
+    document = json.loads(sidecar.read_text())
+    for changed in (
+        sidecar.read_text()[:50],
+        "[1]",
+        json.dumps({k: v for k, v in document.items() if k != "kind"}),
+        json.dumps({**document, "ntotal": "60"}),
+        json.dumps({**document, "format_version": 99}),
+    ):
+        sidecar.write_text(changed)
+        with pytest.raises(DataError, match=r"index\.faiss\.json"):
+            load_index(saved)
+
+
+def test_files_that_are_no_index_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.faiss"
+
+    def refused(content: bytes | object | None, message: str) -> None:
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content is not None:
+            faiss.write_index(content, str(path))
+        for read in (load_index, open_file):
+            with pytest.raises(DataError, match=message) as caught:
+                read(path)
+            assert str(path) in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+    refused(None, "not found")
+    refused(b"", "empty")
+    refused(b"Ix", "not the product-quantised codes")
+    refused(b"IxPq", "truncated")
+    refused(b"hello, world\n" * 10, "not a Faiss index")
+    flat = faiss.IndexFlatIP(4)
+    refused(flat, "type 'IxFI'")
+    refused(faiss.IndexIDMap2(flat), "type 'IxFI'")
+    path.unlink()
+    path.mkdir()
+    refused(None, "folder")
+
+
+def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
+    path, x, ip = (
+        tmp_path / "f.faiss",
+        np.random.default_rng(0).normal(size=(400, 36)),
+        faiss.METRIC_INNER_PRODUCT,
+    )
+
+    def refused(index: object, message: str) -> None:
+        faiss.write_index(index, str(path))
+        for read in (
+            load_index,
+            lambda _: contents_of(index),
+            lambda _: save_index(index, tmp_path / "out.faiss"),
+        ):
+            with pytest.raises(DataError, match=message):
+                read(path)
+        assert not (tmp_path / "out.faiss").exists()
+
+    l2 = faiss.IndexPQ(36, 3, 4)
+    l2.train(x.astype(np.float32))
+    refused(l2, "metric")
+    refused(faiss.IndexPQ(36, 3, 4, ip), "not trained")
+    plain = faiss.IndexPQ(36, 3, 4, ip)
+    plain.train(x.astype(np.float32))
+    refused(plain, "norm")
+    refused(faiss.IndexIVFPQ(faiss.IndexFlatL2(36), 36, 4, 3, 4, ip), "not trained")
+    short = faiss.IndexIDMap(inject(codebooks(3)))
+    short.add_with_ids(x.astype(np.float32), np.arange(400))
+    faiss.copy_array_to_vector(np.arange(399), short.id_map)
+    refused(short, "contradict each other")
+
+    def changed(change: Callable[[Any, Any, Any], object], message: str = "contradict each other") -> None:
+        index = made("ivf")
+        change(index, faiss.downcast_index(index.index), faiss.downcast_VectorTransform(index.chain.at(0)))
+        with pytest.raises(DataError, match=message):
+            contents_of(index)
+
+    def swap(vector: Any, one: int, other: int) -> None:
+        values = faiss.vector_to_array(vector)
+        values[[one, other]] = values[[other, one]]
+        faiss.copy_array_to_vector(values, vector)
+
+    changed(lambda outer, inner, moved: setattr(inner, "by_residual", False))
+    changed(lambda outer, inner, moved: setattr(outer, "ntotal", 5))
+    changed(lambda outer, inner, moved: swap(moved.map, 0, 1), "contradict each other|not 1")
+    changed(lambda outer, inner, moved: swap(moved.map, 3, 13), "contradict each other|not 1")
+    changed(lambda outer, inner, moved: moved.map.resize(7))
+    changed(lambda outer, inner, moved: swap(inner.pq.centroids, 0, 14), "contradict each other|not 1")
+    changed(lambda outer, inner, moved: inner.quantizer.reset())
+    changed(lambda outer, inner, moved: setattr(inner, "nprobe", 0))
+    # What only a reader of all rows can see.
+    index = faiss.IndexIDMap(inject(codebooks(3)))
+    index.add_with_ids(x[:4].astype(np.float32), np.array([1, 2, 2, 3]))
+    spare = inject(codebooks(3))
+    spare.add_sa_codes(np.full((4, 2), 255, np.uint8))
+    nobody = faiss.IndexIDMap(inject(codebooks(3)))
+    nobody.add_with_ids(x[:2].astype(np.float32), np.array([-1, 5]))
+    for wrong, message in (
+        (index, "id 2 occurs more than once"),
+        (spare, "beyond the last"),
+        (nobody, "id -1"),
+    ):
+        with pytest.raises(DataError, match=message):
+            contents_of(wrong)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_change_of_a_file_is_noticed(tmp_path: Path, form: Form) -> None:
+    """By the hash; and of the header, or of the length, also without."""
+    path = save_index(made(form), tmp_path / "a.faiss")
+    data = path.read_bytes()
+    for position in np.random.default_rng(0).integers(0, len(data), 15):
+        broken = bytearray(data)
+        broken[position] ^= 1 << (position % 8)
+        path.write_bytes(broken)
+        with pytest.raises(DataError):
+            load_index(path)
+    sidecar_path(path).unlink()
+    for content in (data[:-1], data[: len(data) // 2], data[:40], data + b"\0"):
+        path.write_bytes(content)
+        for read in (load_index, open_file):
+            with pytest.raises(DataError, match=r"truncated|damaged"):
+                read(path)
+
+
+def test_mutated_files_never_crash(tmp_path: Path) -> None:
+    """Without a sidecar, in a process of its own with limited memory; what opens can be searched."""
+    for form in FORMS:
+        faiss.write_index(made(form), str(tmp_path / form))
+    script = """
+        import resource, signal
+        from pathlib import Path
+        import numpy as np
+        from gpq_faiss.errors import GpqError
+        from gpq_faiss.indexes.file import open_file
+        from gpq_faiss.indexes.opening import open_in_memory
+        resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+        rng, xq = np.random.default_rng(0), np.ones((2, 72), np.float32)
+        counts = dict(refused=0, read=0)
+        for name in ("flat", "fused", "fastscan", "ivf"):
+            data = Path(name).read_bytes()
+            for case in range(200):
+                broken = bytearray(data)
+                if case % 4 == 0:
+                    del broken[rng.integers(len(data)):]
+                else:
+                    for _ in range(rng.integers(1, 4)):  # mostly where the sizes are
+                        place = rng.integers(160 if rng.integers(2) else len(data))
+                        broken[place] = rng.integers(256) if case % 2 else broken[place] ^ (1 << rng.integers(8))
+                Path("mutant").write_bytes(broken)
+                signal.alarm(20)
+                try:
+                    (open_in_memory if case % 3 else open_file)("mutant").search(xq, 3)
+                    counts["read"] += 1
+                except GpqError as error:
+                    assert "\\n" not in str(error), error
+                    counts["refused"] += 1
+        assert counts["read"] > 30 and counts["refused"] > 200, counts
+    """
+    run_alone(script, tmp_path, str(ROOT))
