@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..codes.bits import check_codes
 from ..codes.checks import Floats, Ids
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..faissio.header import Header
 from ..faissio.source import IndexFile
 from . import kernels
@@ -31,7 +32,7 @@ from .items import IdMap
 from .ranges import too_many
 from .threads import check_threads, in_parallel
 
-_READING = 64  # bytes per item while it is read and sorted
+_READING = 48  # bytes per item while it is read and sorted, beside three copies of its code
 _LISTS = 60_000  # that are read at once
 _FIRST_READ, _MOST_READ = 1 << 16, 1 << 22  # items
 _KEPT = 128  # items of equal codes that are kept at least
@@ -59,7 +60,7 @@ class StoredLists(ListSearch):
         super().__init__(header.codebooks, P, names_of(keys[self._number], P))
         self.sizes = header.sizes[self._number]
         # A piece is what is read at once: a list, or a part of a long one. FastScan's blocks stay whole.
-        self._piece = max(128, min(_MOST_READ, memory // 4 // _READING) // 128 * 128)
+        self._piece = max(128, min(_MOST_READ, memory // 4 // (_READING + 3 * self.T)) // 128 * 128)
         count = -(-self.sizes // self._piece)
         self._first = np.append(0, np.cumsum(count))  # of each list
         self._list = np.repeat(np.arange(self.lists), count)
@@ -78,7 +79,7 @@ class StoredLists(ListSearch):
         self._ends = np.zeros(len(self._list) + 1, np.int64)
         self._slots = np.zeros(len(self._list) + 1, np.int64)
         self._at = np.empty(len(self._list), np.int64)
-        self._lock = threading.Lock()
+        self._lock, self._searching = threading.RLock(), False
         self._needed = _KEPT
         self._clear()
 
@@ -180,6 +181,20 @@ class StoredLists(ListSearch):
         self._held += len(pieces)
         self._used += counts
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One search at a time. Raises UsageError: within another, which a filter function would wait for."""
+        with self._lock:
+            if self._searching:
+                raise UsageError(
+                    "a filter function searches the index in place that it filters: search first, then filter by ids"
+                )
+            self._searching = True
+            try:
+                yield
+            finally:
+                self._searching = False
+
     # Searching --------------------------------------------------------------------------------------------------------
 
     def search(
@@ -199,7 +214,7 @@ class StoredLists(ListSearch):
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
         step = max(1, _BOUNDS // self.lists)
-        with self._lock:
+        with self._alone():
             passing = self._begin(k, where)
             for start in range(0, len(xq), step):
                 part = slice(start, start + step)
@@ -275,7 +290,7 @@ class StoredLists(ListSearch):
         """As :meth:`.codeword_lists.CodewordLists.range_search`, by ids. Raises DataError: more than ``limit``."""
         xq, least = self._check(query[None]), np.array([min_score], np.float32)
         D, found, left = [np.empty(0, np.float32)], [np.empty(0, np.int64)], limit
-        with self._lock:
+        with self._alone():
             passing = self._begin(_ALL, where)
             for pieces in self._resident(np.flatnonzero(self.list_bounds(xq)[0] >= least), where, passing):
 

@@ -303,3 +303,13 @@ def test_a_limit_that_is_not_a_number_of_results_is_an_error(tmp_path: Path, lim
         for each in (index, stored):
             with pytest.raises(UsageError, match="limit"):
                 each.range_search(np.ones((1, 32), np.float32), 1.0, limit=limit)
+
+
+def test_a_filter_function_that_searches_the_same_file_is_an_error_and_no_standstill(tmp_path: Path) -> None:
+    MemoryIndex.build(draw(50, 3), books(3)).save(tmp_path / "a.faiss")
+    with open_file(tmp_path / "a.faiss", "3MB") as disk:
+        xq = ask(1, 12)
+        expected = disk.search(xq, 3)[1]
+        with pytest.raises(UsageError, match="filter function searches"):
+            disk.search(xq, 3, where=lambda ids: np.isin(ids, disk.search(xq, 3)[1]))
+        assert np.array_equal(disk.search(xq, 3, where=lambda ids: np.isin(ids, expected))[1], expected)
