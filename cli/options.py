@@ -20,7 +20,7 @@ DATA_HELP = """\b
 DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one of
   digits                      scikit-learn's digits (embedded)
   cifar10[:ROOT]              CIFAR-10 by torchvision
-  fashion-mnist[:ROOT]        Fashion-MNIST by torchvision, or a folder of its idx files
+  fashion-mnist[:ROOT]        Fashion-MNIST by torchvision
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
   folder:PATH                 images in one folder per class (or a .tar.gz of that)
   list:FILE                   lines of an image path and 0/1 labels
@@ -28,19 +28,19 @@ DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one
   webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
   features:FILES              embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'
-FILE, FILES and PATH may be URLs (https://, s3://, with the extra remote)."""
+FILE, FILES and tar files may be URLs (https://, s3://, with the extra remote)."""
 
 READ: dict[str, click.ParamType[Any]] = {
     "labels": click.STRING,
     "ids": click.STRING,
     "names": click.STRING,
     "keep": click.STRING,
-    "id_from": click.Choice(["position", "path", "content"]),
+    "id_from": click.Choice(["position", "path"]),
     "root": click.STRING,
     "image_column": click.STRING,
     "label_column": click.STRING,
     "vectors": click.STRING,
-    "concepts": click.STRING,
+    "concepts": click.INT,
     "max_bad": click.FLOAT,
     "download": click.BOOL,
 }
@@ -83,8 +83,8 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--labels",
         metavar="FILE",
-        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or, for features and "
-        "lists, in the order of the items: .npy with class numbers (-1: none) or 0/1 per class, or text with one line per item. "
+        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or, in the order of "
+        "the items: .npy with class numbers (-1: none) or 0/1 per class, or text with one line per item. "
         "Separate several labels by |; an empty entry means none.",
     )
     @click.option(

@@ -80,7 +80,7 @@ def search(
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
       gpq search model index.faiss digits --rows 0:8 --format html --images digits --out ranked.html
     """
-    from gpq_faiss.data.id_files import read_ids
+    from gpq_faiss.data.ids import read_ids
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.indexes.filters import Allow, Deny

@@ -57,8 +57,8 @@ Examples:
     "--protocol",
     default="1",
     show_default=True,
-    help="How queries are held out: 1, 2, transfer, gpq-authors or none; transfer:SHARE and transfer:CLASSES (names separated by commas, "
-    "with wildcard *) choose the unseen classes.",
+    help="How queries are held out: 1, 2, transfer, gpq-authors or none; transfer:CLASSES (names separated by commas, "
+    "with wildcard *) names the unseen classes.",
 )
 @click.option(
     "--queries",

@@ -21,7 +21,7 @@ from whole_path import Products, run
 
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.config import Config, merge, preset
-from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.filters import Allow, Deny

@@ -15,8 +15,8 @@ from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.config import Config, merge, preset
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.protocols import load_split
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes

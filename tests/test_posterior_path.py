@@ -18,9 +18,9 @@ from posterior_factory import (
 
 from gpq_faiss import encode, search
 from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.nn.posterior import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpq_faiss.config import merge, preset
-from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.stages.evaluate import evaluate
 from gpq_faiss.stages.train import train
 

@@ -176,7 +176,7 @@ def _image(path: Path, _: int) -> str:
 
 
 def _ids(path: Path, case: int) -> str:
-    from gpq_faiss.data.id_files import read_ids
+    from gpq_faiss.data.ids import read_ids
     from gpq_faiss.data.label_files import read_labels
     from gpq_faiss.data.protocols import read_rows
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..codes.bits import check_codes, code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import check_items, encode
-from ..data.id_files import as_int64
+from ..data.ids import as_int64
 from ..data.parquet import is_list, leaves, open_parquet
 from ..errors import DataError, MismatchError
 from ..faissio.header import INDEX_TYPES, read_header

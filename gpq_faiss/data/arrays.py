@@ -1,4 +1,4 @@
-"""Safe loader of ``.npy`` and ``.npz``: checks all sizes before allocating memory."""
+"""Arrays in ``.npy`` and ``.npz`` files, and matrices read by rows. All sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..inputs import check_file, check_memory
 
 _HEADER_LIMIT = 10_000  # characters of a .npy header
-_MEMBERS = 10_000  # of an .npz: all headers are read
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError,
 )  # fmt: skip
@@ -40,54 +39,84 @@ class NpyHeader(NamedTuple):
     dtype: np.dtype[Any]
     offset: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
     """Read the header of a ``.npy`` array, up to the array's first byte; ``size`` is that of the file or archive member, in bytes."""
-    start = file.read(8)
-    if start[:2] == b"PK":
-        raise DataError(f"{where} is a zip archive, not one array: name it .npz, or save one array as .npy")
-    if start[:6] == npy.MAGIC_PREFIX and start[6:] not in (b"\1\0", b"\2\0"):
-        version = tuple(start[6:])
-        raise DataError(f"{where} has the .npy version {version}, of structured arrays: save a plain array")
-    read = npy.read_array_header_1_0 if start[6:] == b"\1\0" else npy.read_array_header_2_0
     try:
-        if start[:6] != npy.MAGIC_PREFIX:
-            raise ValueError(f"it starts with {start!r}")
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file, max_header_size=_HEADER_LIMIT)
-        if any(n < 0 for n in shape):
-            raise ValueError(f"shape {shape}")
+        if version > (2, 0) or any(n < 0 for n in shape):
+            raise ValueError(f"version {version}, shape {shape}")
         header = NpyHeader(tuple(int(n) for n in shape), bool(fortran), dtype, file.tell())
     except Exception as error:
         # The header is a Python literal, whose parser has many ways to refuse one (SyntaxError, TokenError, RecursionError ...).
-        why = " ".join(str(error).split())[:80]
-        raise DataError(f"{where} is not a .npy array, or it is truncated ({why})") from None
+        raise DataError(f"{where} is not a .npy array, or it is truncated ({one_line(error, 80)})") from None
     if dtype.hasobject:
         raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
-    whole = header.offset + header.nbytes
-    if size < whole:
-        raise DataError(f"{where} is truncated: {size:,} bytes of {whole:,}; copy it again")
-    if size > whole:
+    whole = header.offset + math.prod(header.shape) * dtype.itemsize
+    if size != whole:
         raise DataError(
-            f"{where} has {size - whole:,} bytes after its array: it is damaged, or contains several"
+            f"{where} is truncated or damaged: {size:,} bytes, its array ends at {whole:,}; copy it again"
         )
     return header
 
 
+class Matrix(Protocol):
+    """An array that is read by rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
+
+
+class NpyArray:
+    """A ``.npy`` file. It is mapped anew at each read, so that its pages do not stay in the memory of the process."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        size = check_file(path, what)
+        try:
+            with path.open("rb") as file:
+                self.shape, self._fortran, self.dtype, self._offset = npy_header(file, str(path), size)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from None
+
+    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """See :class:`Matrix`. Raises DataError: the file has changed."""
+        order: Any = "F" if self._fortran else "C"
+        try:
+            mapped = np.memmap(self.path, self.dtype, "r", self._offset, self.shape, order)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path} changed while it was read ({one_line(error)})") from None
+        return np.array(mapped[rows])
+
+
 def read_npy(path: Path, what: str) -> NDArray[Any]:
     """The array of a ``.npy`` file; ``what`` is the expected content, for errors."""
-    size = check_file(path, what)
-    try:
+    array = NpyArray(path, what)
+    nbytes = math.prod(array.shape) * array.dtype.itemsize
+    check_memory(nbytes, str(path))
+    if not nbytes or not array.shape:  # cannot be mapped
         with path.open("rb") as file:
-            check_memory(npy_header(file, str(path), size).nbytes, str(path))
-            file.seek(0)
             return np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    return array.read(slice(None))
+
+
+class HeldArray:
+    """An array in memory."""
+
+    def __init__(self, array: NDArray[Any], name: str = "") -> None:
+        self.array, self.name = np.ascontiguousarray(array), name
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """See :class:`Matrix`."""
+        return self.array[rows]
 
 
 @contextlib.contextmanager
@@ -98,35 +127,29 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except ZIP_ERRORS as error:
-        why = " ".join(str(error).split())[:80]
+        why = one_line(error, 80)
         raise DataError(
             f"{path} is not an .npz archive, or it is truncated or damaged ({why}): make it again"
         ) from None
 
 
-def npz_arrays(path: Path) -> dict[str, NpyHeader]:
-    """Headers of the arrays of an ``.npz`` by name, without reading the arrays. Raises DataError: not an ``.npz``."""
-    out: dict[str, NpyHeader] = {}
+def npz_array(path: Path, names: Sequence[str], memory: int | None = None) -> HeldArray | None:
+    """The first of ``names`` in an ``.npz``, its checksum checked; ``memory`` is the budget in bytes (default: free memory)."""
     with _archive(path) as archive:
-        members = archive.infolist()
-        if len(members) > _MEMBERS:
-            raise DataError(f"{path} has {len(members):,} members: at most {_MEMBERS:,} arrays are possible")
-        for member in members:
-            if member.filename.endswith(".npy"):
-                with archive.open(member) as file:
-                    header = npy_header(file, f"{path}: {member.filename}", member.file_size)
-                out[member.filename.removesuffix(".npy")] = header
-    return out
-
-
-def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
-    """Read one array of an ``.npz`` and check its checksum; ``memory`` is the budget in bytes (default: free memory)."""
-    where = f"{path}: {name!r}"
-    with _archive(path) as archive:
+        there = npz_names(archive)
+        name = next((name for name in names if name in there), None)
+        if name is None:
+            return None
+        where, size = f"{path}: {name!r}", archive.getinfo(f"{name}.npy").file_size
+        check_memory(size, where, memory, "save it as .npy, which is streamed")
         with archive.open(f"{name}.npy") as file:
-            nbytes = npy_header(file, where, archive.getinfo(f"{name}.npy").file_size).nbytes
-        check_memory(nbytes, where, memory, "save it as .npy, which is streamed")
+            npy_header(file, where, size)
         with archive.open(f"{name}.npy") as file:
             array = npy.read_array(file, max_header_size=_HEADER_LIMIT)
             file.read(1)  # checks the checksum
-    return np.asarray(array)
+    return HeldArray(np.asarray(array), name)
+
+
+def npz_names(archive: zipfile.ZipFile) -> list[str]:
+    """Names of the arrays of an ``.npz``."""
+    return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]

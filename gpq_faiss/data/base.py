@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..store import Texts
 from .labels import Labels, Rows, rows_that
-
-DEFAULT_LABEL_COLUMN = "label"
 
 
 class BadItems:
@@ -49,7 +47,8 @@ class BadItems:
         if over and self.total == 1:
             raise DataError(f"{name}: {why}")
         if over:
-            raise DataError(f"{self.summary()}; that is {above(self.limit)}")
+            what = f"above the limit of {100 * self.limit:g} %: repair them, or raise --read max_bad"
+            raise DataError(f"{self.summary()}; that is {what}")
 
     def summary(self) -> str:
         """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
@@ -59,41 +58,14 @@ class BadItems:
         return f"{self.count:,} of {self.total:,} images cannot be read ({'; '.join(self.first)}{more})"
 
 
-def above(limit: float, remedy: str = "repair them") -> str:
-    """The end of an error on too many bad items."""
-    return f"above the limit of {100 * limit:g} %: {remedy}, or raise --read max_bad"
-
-
 @dataclass
 class About:
-    """What is known of items besides their contents, as the attributes of a data set; texts are any sequences of str.
-
-    ``used`` are the columns that it comes from.
-    """
+    """What is known of items besides their contents, as the attributes of a data set."""
 
     labels: Labels | None = None
     ids: NDArray[np.int64] | None = None
-    texts: dict[str, Any] = field(default_factory=dict)
-    official: NDArray[np.uint8] | None = None
+    texts: dict[str, Texts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    used: set[str | None] = field(default_factory=set)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of a source as text, see :func:`.open.open_data`."""
-
-    labels: str | None = None
-    ids: str | None = None
-    names: str | None = None
-    vectors: str | Sequence[str] | None = None
-    keep: Sequence[str] = ()
-    root: str | None = None
-    image_column: str = "image"
-    label_column: str = DEFAULT_LABEL_COLUMN
-    concepts: str | Sequence[str] = "21"
-    max_bad: float = 0.01
-    memory: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -105,8 +77,7 @@ class Dataset(ABC):
         ids: int64 [N], returned by searches.
         fingerprint: hash over content (of large files, over samples of it), labels and ids.
         labels: None if the source has none.
-        notes: remarks on loading, for the user ("3 of 1,000 images missing, left out").
-        official: uint8 [N], 0 train and 1 test, if the source has such a split.
+        notes: remarks on loading, for the user.
         kind: ``images`` or ``features``.
         texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
     """
@@ -116,18 +87,13 @@ class Dataset(ABC):
     fingerprint: str
     labels: Labels | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
-    official: NDArray[np.uint8] | None = field(default=None, repr=False)
     kind: Literal["images", "features"]
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype != np.int64:
             raise DataError(f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}, not int64 [N]")
-        for what, column in (
-            ("labels", self.labels),
-            ("train/test marks", self.official),
-            *self.texts.items(),
-        ):
+        for what, column in (("labels", self.labels), *self.texts.items()):
             if column is not None and len(column) != len(self.ids):
                 raise DataError(f"{self.name} has {len(self.ids):,} items but {len(column):,} {what}")
 

@@ -1,57 +1,49 @@
-"""``folder:PATH``: a folder per class, on disk or in a tar archive, with or without ``train/`` and
-``test/``."""
+"""``folder:PATH``, a folder per class, on disk or in a tar archive; and ``webdataset:shard-{000..009}.tar``, an image and its label under
+one key: that of ``a/0001.seg.png`` is ``a/0001``, its extension ``seg.png``."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import stat
-from collections.abc import Container, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..errors import DataError
-from ..files import fingerprint
-from .archive import Members, open_archive
+from ..errors import DataError, one_line
+from ..inputs import parse_json
+from ..store import as_texts
 from .base import About
-from .images import BrokenImageError, FileImages, file_images, is_image_name, sampled_content, shown
-from .labels import Labels, composed
-from .paths import is_url, local_path, remote_error, remote_reason, remote_system, version_of, without_secrets
+from .images import (
+    IMAGE_SUFFIXES,
+    BrokenImageError,
+    FileImages,
+    file_images,
+    is_image_name,
+    listed_images,
+    shown,
+)
+from .labels import Labels, composed, label_cell, labels_from_cells
+from .paths import files_of, local_path, without_secrets
+from .tables import LABELS
+from .tar import Tar, open_tar
 
 _TRAIN, _TEST = {"train", "training"}, {"test"}
 _VALIDATION = {"val", "valid", "validation"}
-_ARCHIVES = (".tar", ".tar.gz", ".tgz")
+_LABEL_SUFFIXES = ("cls", "json", "txt")
+_MOST_TEXT = 1 << 20
+"""Maximum bytes of a label."""
 
 
-class Layout(NamedTuple):
-    """Labels and split by image names: the ``order`` of the names (train before test, then by class, then by name), and in that order
-    their ``classes`` (None: unlabelled) and ``official`` marks (0 train, 1 test; None: not both there)."""
-
-    order: NDArray[np.int64]
-    classes: list[str | None]
-    official: NDArray[np.uint8] | None
-    notes: list[str]
+# Folders ----------------------------------------------------------------------------------------------------------------
 
 
-def is_test_split(name: str, parts: Container[str]) -> bool:
-    """Whether the part ``name`` of a data set is its test part: ``test``, or ``val`` if there is no ``test`` among the ``parts``."""
-    has_test = any(part in parts for part in _TEST)
-    return name.lower() in _TEST or (name.lower() in _VALIDATION and not has_test)
-
-
-def layout_of(names: Sequence[str]) -> Layout:
-    """Find classes and split in relative names with ``/``.
+def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None]]:
+    """Order of images by their relative names with ``/`` (train before test, then by class, then by name), and in that order their classes.
 
     ``CLASS/.../x.jpg`` is labelled by its first folder, ``train/CLASS/x.jpg`` and ``test/CLASS/x.jpg`` by
-    the second one (``val`` is the test part if there is no ``test``, else part of ``train``). An image outside of
-    folders is unlabelled. Common parent folders (``cifar10/train/...``, as in archives) are skipped.
+    the second one. An image outside of folders is unlabelled. Common parent folders (``cifar10/train/...``, as in archives) are skipped.
     """
     parts = [composed(name).split("/") for name in names]
-    notes: list[str] = []
     splits = _TRAIN | _TEST | _VALIDATION
     while (
         parts and all(len(p) > 2 and p[0] == parts[0][0] for p in parts) and parts[0][0].lower() not in splits
@@ -60,25 +52,21 @@ def layout_of(names: Sequence[str]) -> Layout:
     tops = {p[0].lower() for p in parts if len(p) > 1}
     # A class may be called "train" (vehicles): only folders of folders, and only these alone, make a split.
     is_split = bool(tops) and tops <= splits and any(len(p) > 2 for p in parts)
+    last = _TEST if tops & _TEST else _VALIDATION
     at = int(is_split)  # the place of the class in a name
     classes = [p[at] if len(p) > at + 1 else None for p in parts]
-    marks = np.array([is_split and len(p) > 1 and is_test_split(p[0], tops) for p in parts], dtype=np.uint8)
-    if is_split and tops & _VALIDATION:
-        joined = "train, beside the test part" if tops & _TEST else "test"
-        notes.append(f"the validation folder counts as {joined}")
-    keys = [(int(marks[i]), classes[i] is None, classes[i] or "", parts[i]) for i in range(len(parts))]
-    order = np.array(sorted(range(len(parts)), key=keys.__getitem__), dtype=np.int64)
-    official = marks[order] if marks.any() and not marks.all() else None
-    return Layout(order, [classes[i] for i in order], official, notes)
+    tests = [is_split and len(p) > 1 and p[0].lower() in last for p in parts]
+    keys = [(tests[i], classes[i] is None, classes[i] or "", parts[i]) for i in range(len(parts))]
+    order = sorted(range(len(parts)), key=keys.__getitem__)
+    return order, [classes[i] for i in order]
 
 
-def _walk(root: Path) -> tuple[list[str], list[int], int]:
-    """Relative names and sizes of the images below ``root``, and the number of other files.
+def _walk(root: Path) -> tuple[list[str], int]:
+    """Relative names of the images below ``root``, and the number of other files.
 
     Links to folders are followed, each folder once (to avoid cycles).
     """
     names: list[str] = []
-    sizes: list[int] = []
     others = 0
     seen: set[tuple[int, int]] = set()
     prefix = os.path.join(root, "")
@@ -93,92 +81,188 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
         # Sorted, so that the choice between two links to one folder is deterministic.
         below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
         for file in () if known else sorted(name for name in files if not name.startswith(".")):
-            path = os.path.join(folder, file)
-            try:
-                found = os.stat(path)
-                regular, size = stat.S_ISREG(found.st_mode), found.st_size
-            except OSError:
-                # A dangling or cyclic link with an image name counts as a broken image.
-                regular, size = True, -1
-            if is_image_name(file) and regular:
-                names.append(path[len(prefix) :])
-                sizes.append(size)
+            if is_image_name(file):
+                names.append(os.path.join(folder, file)[len(prefix) :])
             else:
                 others += 1
-    return names, sizes, others
+    return names, others
 
 
-def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int, str]:
-    """The file system, the path of the folder there, the result of :func:`_walk`, and a hash of the versions of the images."""
-    system, root = remote_system(url)
-    root = root.rstrip("/")
-    try:
-        found = system.find(root + "/", detail=True)
-    except Exception as error:
-        raise remote_error(url, error) from None
-    of_name = {path.removeprefix(root).lstrip("/"): found[path] for path in sorted(found)}
-    plain = [name for name in of_name if not any(part.startswith(".") for part in name.split("/"))]
-    names = [name for name in plain if is_image_name(name)]
-    sizes = [int(of_name[name].get("size") or -1) for name in names]
-    versions = fingerprint(*(str(version_of(of_name[name])) for name in names))
-    return system, root, names, sizes, len(plain) - len(names), versions
-
-
-def _fetch(system: Any, paths: Sequence[str], i: int) -> bytes:
-    """Encoded bytes of an image at a URL, downloaded at each read."""
-    try:
-        return bytes(system.cat_file(paths[i]))
-    except Exception as error:  # each file system has its own
-        raise BrokenImageError(paths[i], remote_reason(error)) from None
-
-
-def _labels(classes: Sequence[str | None], name: str) -> Labels | None:
+def _class_labels(classes: Sequence[str | None], name: str) -> Labels | None:
     for cls in classes:
         if cls is not None and not cls.isprintable():
             raise DataError(f"{name}: the class folder {cls!a} is not a printable name: rename it")
     if all(cls is None for cls in classes):
         return None
-    return Labels.from_names([() if cls is None else (cls,) for cls in classes])
+    return Labels.from_names(
+        [() if cls is None else (cls,) for cls in classes], sorted({c for c in classes if c})
+    )
 
 
-def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileImages:
-    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder; also at a URL.
+def open_folder(path: str, *, max_bad: float = 0.01) -> FileImages:
+    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder.
 
     ids are row numbers in the order of :func:`layout_of`, the same for a folder and an archive of it."""
-    path = os.fspath(path)
-    bare = without_secrets(path)
-    archive = system = None
-    if is_url(path) and not bare.lower().endswith(_ARCHIVES):
-        system, base, names, lengths, others, content = _walk_url(path)
-        sizes = np.array(lengths, dtype=np.int64)
-    elif (root := local_path(path)).is_dir():
-        base = str(root)
-        names, lengths, others = _walk(root)
-        sizes = np.array(lengths, dtype=np.int64)
+    root = local_path(path)
+    name = f"folder:{without_secrets(path)}"
+    archive = None if root.is_dir() else open_tar(root)
+    if archive is None:
+        names, others = _walk(root)
     else:
-        archive = open_archive(root)
-        names, sizes, others = archive.names, archive.sizes, archive.others
+        names = [member for member in sorted(archive.members) if is_image_name(member)]
+        others = len(archive.members) - len(names)
     if not names:
-        raise DataError(f"{bare} contains no images ({others:,} other files): a folder per class is expected")
-    layout = layout_of(names)
-    notes = list(layout.notes)
-    if others:
-        notes.append(f"{others:,} files without an image extension, left out")
-    unlabelled = sum(cls is None for cls in layout.classes)
-    if unlabelled:
+        raise DataError(f"{name} contains no images ({others:,} other files): a folder per class is expected")
+    order, classes = layout_of(names)
+    notes = [f"{others:,} files without an image extension, left out"] if others else []
+    if unlabelled := classes.count(None):
         notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
-    own, sizes = [names[i] for i in layout.order], sizes[layout.order]
-    fetch: Any = None
-    if archive is not None:
-        paths = [f"{root}!{composed(member)}" for member in own]
-        fetch, content = Members([archive], [(0, i) for i in layout.order]), archive.content(layout.order)
-    elif system is not None:
-        paths = [f"{base}/{member}" for member in own]
-        fetch = partial(_fetch, system, paths)
-    else:
-        paths = [os.path.join(base, member) for member in own]
-        content = sampled_content(zip(paths, itertools.repeat(0), sizes.tolist(), strict=False))
-    name, names = f"folder:{bare}", [composed(member) for member in own]
-    about = About(_labels(layout.classes, name), official=layout.official, notes=notes)
-    paths = [without_secrets(one) for one in paths]
-    return file_images(name, "folder", names, sizes, content, about, paths, max_bad, fetch)
+    names = [names[i] for i in order]
+    own = [composed(one) for one in names]
+    about = About(_class_labels(classes, name), notes=notes)
+    if archive is None:
+        return listed_images(name, own, [os.path.join(root, one) for one in names], about, max_bad, "folder")
+    sizes = [archive.members[one][1] for one in names]
+    paths = [f"{archive.path}!{one}" for one in own]
+    fetch = Members([archive], [(0, one) for one in names])
+    return file_images(name, "folder", own, sizes, archive.content(names), about, paths, max_bad, fetch)
+
+
+@dataclass(frozen=True)
+class Members:
+    """Contents by row of chosen members of archives, for :class:`.images.FileImages`. None: the row has no image."""
+
+    archives: Sequence[Tar]
+    chosen: Sequence[tuple[int, str | None]]
+
+    def __call__(self, row: int) -> bytes:
+        archive, member = self.chosen[row]
+        if member is None:
+            raise BrokenImageError("", "has no image")
+        return self.archives[archive].read(member)
+
+
+# WebDataset -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sample:
+    """The members of one key: extension -> name in the archive."""
+
+    shard: int
+    archive: Tar
+    key: str
+    members: dict[str, str]
+
+    @property
+    def place(self) -> str:
+        return f"{self.archive.path}!{shown(self.key)}"
+
+    def image(self, wanted: str | None) -> str | None:
+        """The image member. Raises DataError: several."""
+        found = [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted is None else [wanted]
+        if len(found) > 1:
+            several = ", ".join(sorted(found))
+            raise DataError(f"{self.place} has several images ({several}): name one with --read image_column")
+        return self.members.get(found[0]) if found else None
+
+    def text(self, extension: str) -> str:
+        """Text of a member. Raises DataError: too long or not text."""
+        try:
+            return self.archive.read(self.members[extension], _MOST_TEXT).decode("utf-8-sig").strip()
+        except UnicodeDecodeError:
+            raise DataError(f"{self.place}.{extension} is not UTF-8 text: repair the label") from None
+
+    def fields(self) -> dict[str, Any]:
+        """Contents of ``.json``, if there. Raises DataError: not an object."""
+        try:
+            found = parse_json(self.text("json")) if "json" in self.members else {}
+            if isinstance(found, dict):
+                return found
+            raise ValueError("no object")
+        except ValueError as error:
+            raise DataError(f"{self.place}.json is not JSON ({one_line(error)}): repair the label") from None
+
+    def value(self, column: str) -> Any:
+        """A member's text, or a field of its ``.json``; None if missing."""
+        return self.text(column) if column in self.members else self.fields().get(column)
+
+
+def _samples(shard: int, archive: Tar, *more: str | None) -> list[_Sample]:
+    """In the order of the archive: of members that are images, labels, or have an extension of ``more``."""
+    wanted = {suffix[1:] for suffix in IMAGE_SUFFIXES}.union(_LABEL_SUFFIXES, more)
+    found: dict[str, _Sample] = {}
+    for member in archive.members:
+        folder, slash, base = member.rpartition("/")
+        stem, _, extension = base.partition(".")
+        key = folder + slash + stem
+        if extension.lower() in wanted:
+            found.setdefault(key, _Sample(shard, archive, key, {})).members[extension.lower()] = member
+    return list(found.values())
+
+
+def has_samples(path: Path) -> bool:
+    """Whether an image and its label have one key in a tar."""
+    keys = [sample.members.keys() for sample in _samples(0, open_tar(path))]
+    return any(
+        key & set(_LABEL_SUFFIXES) and any(f".{extension}" in IMAGE_SUFFIXES for extension in key)
+        for key in keys
+    )
+
+
+def _label_column(samples: Sequence[_Sample]) -> str | None:
+    """Source of labels: the first existing one of ``cls``, a field of the first ``json``, and ``txt``."""
+    there = set().union(*(sample.members for sample in samples))
+    if "cls" in there:
+        return "cls"
+    first = next((sample.fields() for sample in samples if "json" in sample.members), {})
+    return next((name for name in LABELS if name in first), "txt" if "txt" in there else None)
+
+
+def open_webdataset(
+    path: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    keep: Sequence[str] = (),
+    max_bad: float = 0.01,
+) -> FileImages:
+    """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys.
+
+    Labels are in ``.cls``, in the field ``label`` (or ``class``, ...) of ``.json``, or in ``.txt``: the first that exists, as told in the
+    notes. Empty: no label.
+    """
+    name = f"webdataset:{without_secrets(path)}"
+    archives = [open_tar(file) for file in files_of(path)]
+    columns = (image_column, label_column, *keep)
+    samples = [sample for i, archive in enumerate(archives) for sample in _samples(i, archive, *columns)]
+    images = [sample.image(image_column) for sample in samples]
+    if not any(images):
+        raise DataError(
+            f"{name} has no images: tar files of KEY.jpg and KEY.cls (or .json, .txt) are expected"
+        )
+    label = label_column or _label_column(samples)
+    try:
+        cells = [() if label is None else label_cell(sample.value(label)) for sample in samples]
+    except RecursionError:
+        raise DataError(f"{name}: a label is nested too deeply") from None
+    labels = labels_from_cells(cells, f"{name}: {label!r}") if any(cells) or label_column else None
+    said = f"labels from {label!r}: {sum(map(bool, cells)):,} of {len(cells):,} items"
+    names = [sample.key for sample in samples]
+    texts = {
+        column: as_texts("" if (v := sample.value(column)) is None else str(v) for sample in samples)
+        for column in keep
+    }
+    about = About(labels, texts=texts, notes=["no labels" if labels is None else said])
+    chosen = [(sample.shard, image) for sample, image in zip(samples, images, strict=True)]
+    of_shard: list[list[str]] = [[] for _ in archives]
+    for shard, member in chosen:
+        of_shard[shard] += [member] if member else []
+    content = "".join(archive.content(members) for archive, members in zip(archives, of_shard, strict=True))
+    sizes = [-1 if member is None else archives[i].members[member][1] for i, member in chosen]
+    paths = [f"{archives[i].path}!{member or name}" for (i, member), name in zip(chosen, names, strict=True)]
+    fetch = Members(archives, chosen)
+    made = file_images(name, "webdataset", names, sizes, content, about, paths, max_bad, fetch)
+    for i in (i for i, image in enumerate(images) if image is None):
+        made.bad.add(i, paths[i], "has no image")
+    return made

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
 from ..store import as_texts
-from .base import About, BadItems, ImageDataset, above
+from .base import About, BadItems, ImageDataset
+from .ids import repeated_ids
 from .labels import Labels, Rows, row_numbers
 
 MAX_PIXELS = 64 * 1024 * 1024
@@ -35,8 +36,6 @@ IMAGE_SUFFIXES = frozenset(
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112
-_EIGHT_BITS = ((np.arange(1 << 16) + 128) // 257).astype(np.uint8)
-"""16-bit grey to 8 bits, rounded."""
 _SAMPLES, _SAMPLE = 4, 4096  # blocks of a file in a fingerprint, and their bytes
 _PROBED = 64  # headers read to determine a common square size
 _CHUNK = 8  # images per thread and step: small enough to balance a batch
@@ -48,20 +47,6 @@ class BrokenImageError(DataError):
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name}: {why}")
         self.why = why
-
-
-def _broken(name: str, error: Exception) -> BrokenImageError:
-    """The error for any exception of a decoder; malformed bytes raise nearly all of them (SyntaxError, struct.error ...)."""
-    if isinstance(error, BrokenImageError):
-        return error
-    if isinstance(error, UnidentifiedImageError):
-        return BrokenImageError(name, "not an image, or of an unknown format")
-    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return BrokenImageError(name, f"more pixels than the {MAX_PIXELS:,} allowed")
-    if isinstance(error, MemoryError):
-        return BrokenImageError(name, "too large for the memory of this machine")
-    why = " ".join(str(error).split())[:200] or type(error).__name__
-    return BrokenImageError(name, f"cannot be decoded ({why})")
 
 
 def shown(name: str) -> str:
@@ -80,34 +65,15 @@ def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
     mode = image.mode
     if mode.startswith("I;16") or (mode == "I" and form in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
-        grey = _EIGHT_BITS[np.clip(np.asarray(image), 0, 65535)]
+        grey = ((np.clip(np.asarray(image), 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
     if "A" in mode or "a" in mode or "transparency" in image.info:
         # On white, as in a browser; dropping alpha would reveal hidden colours.
         rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, rgba)
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
     return np.array(image.convert("RGB"), dtype=np.uint8)
-
-
-def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """An opened Pillow image as upright uint8 [H, W, 3]."""
-    width, height = image.size
-    if width * height > max_pixels:
-        raise BrokenImageError(name, f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
-    if min(width, height) < MIN_SIDE:
-        raise BrokenImageError(
-            name, f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed"
-        )
-    try:
-        image.load()
-        if image.size != (width, height):
-            raise BrokenImageError(name, "its header and its pixels differ in size")
-        return _to_rgb(_upright(image), image.format)
-    except Exception as error:
-        raise _broken(name, error) from None
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -116,6 +82,22 @@ def _upright(image: Image.Image) -> Image.Image:
         return ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
     except Exception:
         return image
+
+
+def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """An opened Pillow image as upright uint8 [H, W, 3]. Raises BrokenImageError."""
+    width, height = image.size
+    try:
+        if width * height > max_pixels:
+            raise ValueError(f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
+        if min(width, height) < MIN_SIDE:
+            raise ValueError(f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed")
+        image.load()
+        if image.size != (width, height):
+            raise ValueError("its header and its pixels differ in size")
+        return _to_rgb(_upright(image), image.format)
+    except Exception as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
+        raise BrokenImageError(name, f"cannot be decoded ({one_line(error)})") from None
 
 
 def decode_image(
@@ -141,15 +123,25 @@ def decode_image(
     if name is None:
         name = "image" if isinstance(source, bytes) else shown(os.fspath(source))
     try:
-        stream = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")  # noqa: SIM115
-    except OSError as error:
-        why = "not found" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        raise BrokenImageError(name, why) from None
-    try:
-        with stream, Image.open(stream, formats=_FORMATS) as image:
+        with _opened(source) as image:
             return pillow_to_rgb(image, name, max_pixels)
+    except BrokenImageError:
+        raise
+    except FileNotFoundError:
+        raise BrokenImageError(name, "not found") from None
+    except UnidentifiedImageError:
+        raise BrokenImageError(name, "not an image, or of an unknown format") from None
     except Exception as error:
-        raise _broken(name, error) from None
+        raise BrokenImageError(name, f"cannot be decoded ({one_line(error)})") from None
+
+
+def _opened(source: bytes | str | os.PathLike[str]) -> Image.Image:
+    """An image whose header is read. A pipe or a device is refused: it may never end."""
+    if isinstance(source, bytes):
+        return Image.open(io.BytesIO(source), formats=_FORMATS)
+    if not stat.S_ISREG(os.stat(source).st_mode):
+        raise ValueError("not a regular file")
+    return Image.open(source, formats=_FORMATS)
 
 
 def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -233,7 +225,7 @@ class FileImages(ImageDataset):
     Attributes:
         paths: N paths; with ``fetch``, their names in messages.
         fetch: row -> encoded bytes, a path, or pixels uint8 [H, W, 3], of images that are no files of their own (members of archives,
-            at URLs, in columns). It raises BrokenImageError for those that cannot be had.
+            in columns). It raises BrokenImageError for those that cannot be had.
     """
 
     paths: list[str] = field(repr=False)
@@ -244,28 +236,18 @@ class FileImages(ImageDataset):
         if self.native_size is None:
             self.native_size = self._common_size()
 
-    def source(self, i: int) -> bytes | str | NDArray[np.uint8]:
-        """What to decode for image ``i``, or its pixels. Raises BrokenImageError: it cannot be had."""
-        try:
-            return self.paths[i] if self.fetch is None else self.fetch(i)
-        except BrokenImageError as error:
-            raise BrokenImageError(self.item_name(i), error.why) from None
-
-    def item_name(self, i: int) -> str:
-        """Name of image ``i`` in messages."""
-        return shown(self.paths[i])
+    def _source(self, i: int) -> bytes | str | NDArray[np.uint8]:
+        return self.paths[i] if self.fetch is None else self.fetch(i)
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Images [H, W, 3]; None for broken ones (counted in :attr:`bad`)."""
         out: list[NDArray[np.uint8] | None] = []
         for i in row_numbers(rows, len(self)).tolist():
             try:
-                source = self.source(i)
-                out.append(
-                    source if isinstance(source, np.ndarray) else decode_image(source, name=self.item_name(i))
-                )
+                source = self._source(i)
+                out.append(source if isinstance(source, np.ndarray) else decode_image(source))
             except BrokenImageError as error:
-                self.bad.add(i, self.item_name(i), error.why)
+                self.bad.add(i, shown(self.paths[i]), error.why)
                 out.append(None)
         return out
 
@@ -278,24 +260,19 @@ class FileImages(ImageDataset):
 
         Only a default for the input size of a network; every image is resized to that.
         """
-        sides: set[tuple[int, int]] = set()
+        sides: set[tuple[int, ...]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
             try:
-                sides.add(_size(self.source(int(i))))
+                source = self._source(int(i))
+                if isinstance(source, np.ndarray):
+                    sides.add(source.shape[1::-1])
+                else:
+                    with _opened(source) as image:
+                        sides.add(image.size)
             except Exception:  # noqa: S112  (whether it is broken is for read() to find and count)
                 continue
-            if len(sides) > 1:
-                return None
-        width, height = sides.pop() if sides else (0, 0)
+        width, height = sides.pop() if len(sides) == 1 else (0, 0)
         return width if width == height and width >= MIN_SIDE else None
-
-
-def _size(source: bytes | str | NDArray[np.uint8]) -> tuple[int, int]:
-    """Width and height by the header."""
-    if isinstance(source, np.ndarray):
-        return source.shape[1], source.shape[0]
-    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
-        return image.size
 
 
 def array_fingerprint(kind: str, images: NDArray[np.uint8], labels: Labels, ids: NDArray[np.int64]) -> str:
@@ -307,17 +284,18 @@ def array_fingerprint(kind: str, images: NDArray[np.uint8], labels: Labels, ids:
 def sampled_content(pieces: Iterable[tuple[str, int, int]]) -> str:
     """Hash over N files, or members of archives (path, offset, size): all of it up to 16 KiB, else four evenly spaced blocks of 4 KiB.
 
-    All bytes would be 20 GB for NUS-WIDE. Unreadable files are left out: reading reports them."""
+    All bytes would be 20 GB for NUS-WIDE. Unreadable files (size -1) are left out: reading reports them."""
     digest = hashlib.sha256()
-    for path, inside in itertools.groupby(pieces, key=lambda piece: piece[0]):
+    readable = (piece for piece in pieces if piece[2] >= 0)
+    for path, inside in itertools.groupby(readable, key=lambda piece: piece[0]):
         try:
             with open(path, "rb", buffering=0) as file:
                 for _, start, size in inside:
                     whole = size <= _SAMPLES * _SAMPLE
                     for i in range(1 if whole else _SAMPLES):
                         file.seek(start + i * (size - _SAMPLE) // (_SAMPLES - 1) if i else start)
-                        digest.update(file.read(max(0, size) if whole else _SAMPLE))
-        except (OSError, ValueError):  # ValueError: a NUL byte in the name
+                        digest.update(file.read(size if whole else _SAMPLE))
+        except OSError:
             continue
     return digest.hexdigest()
 
@@ -326,7 +304,7 @@ def file_images(  # noqa: PLR0913
     name: str,
     kind: str,
     names: Sequence[str],
-    sizes: NDArray[np.int64],
+    sizes: Sequence[int],
     content: str,
     about: About,
     paths: Sequence[str],
@@ -338,71 +316,42 @@ def file_images(  # noqa: PLR0913
     ids = np.arange(len(names), dtype=np.int64) if about.ids is None else about.ids
     joined = b"\0".join(os.fsencode(one) for one in names)
     mark = "" if about.labels is None else about.labels.fingerprint()
+    lengths = np.array(sizes, dtype="<i8").tobytes()
     return FileImages(
         name=name,
         ids=ids,
         labels=about.labels,
-        official=about.official,
-        fingerprint=fingerprint(kind, joined, sizes.astype("<i8").tobytes(), mark, ids.tobytes(), content),
-        notes=about.notes,
-        texts={column: as_texts(values) for column, values in ({"name": names} | about.texts).items()},
+        fingerprint=fingerprint(kind, joined, lengths, mark, ids.tobytes(), content),
+        notes=about.notes + repeated_ids(ids),
+        texts={"name": as_texts(names)} | about.texts,
         paths=list(paths),
         bad=BadItems(len(names), max_bad),
         fetch=fetch,
     )
 
 
-def left_out(
-    name: str,
-    what: str,
-    first: Sequence[str],
-    shares: tuple[int, int],
-    max_bad: float,
-    remedy: str = "repair them",
-) -> str:
-    """A note on items that are left out: ``"3 of 1,000 images missing, left out (a.jpg, ...)"``."""
-    bad, total = shares
-    what, examples = f"{bad:,} of {total:,} {what}", "; ".join(first[:3]) + ("; ..." if bad > 3 else "")
-    if bad > max_bad * total or bad == total:
-        raise DataError(f"{name}: {what} ({examples}), {above(max_bad, remedy)}")
-    return f"{what}, left out ({examples})"
-
-
-def check_max_bad(max_bad: float) -> None:
-    """Raises UsageError: ``max_bad`` outside 0 .. 1."""
-    if not 0 <= max_bad <= 1:
-        raise UsageError(f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)")
-
-
 def listed_images(
-    name: str, names: Sequence[str], paths: Sequence[str], about: About, max_bad: float = 0.01
+    name: str,
+    names: Sequence[str],
+    paths: Sequence[str],
+    about: About,
+    max_bad: float = 0.01,
+    kind: str = "image files",
 ) -> FileImages:
-    """A data set of listed files, as :func:`file_images`; missing ones are counted and left out, the others keep their ids."""
-    if not len(paths):
-        raise DataError(f"{name} lists no images")
-    sizes = np.array([_file_size(path) for path in paths], dtype=np.int64)
-    missing, kept = np.flatnonzero(sizes < 0), np.flatnonzero(sizes >= 0)
-    notes = list(about.notes)
-    if len(missing):
-        first = [shown(paths[i]) for i in missing[:3].tolist()]
-        shares = (len(missing), len(paths))
-        notes.append(
-            left_out(name, "images missing", first, shares, max_bad, "check --read root and the files")
-        )
-    there = [str(Path(paths[i])) for i in kept.tolist()]
-    left = About(
-        labels=None if about.labels is None else about.labels.take(kept),
-        ids=kept if about.ids is None else np.ascontiguousarray(about.ids[kept]),
-        official=None if about.official is None else about.official[kept],
-        texts={column: [values[i] for i in kept.tolist()] for column, values in about.texts.items()},
-        notes=notes,
-    )
-    content = sampled_content(zip(there, itertools.repeat(0), sizes[kept].tolist(), strict=False))
-    kept_names = [names[i] for i in kept.tolist()]
-    return file_images(name, "image files", kept_names, sizes[kept], content, left, there, max_bad)
+    """A data set of files, as :func:`file_images`. Missing ones are bad images."""
+    paths = [str(Path(path)) for path in paths]
+    sizes = [file_size(path) for path in paths]
+    content = sampled_content((path, 0, size) for path, size in zip(paths, sizes, strict=True))
+    made = file_images(name, kind, names, sizes, content, about, paths, max_bad)
+    try:
+        for i in (i for i, size in enumerate(sizes) if size < 0):
+            made.bad.add(i, shown(paths[i]), "not found")
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    return made
 
 
-def _file_size(path: str) -> int:
+def file_size(path: str) -> int:
     """Bytes of a regular file, -1 for anything else: a pipe or a device would block or never end."""
     try:
         status = os.stat(path)

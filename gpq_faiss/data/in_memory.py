@@ -5,24 +5,31 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
 from ..inputs import check_memory
 from ..progress import stage
 from .arrays import without_gradient
-from .base import About, BadItems, Dataset
-from .images import ArrayImages, BrokenImageError, FileImages, decode_image, pillow_to_rgb, resize_square
-from .label_files import labels_of
-from .labels import Labels
-from .vectors import FileFeatures, features_in_memory
+from .base import About, Dataset
+from .features import FileFeatures, held_features
+from .images import (
+    ArrayImages,
+    BrokenImageError,
+    FileImages,
+    decode_image,
+    file_images,
+    pillow_to_rgb,
+    resize_square,
+)
+from .labels import Labels, labels_of
 
 _PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
 _SAMPLED = 64
@@ -58,14 +65,14 @@ def _each(values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def as_array(value: Any, where: str) -> NDArray[Any]:
-    """Convert an array, tensor or list to an array of numbers. Raises DataError: not numbers."""
+    """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not numbers."""
     try:
-        array = np.asarray(without_gradient(value))
+        plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
+        array = np.asarray(without_gradient(plain))
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{where}: not an image ({' '.join(str(error).split())[:100]})") from None
+        raise DataError(f"{where}: not an array of numbers ({one_line(error, 100)})") from None
     if array.dtype.kind not in "fiu":
-        what = type(value).__name__
-        raise DataError(f"{where}: {what} is not an image: give a path, a PIL image or an array")
+        raise DataError(f"{where}: {type(value).__name__} is not an array of numbers, nor an image")
     return array
 
 
@@ -84,28 +91,21 @@ def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
         array = array.transpose(1, 2, 0)
     if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
         raise DataError(f"{where}: {list(array.shape)}, expected {_PLACES}")
-    if array.dtype.kind == "f":
-        low, high = float(array.min()), float(array.max())
-        if not (low >= 0 and high <= 1):
-            raise DataError(f"{where}: floats from {low:g} to {high:g}: from 0 to 1 are needed, or uint8")
+    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255)
     elif array.dtype != np.uint8:
-        raise DataError(f"{where}: {array.dtype}: uint8, or floats from 0 to 1, are needed")
+        low, high = float(array.min()), float(array.max())
+        found = f"{array.dtype} from {low:g} to {high:g}"
+        raise DataError(f"{where}: {found}: uint8, or floats from 0 to 1, are needed")
     return np.ascontiguousarray(array, dtype=np.uint8)
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError: not numbers, or of another width."""
-    try:
-        if isinstance(values, Sequence) and not isinstance(values, str | bytes):
-            values = [without_gradient(v) for v in values]
-        array = np.asarray(without_gradient(values))
-    except (ValueError, TypeError, OverflowError) as error:
-        why = " ".join(str(error).split())[:100]
-        raise DataError(f"items to embed: not an array of numbers ({why})") from None
+    array = as_array(values, "items to embed")
     if array.ndim == 1 and array.shape[0] == width:
         array = array[None]
-    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != width:
+    if array.ndim != 2 or array.shape[1] != width:
         found = f"{array.dtype} {list(array.shape)}"
         raise DataError(
             f"items to embed: {found}, expected numbers [n, {width}], as the model was trained on"
@@ -118,7 +118,7 @@ def open_array(values: Any) -> FileFeatures | ArrayImages:
     """Vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W]. Raises DataError: neither."""
     array = as_array(values, "the array")
     if array.ndim == 2:
-        return features_in_memory("array", array, About())
+        return held_features("array", array, About())
     content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
         array = array.transpose(0, 2, 3, 1)
@@ -136,127 +136,87 @@ def open_array(values: Any) -> FileFeatures | ArrayImages:
     )
 
 
-def _item(source: Any, i: int) -> tuple[Any, Any]:
-    """Value and label (or None) of an item. Raises DataError: another form."""
-    found = source[i]
-    if isinstance(found, tuple | list) and found:
-        return found[0], found[1] if len(found) > 1 else None
-    if isinstance(found, dict | tuple | list):
-        what = "(image, label), (vector, label), an image or a vector"
-        raise DataError(f"item {i} is a {type(found).__name__}: {what} is needed")
-    return found, None
+# Map-style data sets ----------------------------------------------------------------------------------------------------
 
 
-def _of_item(source: Any, lock: Any, part: Callable[[tuple[Any, Any], str], Any], i: int) -> Any:
-    """A part of an item, read by one thread at a time. Raises BrokenImageError: the source fails, or it is no image."""
-    try:
-        with lock:
-            found = _item(source, i)
-        return part(found, f"item {i}")
-    except Exception as error:  # any error of the source
-        why = " ".join(str(error).split())[:160] or type(error).__name__
-        raise BrokenImageError(f"item {i}", why) from None
+@dataclass
+class _Items:
+    """Items of a map-style data set, read by one thread at a time: (image, label), (vector, label), an image or a vector."""
+
+    source: Any
+    lock: Any = field(default_factory=threading.Lock)
+
+    def item(self, i: int) -> tuple[Any, Any]:
+        """Value and label (or None) of an item. Raises BrokenImageError: the source fails."""
+        try:
+            with self.lock:
+                found = self.source[i]
+        except Exception as error:  # any error of the source
+            raise BrokenImageError(f"item {i}", one_line(error)) from None
+        pair = isinstance(found, tuple | list) and len(found) > 0
+        return (found[0], found[1] if len(found) > 1 else None) if pair else (found, None)
+
+    def __call__(self, i: int) -> NDArray[np.uint8]:
+        value = self.item(i)[0]
+        try:
+            return to_pixels(value, f"item {i}")
+        except DataError as error:
+            raise BrokenImageError(f"item {i}", str(error)) from None
 
 
-def open_items(source: Any, *, with_labels: bool, max_bad: float) -> Dataset:
+def open_items(source: Any, *, with_labels: bool, max_bad: float = 0.01) -> Dataset:
     """A map-style data set: items are (image, label), (vector, label), an image or a vector.
 
-    Labels are its ``targets`` or ``labels`` (with class names in ``classes``), else they are taken from the items, which are all read
-    once. Vectors are kept in memory; images are read on demand, so the source must return the same image each time.
+    Labels are its ``targets`` (with class names in ``classes``), else they are taken from the items, which are all read once. Vectors are
+    kept in memory; images are read on demand, so the source must return the same image each time.
     """
     name = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
-    n = len(source)
+    n, items, labels, values = len(source), _Items(source), None, []
     if not n:
         raise DataError(f"{name} has no items")
-    try:
-        first = _item(source, 0)[0]
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{name}: item 0 cannot be read ({' '.join(str(error).split())[:160]})") from None
-    labels = _listed_labels(source, n) if with_labels else None
-    look = with_labels and labels is None
-    if not _is_vector(first):
-        return _images(source, name, n, labels, look, max_bad)
-    width = len(as_array(first, "item 0"))
-    check_memory(4 * n * width, f"{name}: {n:,} vectors", None, "save them as .npy, which is streamed")
-    x, targets = np.empty((n, width), np.float32), []
-    with stage("reading", n) as reading:
-        for i in range(n):
-            value, target = _item(source, i)
-            row = as_array(value, f"item {i}")
-            if row.shape != (width,):
-                raise DataError(
-                    f"{name}: item {i} is {list(row.shape)}, item 0 [{width}]: one width is needed"
-                )
-            x[i] = row
-            targets.append(target)
-            reading.advance()
-    return features_in_memory(name, x, About(_given_labels(targets) if look else labels))
-
-
-def _is_vector(value: Any) -> bool:
-    try:
-        return as_array(value, "").ndim == 1
-    except DataError:
-        return False
-
-
-def _images(source: Any, name: str, n: int, labels: Labels | None, look: bool, max_bad: float) -> FileImages:
-    lock = threading.Lock()
-    found = FileImages(
-        name=name,
-        ids=np.arange(n, dtype=np.int64),
-        fingerprint="",
-        bad=BadItems(n, max_bad),
-        paths=[f"item {i}" for i in range(n)],
-        fetch=partial(_of_item, source, lock, lambda item, where: to_pixels(item[0], where)),
-    )
-    images = found.read(np.unique(np.linspace(0, n - 1, num=min(_SAMPLED, n)).astype(np.int64)))
-    again = found.read(np.array([0]))
-    if images[0] is not None and (again[0] is None or not np.array_equal(images[0], again[0])):
-        raise DataError(f"{name}: item 0 differs at each read: leave out random transforms")
-    if look:
-        targets = []
-        with stage("labels", n) as reading:
+    first = items.item(0)[0]
+    vectors = not _is_one(first) and as_array(first, f"{name}: item 0").ndim == 1
+    targets = getattr(source, "targets", None) if with_labels else None
+    classes = getattr(source, "classes", None)
+    if vectors or (with_labels and targets is None):
+        check_memory(8 * n * (len(first) if vectors else 1), f"{name}: {n:,} items")
+        with stage("reading", n) as reading:
             for i in range(n):
                 try:
-                    targets.append(_of_item(source, lock, lambda item, _: item[1], i))
-                except BrokenImageError as error:
-                    found.bad.add(i, f"item {i}", error.why)
-                    targets.append(None)
+                    value, target = items.item(i)
+                except BrokenImageError:
+                    if vectors:
+                        raise
+                    value, target = None, None  # counted when it is read as an image
+                values.append((as_array(value, f"item {i}") if vectors else None, target))
                 reading.advance()
-        labels = _given_labels(targets)
-    found.labels = labels
-    found.notes = [] if labels is not None else ["no labels"]
+        targets = targets if targets is not None or not with_labels else [target for _, target in values]
+    if targets is not None and any(target is not None for target in targets):
+        plain = [without_gradient(target) for target in targets]
+        if classes is not None:
+            labels = Labels.from_ids(np.asarray(plain), [str(text) for text in classes])
+        else:
+            hot = all(isinstance(target, np.ndarray) and target.ndim == 1 for target in plain)
+            labels = labels_of(np.stack(plain) if hot else plain, n)
+    if vectors:
+        rows = as_array([value for value, _ in values], f"{name}: vectors of one width are needed")
+        return held_features(name, rows, About(labels))
+    return _images(items, name, n, labels, max_bad)
+
+
+def _images(items: _Items, name: str, n: int, labels: Labels | None, max_bad: float) -> FileImages:
+    about = About(labels, notes=[] if labels is not None else ["no labels"])
+    own = [f"item {i}" for i in range(n)]
+    found = file_images(name, "items", own, [0] * n, "", about, own, max_bad, items)
+    found.texts = {}
+    sampled = np.unique(np.linspace(0, n - 1, num=min(_SAMPLED, n)).astype(np.int64))
+    images, again = found.read(sampled), found.read(sampled[:1])[0]
+    if images[0] is not None and (again is None or not np.array_equal(images[0], again)):
+        raise DataError(f"{name}: item 0 differs at each read: leave out random transforms")
     digests = [
-        b"" if image is None else hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest()
-        for image in images
+        b"" if x is None else hashlib.sha256(np.ascontiguousarray(x).tobytes()).digest() for x in images
     ]
     found.fingerprint = fingerprint("items", str(n), *digests, "" if labels is None else labels.fingerprint())
     return found
-
-
-def _listed_labels(source: Any, n: int) -> Labels | None:
-    for name in ("targets", "labels"):
-        values = getattr(source, name, None)
-        if values is None or not hasattr(values, "__len__") or len(values) != n:
-            continue
-        names = getattr(source, "classes", None)
-        array = np.asarray(without_gradient(values))
-        if array.ndim == 1 and array.dtype.kind in "iu" and isinstance(names, list | tuple):
-            return Labels.from_ids(array, [str(text) for text in names])
-        return labels_of(values, n)
-    return None
-
-
-def _given_labels(targets: list[Any]) -> Labels | None:
-    """Labels inside the items: numbers, names, or 0/1 per class."""
-    if all(target is None for target in targets):
-        return None
-    plain = [without_gradient(t) for t in targets]
-    shapes = {t.shape if isinstance(t, np.ndarray) else () for t in plain}
-    several = len(shapes) == 1 and len(next(iter(shapes))) == 1
-    return labels_of(np.stack(plain) if several else plain, len(plain))

@@ -1,4 +1,4 @@
-"""Labels of a data set as packed multi-hot rows: one form for single-label, multi-label and unlabelled items.
+"""Labels of a data set as packed multi-hot rows: one form for single-label, multi-label and unlabelled items; and where they come from.
 
 One bit per class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x 81 labels of
 NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protocol, is a byte-wise AND.
@@ -6,6 +6,7 @@ NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protoc
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..files import fingerprint
 
 MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
 
+SEPARATOR = "|"
+"""Separator of several labels of one item in text."""
 _BLOCK = 65_536  # rows unpacked per block
 _NAMED = 5  # rows named in an error
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 Rows = slice | NDArray[Any]
 
@@ -47,7 +51,7 @@ def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
 def class_order(names: Iterable[str]) -> list[str]:
     """Different names in sorted order; numbers, if all are, by size: not 1, 10, 2."""
     every = set(names)
-    numbers = all(name.isascii() and name.isdigit() for name in every)
+    numbers = all(_NUMBER.fullmatch(name) for name in every)
     return sorted(every, key=lambda name: (int(name), name) if numbers else (0, name))
 
 
@@ -155,26 +159,21 @@ class Labels:
 
     @classmethod
     def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from the class names of each item (empty: unlabelled); classes in sorted order. Raises DataError: an unknown name."""
+        """Labels from the class names of each item (empty: unlabelled); classes in :func:`class_order`. Raises DataError: unknown name."""
         rows = [tuple(map(composed, item)) for item in items]
-        class_names = class_names or sorted({name for row in rows for name in row})
+        class_names = class_names or class_order(name for row in rows for name in row)
         if not class_names:
             raise DataError("no item has a label, so the classes are unknown: label some items")
-        labels = cls.unlabelled(len(rows), class_names)
-        position = {name: c for c, name in enumerate(labels.class_names)}
+        names = _names(class_names, 1)
+        packed = np.zeros((len(rows), (len(names) + 7) // 8), dtype=np.uint8)
+        position = {name: c for c, name in enumerate(names)}
         for i, row in enumerate(rows):
             for name in row:
                 if name not in position:
                     raise DataError(f"row {i} has the label {name!r}: none of the {len(position)} classes")
                 c = position[name]
-                labels.packed[i, c >> 3] |= np.uint8(128 >> (c & 7))
-        return labels
-
-    @classmethod
-    def unlabelled(cls, n: int, class_names: Sequence[str]) -> Labels:
-        """``n`` items without a label, over these classes."""
-        names = _names(class_names, 1)
-        return cls(np.zeros((n, (len(names) + 7) // 8), dtype=np.uint8), names)
+                packed[i, c >> 3] |= np.uint8(128 >> (c & 7))
+        return cls(packed, names)
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -222,11 +221,6 @@ class Labels:
             out[start : start + len(block)][labelled] = block[labelled].argmax(axis=1)
         return out
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[Labels], class_names: Sequence[str]) -> Labels:
-        """Concatenated labels of several sets of items, over ``class_names``, which contains all their names."""
-        return cls(np.concatenate([part.over(class_names).packed for part in parts]), tuple(class_names))
-
     def over(self, class_names: Sequence[str]) -> Labels:
         """The same labels over ``class_names``, a superset of their names."""
         place = {name: c for c, name in enumerate(class_names)}
@@ -266,3 +260,69 @@ class Labels:
     def _blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         for start in range(0, len(self), _BLOCK):
             yield start, np.unpackbits(self.packed[start : start + _BLOCK], axis=1, count=self.n_classes)
+
+
+# From arrays, and from the cells of tables ------------------------------------------------------------------------------
+
+
+def label_cell(value: Any) -> tuple[str, ...]:
+    """Labels of a cell: empty, a number, a text (``"sky|sea"``; empty or -1: none), or a list of these."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return ()
+    if isinstance(value, str):
+        parts = (part.strip() for part in composed(value).split(SEPARATOR))
+        return tuple(dict.fromkeys(part for part in parts if part not in ("", "-1")))
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas converts integer columns with gaps to float
+    return () if value == -1 else (str(value),)
+
+
+def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
+    """Labels from the class names of each item (:func:`label_cell`). Raises DataError: none, too many, or negative numbers."""
+    names = class_order(name for cell in cells for name in cell)
+    wrong = next((name for name in names[:1] if name.startswith("-") and _NUMBER.fullmatch(name)), None)
+    if not names or wrong:
+        what = f"label {wrong}: class numbers are from 0, or -1 for none" if wrong else "no item has a label"
+        raise DataError(f"{where}: {what}")
+    if len(names) > MAX_CLASSES:
+        raise DataError(
+            f"{where}: {len(names):,} different labels, at most {MAX_CLASSES:,} classes are possible"
+        )
+    return Labels.from_names(cells, names)
+
+
+def labels_from_array(array: NDArray[Any], where: str) -> Labels:
+    """Labels from class numbers [N] or [N, 1] with -1 for none, or 0/1 [N, C]."""
+    try:
+        if array.ndim == 2 and array.shape[1] != 1:
+            return Labels.from_multihot(array)
+        numbers = array.reshape(-1) if array.ndim == 2 else array
+        if numbers.dtype.kind == "f":  # np.loadtxt and pandas convert labels to float
+            whole = np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
+            if not whole.all():
+                raise DataError(f"labels at {named_rows(np.flatnonzero(~whole))} are not whole numbers")
+            numbers = numbers.astype(np.int64)
+        return Labels.from_ids(numbers)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def labels_of(values: Any, n: int, where: str = "labels") -> Labels:
+    """Labels of ``n`` items from an array or tensor of class numbers [N] (-1: none) or 0/1 [N, C], or from a list of names or numbers."""
+    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    if isinstance(values, Labels):
+        found = values
+    elif isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim:
+        found = labels_from_array(values, where)
+    else:
+        try:
+            cells = [label_cell(v.tolist() if hasattr(v, "tolist") else v) for v in values]
+        except (TypeError, RecursionError):
+            what = type(values).__name__
+            raise UsageError(f"{where}: {what} is not a list of labels: give one per item") from None
+        found = labels_from_cells(cells, where)
+    if len(found) != n:
+        raise DataError(f"{where}: {len(found):,} labels, the data has {n:,} items: one each is needed")
+    return found

@@ -1,72 +1,151 @@
-"""Open any data source: ``open_data("scheme:path")``, or an in-memory object."""
+"""Open any data source: ``open_data("scheme:path")``, a path without prefix, or an in-memory object."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, GpqError, UsageError
+from ..errors import DataError, GpqError, UsageError, one_line
 from ..files import fingerprint
-from ..plugins import Plugin, find_plugin
-from .base import DEFAULT_LABEL_COLUMN, Dataset, Options
-from .digits import open_digits
-from .embeddings import open_features
-from .folder import open_folder
-from .forms import SCHEMES, TABLES, form_of, is_form, parse_spec
+from ..plugins import Plugin, find_plugin, plugin_names
+from .base import Dataset
+from .features import SUFFIXES, open_features
+from .folder import has_samples, open_folder, open_webdataset
 from .frames import open_frame, open_hf
-from .images import check_max_bad, shown
+from .ids import IdFrom, with_ids, with_names
+from .images import IMAGE_SUFFIXES, shown
 from .in_memory import open_array, open_items
-from .item_ids import IdFrom, with_ids, with_names
-from .label_files import is_label_table, labels_of, with_label_table, with_labels
+from .label_files import is_label_table, read_labels, told, with_label_table, with_labels
+from .labels import labels_of
+from .lists import open_list, open_table
 from .nuswide import open_nuswide
-from .paths import is_url, local_path, without_secrets
-from .standard import open_cifar10, open_fashion_mnist
-from .tables import open_list, open_table
-from .webdataset import open_webdataset
+from .parquet import is_text
+from .paths import files_of, is_url, without_secrets
+from .standard import open_cifar10, open_digits, open_fashion_mnist
+from .tables import parquet_table
 
 log = logging.getLogger(__name__)
 
-_FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
-    "a table",
-    "a Hugging Face data set",
-    "an array",
-    "a list of items",
-    "a data set",
+FORMS = (
+    "digits | cifar10[:ROOT] | fashion-mnist[:ROOT] | nuswide:ROOT | folder:PATH | list:FILE | csv:FILE | "
+    "parquet:FILE | webdataset:FILES | hf:FOLDER | features:FILES"
 )
-"""In-memory sources."""
-_COLUMNS = TABLES | {"webdataset", "hf", _HUB}
-_SPECIAL: dict[str, tuple[Any, set[str]]] = {
-    "labels": (None, {"features", "list"}),
-    "keep": ([], _COLUMNS | {"features", _FRAME}),
-    "root": (None, TABLES | {"list", "cifar10", "fashion-mnist", "nuswide"}),
-    "image_column": ("image", _COLUMNS),
-    "label_column": (DEFAULT_LABEL_COLUMN, _COLUMNS | {_FRAME}),
-    "vectors": (None, {"hf", _FRAME, _HUB}),
-    "concepts": ("21", {"nuswide"}),
+"""Every form of a DATA argument."""
+Opener = Callable[..., Dataset]
+_SOURCES: dict[str, Opener] = {
+    "digits": open_digits,
+    "cifar10": open_cifar10,
+    "fashion-mnist": open_fashion_mnist,
+    "nuswide": open_nuswide,
+    "folder": open_folder,
+    "list": open_list,
+    "csv": partial(open_table, form="csv"),
+    "parquet": partial(open_table, form="parquet"),
+    "webdataset": open_webdataset,
+    "hf": open_hf,
+    "features": open_features,
 }
-"""Options that only some sources have, with their defaults."""
+"""Prefix of a DATA argument -> its opener, whose keywords are the options that it takes."""
+_WITHOUT_PATH = {"digits", "cifar10", "fashion-mnist"}
+_ROOTS = {"cifar10", "fashion-mnist", "nuswide"}
+"""Sources whose path may also be given as the option ``root``."""
+_TABLE, _HUB = "a table", "a Hugging Face data set"
 
 
-def _kind_of(source: object) -> str:
-    """The kind of an object, without importing its library."""
+def is_form(text: str) -> bool:
+    """Whether a text starts like a DATA argument. Raises UsageError: see :func:`.plugins.find_plugin`."""
+    scheme = text.partition(":")[0]
+    return find_plugin("data", scheme, _SOURCES) is not None or scheme in _SOURCES
+
+
+def _unknown(spec: str) -> UsageError:
+    forms = " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", _SOURCES))])
+    return UsageError(f"unknown data {without_secrets(spec)!r}: no such path, and the forms are {forms}")
+
+
+def form_of(path: str, image_column: str | None = None) -> str:
+    """The scheme of a path without prefix, by its ending, and for folders, archives and Parquet by what is in them."""
+    bare = without_secrets(path)
+    name = shown(bare)
+    ending = os.path.splitext(bare.lower().removesuffix(".gz"))[1]
+    local = None if is_url(path) or not path or "\0" in path else Path(path).expanduser()
+    if local is not None and local.is_dir():
+        is_hub = any((local / info).is_file() for info in ("dataset_info.json", "dataset_dict.json"))
+        return "hf" if is_hub else "nuswide" if (local / "ImageList").is_dir() else "folder"
+    if ending in (".parquet", ".pq"):
+        return _form_of_parquet(path, image_column or "image")
+    if ending in (".tar", ".tgz"):
+        files = files_of(path)
+        return "webdataset" if len(files) > 1 or has_samples(files[0]) else "folder"
+    of_ending = dict.fromkeys(SUFFIXES, "features") | {".csv": "csv", ".tsv": "csv", ".txt": "list"}
+    if ending in of_ending:
+        return of_ending[ending]
+    if ending in IMAGE_SUFFIXES:
+        raise UsageError(f"{name} is one image: give the folder of several, which are queries or items")
+    if local is not None and os.path.exists(local):
+        what = f"its ending tells no form ({', '.join([*of_ending, '.tar'])} do)"
+        raise UsageError(f"{name}: {what}: rename it, or write list:{name} if it lists images")
+    if local is not None and (ending or "/" in bare):
+        raise DataError(f"{name} not found: give a path that exists, or a form such as features:FILES")
+    raise _unknown(path)
+
+
+def _form_of_parquet(path: str, image_column: str) -> str:
+    table = parquet_table(files_of(path)[0], "a Parquet file of vectors, or of paths of images,")
+    # Several lists: one of them is the vectors, the others may be labels.
+    vectors = any(table.holds_lists(name) for name in table.names if name != image_column)
+    images = image_column in table.names and is_text(table.types[image_column])
+    if vectors == images:
+        what = f"a column of vectors (lists of numbers){' and' if vectors else ', nor'} a column {image_column!r} of image paths"
+        has = f"has {'' if vectors else 'neither '}{what} (it has {', '.join(table.names[:20])})"
+        name = shown(without_secrets(path))
+        raise UsageError(f"{name} {has}: write features:{path} or parquet:{path}, or --read image_column=")
+    return "features" if vectors else "parquet"
+
+
+def _of_object(source: object) -> tuple[str, Opener]:
+    """What an object is, without importing its library, and its opener."""
     if isinstance(source, Dataset):
-        return _MADE
+        return "a data set", lambda dataset: dataset
     if any(kind.__module__.partition(".")[0] == "datasets" for kind in type(source).__mro__):
-        return _HUB
+        return _HUB, open_hf
     if hasattr(source, "__arrow_c_stream__"):
-        return _FRAME
+        return _TABLE, open_frame
     if isinstance(source, np.ndarray) or (hasattr(source, "detach") and hasattr(source, "shape")):
-        return _ARRAY
-    return _ITEMS
+        return "an array", open_array
+    return "a list of items", open_items
 
 
-def open_data(  # noqa: PLR0912, PLR0913
+def _of_spec(spec: str, root: str | None) -> tuple[str, Opener, object]:
+    """Scheme, opener and path of a DATA argument with its prefix. Raises UsageError: it lacks its path, or has one too many."""
+    scheme, colon, path = spec.partition(":")
+    plugin = find_plugin("data", scheme, _SOURCES)
+    if plugin is not None:
+        return scheme, partial(_of_plugin, plugin), path
+    if scheme in _ROOTS and path and root is not None:
+        raise UsageError(f"{spec} names its folder already: leave out --read root={root}")
+    where = path or (root if scheme in _ROOTS else None)
+    if scheme == "digits" and path:
+        raise UsageError(f"digits takes no path ({path!r}): it is inside scikit-learn")
+    if where is None and (colon or scheme not in _WITHOUT_PATH):
+        raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
+    if where is not None and "\0" in where:
+        raise UsageError(f"{spec!r} is not a path")
+    one = where is not None and scheme not in {*_WITHOUT_PATH, "features", "webdataset"} and not is_url(where)
+    if one and not os.path.exists(Path(str(where)).expanduser()):
+        raise DataError(f"{shown(str(where))} not found: give the path of the data after {scheme}:")
+    return scheme, _SOURCES[scheme], where
+
+
+def open_data(  # noqa: PLR0913
     source: object,
     *,
     labels: Any = None,
@@ -76,9 +155,9 @@ def open_data(  # noqa: PLR0912, PLR0913
     id_from: IdFrom = "position",
     keep: str | Sequence[str] = (),
     root: str | None = None,
-    image_column: str = "image",
-    label_column: str = DEFAULT_LABEL_COLUMN,
-    concepts: str | Sequence[str] = "21",
+    image_column: str | None = None,
+    label_column: str | None = None,
+    concepts: int | None = None,
     max_bad: float = 0.01,
     download: bool = True,
     memory: int | None = None,
@@ -86,23 +165,24 @@ def open_data(  # noqa: PLR0912, PLR0913
     """Open a source of images or features. Nothing is decoded yet, but listed files are checked to exist. What was understood is logged.
 
     Args:
-        source: one of :data:`.forms.FORMS` or a plugin's form; a path (:func:`.forms.form_of`); a pandas, polars or pyarrow table, a
+        source: one of :data:`FORMS` or a plugin's form; a path (:func:`form_of`); a table of pandas, pyarrow and others in Arrow's form, a
             Hugging Face data set, an array or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of
             torch, or a :class:`.base.Dataset`.
-        labels: file of labels, one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
-            source a table that names items (:func:`.label_files.with_label_table`). For a table or a Hugging Face data set: a
-            column name. Or the labels themselves (:func:`.label_files.labels_of`).
-        ids: file of ids, one per item (:func:`.id_files.read_ids`); for a table or a Hugging Face data set: a column name. Or the
+        labels: file of labels, one per line in the order of the items, or a table that names items
+            (:func:`.label_files.with_label_table`). For a table or a Hugging Face data set: a column name. Or the labels themselves
+            (:func:`.labels.labels_of`).
+        ids: file of ids, one per item (:func:`.ids.read_ids`); for a table or a Hugging Face data set: a column name. Or the
             ids themselves.
-        names: file of names, one per item, replacing those of the source (:func:`.item_ids.with_names`); for a table or a Hugging Face
+        names: file of names, one per item, replacing those of the source (:func:`.ids.with_names`); for a table or a Hugging Face
             data set: a column name (default: ``name``, ``path``, ``key`` ...). Or the names themselves.
         vectors: for these: column of vectors, or of a table columns of numbers, one per dimension.
-        id_from: source of ids if none are given: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
+        id_from: source of ids if none are given: ``position`` or ``path`` (:func:`.ids.with_ids`).
         keep: text columns of tables to show in results; a list, or separated by commas.
         root: base folder of the paths of ``list:``, ``csv:`` and ``parquet:`` (default: that of the file); folder of
             ``cifar10``, ``fashion-mnist`` and ``nuswide``, as an alternative to ``:ROOT``.
-        image_column, label_column: for tables and Hugging Face data sets; for ``webdataset:`` extensions, or a field of ``.json``.
-        concepts: for ``nuswide``: the number of most frequent ones, ``all``, or names.
+        image_column, label_column: for tables and Hugging Face data sets (default: ``image``, and the first of ``label``, ``class`` ...);
+            for ``webdataset:`` extensions, or a field of ``.json``.
+        concepts: for ``nuswide``: the number of most frequent ones (default: 21).
         max_bad: allowed fraction of missing and of broken images; 0: the first one is an error.
         download: allow download of ``cifar10`` and ``fashion-mnist``.
         memory: for ``features``: budget in bytes for the decompressed size of a compressed file (default: free memory).
@@ -116,118 +196,86 @@ def open_data(  # noqa: PLR0912, PLR0913
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
-        path = os.fspath(source)
-        source = f"{form_of(path, image_column)}:{path}"
-    if isinstance(source, str) and source == "nuswide" and root is not None:
-        source, root = f"nuswide:{root}", None
-    scheme, where = parse_spec(source) if isinstance(source, str) else (_kind_of(source), None)
-    check_max_bad(max_bad)
+    scheme, opener, opened = _found(source, root, image_column)
+    if not 0 <= max_bad <= 1:
+        raise UsageError(f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)")
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
-        raise UsageError(
-            f"--read keep={','.join(keep)}: names of columns are needed, each once, without . and /"
-        )
+        what = "names of columns are needed, each once, without . and /"
+        raise UsageError(f"--read keep={','.join(keep)}: {what}")
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --read id_from={id_from} both say which ids: give one of them")
     labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
-    by_column = scheme in {_FRAME, _HUB}
-    file = table = None
-    column = label_column
-    if isinstance(labels, str) and by_column:
-        if label_column != DEFAULT_LABEL_COLUMN:
-            both = f"labels {labels} and label_column {label_column}"
-            raise UsageError(f"{both} both name the column of labels: give one")
-        column = labels
-    elif isinstance(labels, str) and is_label_table(labels, label_column):
-        table, column = labels, DEFAULT_LABEL_COLUMN
-    elif isinstance(labels, str):
-        file = labels
-    chosen = Options(
-        labels=file,
-        ids=ids if isinstance(ids, str) else None,
-        names=names if isinstance(names, str) and by_column else None,
-        vectors=vectors,
-        keep=keep,
-        root=root,
-        image_column=image_column,
-        label_column=column,
-        concepts=concepts,
-        max_bad=max_bad,
-        memory=memory,
-    )
-    for option, (default, sources) in _SPECIAL.items():
-        if getattr(chosen, option) != default and scheme not in sources:
-            name = f"--{option}" if option == "labels" else f"--read {option}"
-            raise UsageError(f"{name} does not apply to {scheme}: it is for {', '.join(sorted(sources))}")
-    opened = where if isinstance(source, str) else source
-    dataset = _open(scheme, opened, chosen, download=download, look=labels is None)
-    if file is not None and dataset.labels is not None:
-        share = f"{int(dataset.labels.has().sum()):,} of {len(dataset):,} items are labelled"
-        classes = f"{dataset.labels.n_classes:,} classes"
-        dataset.notes.append(f"{Path(file).name}: {share}, in their order; {classes}")
+    by_column, file = scheme in {_TABLE, _HUB}, isinstance(labels, str)
+    if by_column and file and label_column is not None:
+        both = f"labels {labels} and label_column {label_column}"
+        raise UsageError(f"{both} both name the column of labels: give one")
+    from_table = file and not by_column and is_label_table(labels, label_column)
+    # Texts that the opener itself takes: columns of tables, and files in place of what files of features hold.
+    own: dict[str, Any] = {}
+    if by_column:
+        own = {"label_column": labels, "ids": ids, "names": names}
+    elif scheme == "features":
+        own = {"labels": None if from_table else labels, "ids": ids}
+    own = {option: value for option, value in own.items() if isinstance(value, str)}
+    options = {
+        "vectors": vectors,
+        "keep": keep or None,
+        "root": None if scheme in _ROOTS else root,
+        "image_column": image_column,
+        "label_column": None if from_table else label_column,
+        "concepts": concepts,
+    } | own
+    common = {"max_bad": max_bad, "download": download, "memory": memory, "with_labels": labels is None}
+    dataset = _opened(scheme, opener, opened, options, common)
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
-    if names is not None and chosen.names is None:
+    if names is not None and "names" not in own:
         dataset = with_names(dataset, names)
-    dataset = with_ids(dataset, None if chosen.ids and (by_column or scheme == "features") else ids, id_from)
-    if table is not None:
-        given = None if label_column == DEFAULT_LABEL_COLUMN else label_column
-        dataset = with_label_table(dataset, table, given)
-    elif labels is not None and not isinstance(labels, str):
-        dataset = with_labels(dataset, labels_of(labels, len(dataset)))
+    dataset = with_ids(dataset, None if "ids" in own else ids, id_from)
+    if from_table:
+        dataset = with_label_table(dataset, labels, label_column)
+    elif labels is not None and not own.keys() & {"labels", "label_column"}:
+        found = read_labels(labels, len(dataset)) if file else labels_of(labels, len(dataset))
+        dataset = with_labels(dataset, found)
+    if file and not by_column and not from_table:
+        dataset.notes.append(told(labels, dataset.require_labels()))
     if not isinstance(source, Dataset):
         for note in dataset.notes:
             log.info("%s: %s", dataset.name, note)
     return dataset
 
 
-def _open(scheme: str, source: Any, o: Options, *, download: bool, look: bool) -> Dataset:  # noqa: PLR0911, PLR0912 - one per source
-    """Open an object, or the path of a scheme. Raises as :func:`open_data`."""
-    if scheme == _MADE:
-        assert isinstance(source, Dataset)
-        return source
-    if scheme == _FRAME:
-        return open_frame(source, o)
-    if scheme == _ARRAY:
-        return open_array(source)
-    if scheme == _ITEMS:
-        return open_items(source, with_labels=look, max_bad=o.max_bad)
-    plugin = find_plugin("data", scheme, SCHEMES)
-    if plugin is not None:
-        return _of_plugin(plugin, source or "", o.max_bad)
-    if scheme == "digits":
-        return open_digits()
-    if scheme in {"cifar10", "fashion-mnist", "nuswide"} and source and o.root is not None:
-        raise UsageError(f"{scheme}:{source} names its folder already: leave out --read root={o.root}")
-    if scheme in {"cifar10", "fashion-mnist"}:
-        opener = open_cifar10 if scheme == "cifar10" else open_fashion_mnist
-        return opener(source or o.root, download=download)
-    one_path = isinstance(source, str) and scheme not in {"features", "webdataset"} and not is_url(source)
-    if one_path and not os.path.exists(Path(source).expanduser()):
-        raise DataError(f"{shown(source)} not found: give the path of the data after {scheme}:")
-    if scheme in {"hf", _HUB}:
-        return open_hf(source, o)
-    if scheme == "features":
-        return open_features(source, o)
-    if scheme == "webdataset":
-        return open_webdataset(source, o)
-    if scheme == "folder":
-        return open_folder(source, max_bad=o.max_bad)
-    if scheme == "nuswide":
-        return open_nuswide(source, concepts=o.concepts, max_bad=o.max_bad)
-    if is_url(source):
-        if o.root is None:
-            bare = without_secrets(source)
-            raise UsageError(f"{bare}: where are its images? Give their folder with --read root=DIR")
-        source = str(local_path(source))
-    if scheme == "list":
-        return open_list(source, o)
-    return open_table(source, scheme, o)
+def _found(source: object, root: str | None, image_column: str | None) -> tuple[str, Opener, object]:
+    """The form of a source, its opener, and what that opens."""
+    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
+        path = os.fspath(source)
+        source = f"{form_of(path, image_column)}:{path}"
+    return _of_spec(source, root) if isinstance(source, str) else (*_of_object(source), source)
 
 
-def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
+def _opened(
+    scheme: str, opener: Opener, source: object, options: dict[str, Any], common: dict[str, Any]
+) -> Dataset:
+    """Call the opener with its options. Raises UsageError: it does not take one of ``options``; of ``common`` it takes what it needs."""
+    given = {option: value for option, value in options.items() if value is not None}
+    takes = _takes(opener)
+    if wrong := given.keys() - takes:
+        option = min(wrong)
+        others = ", ".join(name for name, one in _SOURCES.items() if option in _takes(one)) or "tables"
+        raise UsageError(f"--read {option} does not apply to {scheme}: it is for {others}")
+    given |= {option: value for option, value in common.items() if option in takes and value is not None}
+    return opener(*([] if source is None else [source]), **given)
+
+
+def _takes(opener: Opener) -> set[str]:
+    """The options of an opener."""
+    kinds = inspect.signature(opener).parameters.items()
+    return {name for name, one in kinds if one.kind is one.KEYWORD_ONLY or name == "root"} - {"form"}
+
+
+def _of_plugin(plugin: Plugin, path: str, *, max_bad: float = 0.01) -> Dataset:
     """Open a plugin's source. Raises as :func:`open_data`; UsageError: the plugin fails."""
     opener = plugin.load()
     try:
@@ -235,8 +283,8 @@ def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
     except GpqError:
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:160]
-        raise plugin.error(f"cannot open {shown(path)!r} ({type(error).__name__}: {why})") from error
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise plugin.error(f"cannot open {shown(path)!r} ({why})") from error
     if found is None or isinstance(found, str):
         raise plugin.error(f"returns {type(found).__name__}: a data set, a table or an array is needed")
     dataset = open_data(found, max_bad=max_bad)

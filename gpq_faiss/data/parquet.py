@@ -1,4 +1,4 @@
-"""Safe access to Parquet files.
+"""Safe access to Parquet files, and Arrow's columns as arrays.
 
 Run lengths and dictionaries can expand a few bytes to any size. So the decoded size of a column is computed from the file's counts before
 it is read, and repeated texts are kept once.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..inputs import check_file, check_memory
 from .labels import named_rows
 
@@ -35,8 +35,7 @@ def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[A
         import pyarrow.parquet
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
-    if check_file(path, what) == 0:
-        raise DataError(f"{path} is empty (0 bytes): {what} is needed")
+    check_file(path, what)
     try:
         with pyarrow.parquet.ParquetFile(
             path, read_dictionary=list(texts), page_checksum_verification=True
@@ -45,8 +44,10 @@ def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[A
     except MemoryError:  # pyarrow's is also an ArrowException
         raise DataError(f"{path} does not fit in memory: write it with smaller row groups") from None
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} is not a Parquet file, or it is truncated or damaged ({why})") from None
+        why = one_line(error, 120)
+        raise DataError(
+            f"{path} is not a Parquet file, or it is empty, truncated or damaged ({why})"
+        ) from None
 
 
 def leaves(file: Any, column: str) -> list[int]:
@@ -56,13 +57,13 @@ def leaves(file: Any, column: str) -> list[int]:
     return [i for i, name in enumerate(names) if name == column or name.startswith(f"{column}.")]
 
 
-def decoded_bytes(file: Any, column: str, groups: Sequence[int] | None = None) -> int:
-    """Decoded size of ``column`` in bytes, of all or some row groups, by the file's counts."""
+def _decoded_bytes(file: Any, column: str) -> int:
+    """Decoded size of ``column`` in bytes, by the file's counts."""
     meta, schema, total = file.metadata, file.schema, 0
     for leaf in leaves(file, column):
         kind = schema.column(leaf)
         width = kind.length if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS[kind.physical_type]
-        for i in range(meta.num_row_groups) if groups is None else groups:
+        for i in range(meta.num_row_groups):
             chunk = meta.row_group(i).column(leaf)
             total += chunk.num_values * (width + _LEVELS)
             if kind.physical_type == "BYTE_ARRAY":
@@ -74,7 +75,8 @@ def read_column(path: Path, column: str, what: str, memory: int | None = None) -
     """A column as ``pyarrow.ChunkedArray``, texts as dictionaries; ``memory`` is the budget in bytes (default: free memory)."""
     with open_parquet(path, what) as file:
         stored = [file.schema.column(i) for i in leaves(file, column)]
-        check_memory(decoded_bytes(file, column), f"{path}: {column!r}", memory)
+        remedy = "make it smaller; vectors in .npy are streamed"
+        check_memory(_decoded_bytes(file, column), f"{path}: {column!r}", memory, remedy)
     names = [leaf.path for leaf in stored if leaf.physical_type == "BYTE_ARRAY"]
     with open_parquet(path, what, names) as file:
         return file.read(columns=[column])[column]
@@ -97,6 +99,28 @@ def is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
+def is_number(kind: Any) -> bool:
+    """Whether an Arrow type is a number."""
+    import pyarrow
+
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
+
+
+def cells_of(array: Any) -> list[Any]:
+    """Python values of an Arrow array; dictionary values are shared."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(array.type):
+        words = array.dictionary.to_pylist()
+        return [None if i is None else words[i] for i in array.indices.to_pylist()]
+    if is_list(array.type) and pyarrow.types.is_dictionary(array.type.value_type):
+        values, offsets = cells_of(array.values), array.offsets.to_pylist()
+        there = array.is_valid().to_pylist()
+        return [values[offsets[i] : offsets[i + 1]] if there[i] else None for i in range(len(array))]
+    cells: list[Any] = array.to_pylist()
+    return cells
+
+
 def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDArray[Any]:
     """An Arrow ``ChunkedArray`` of lists of numbers as one array [n, width], from row ``start``; width 0: that of the first row.
 
@@ -110,10 +134,9 @@ def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDA
     if nulls.size:
         raise DataError(f"{where} has no vector at {named_rows(nulls + start)}: leave these rows out")
     flat = column.flatten()
-    if flat.null_count:
-        raise DataError(f"{where} has missing numbers inside vectors (from row {start:,}): repair them")
-    if not (pyarrow.types.is_floating(flat.type) or pyarrow.types.is_integer(flat.type)):
-        raise DataError(f"{where} holds lists of {flat.type}: vectors of numbers are needed")
+    if not is_number(flat.type) or flat.null_count:
+        found = "missing numbers" if flat.null_count else f"lists of {flat.type}"
+        raise DataError(f"{where} holds {found} (from row {start:,}): vectors of numbers are needed")
     if pyarrow.types.is_fixed_size_list(column.type):
         lengths = np.full(len(column), column.type.list_size)
     else:

@@ -1,14 +1,13 @@
 """Paths, patterns and URLs as local files.
 
 A file at a URL is copied once to the cache folder, ``$GPQ_CACHE`` or ``gpq-faiss`` in the user's cache folder. Each opening queries the
-server for size and, if available, version; an outdated or modified copy is replaced. An unreachable server is an error.
+server for size and, if available, version: of another version there is another copy. An unreachable server is an error.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,19 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ..errors import DataError, UsageError
-from ..files import atomic_paths, fingerprint, read_json, write_error
+from ..errors import DataError, UsageError, one_line
+from ..files import atomic_path, fingerprint, write_error
 from ..progress import stage
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 100_000
 _SAMPLED, _SAMPLE = 64, 64 << 10  # blocks of a large file in its fingerprint, and their bytes
-_VERSION = (
-    "ETag", "etag", "Content-MD5", "md5Hash", "Digest", "Last-Modified", "LastModified", "mtime", "created",
-)  # fmt: skip
+_VERSION = ("ETag", "etag", "Content-MD5", "md5Hash", "Last-Modified", "LastModified", "mtime", "created")
 """Keys of a file's version in fsspec file systems."""
-_EXTRA = "pip install 'gpq-faiss[remote]'"
 
 
 def file_fingerprint(path: Path) -> str:
@@ -70,34 +66,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpq-faiss"
 
 
-def remote_error(url: str, error: Exception) -> DataError:
-    """One-line error for an exception of an fsspec file system."""
-    return DataError(f"{without_secrets(url)} {remote_reason(error)}")
-
-
-def remote_reason(error: Exception) -> str:
-    """Description of an exception of an fsspec file system: "not found", or "cannot be read (why)"."""
-    # HTTP's says "not found" for everything; the cause has the details.
-    cause = error.__cause__ or error
+def _remote_error(url: str, error: Exception) -> DataError:
+    """One-line error for an exception of an fsspec file system: "not found", or "cannot be read (why)"."""
+    cause = error.__cause__ or error  # HTTP's says "not found" for everything; the cause has the details
     status = getattr(cause, "status", None)
     if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
-        return "not found"
-    why = (
-        f"{status} {cause.message}" if status and hasattr(cause, "message") else " ".join(str(cause).split())
-    )
-    why = re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"]+", lambda found: without_secrets(found[0]), why)
-    return f"cannot be read ({why[:200] or type(cause).__name__})"
+        return DataError(f"{without_secrets(url)} not found")
+    why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
+    why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda found: without_secrets(found[0]), why)
+    return DataError(f"{without_secrets(url)} cannot be read ({why})")
 
 
-def remote_system(url: str) -> tuple[Any, str]:
+def _remote_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of ``url``, and its path there. Raises DataError, UsageError: there is none."""
     scheme, shown = url.partition(":")[0].lower(), without_secrets(url)
-    http = scheme in {"http", "https"}
     options: dict[str, Any] = {}
     try:
         import fsspec
 
-        if http:
+        if scheme in {"http", "https"}:
             import aiohttp
 
             # No limit for the whole file, but for a minute without data.
@@ -106,21 +93,15 @@ def remote_system(url: str) -> tuple[Any, str]:
             options["client_kwargs"] = {"timeout": waiting, "trust_env": True, "headers": headers}
         system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
-        own = error.name in {"fsspec", "aiohttp"}
-        what = str(error.name) if own else f"another package ({' '.join(str(error).split())[:120]})"
-        raise DataError(
-            f"reading {shown} needs {what}: {_EXTRA if own or http else 'install that package'}"
-        ) from None
+        own = error.name in {"fsspec", "aiohttp"} or options
+        remedy = "pip install 'gpq-faiss[remote]'" if own else "install that package"
+        what = error.name if own else f"another package ({one_line(error, 120)})"
+        raise DataError(f"reading {shown} needs {what}: {remedy}") from None
     except ValueError:
         raise UsageError(f"{shown}: there is no file system for {scheme}://") from None
     except Exception as error:  # file systems have their own errors, for example for credentials
-        raise remote_error(url, error) from None
+        raise _remote_error(url, error) from None
     return system, str(path)
-
-
-def version_of(info: dict[str, Any]) -> dict[str, str]:
-    """What fsspec knows of a remote file that changes with its content: etag, checksum or time."""
-    return {key: str(info[key]) for key in _VERSION if info.get(key)}
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -128,51 +109,41 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     url = os.fspath(path)
     if not is_url(url):
         return Path(url).expanduser()
-    system, remote = remote_system(url)
+    system, remote = _remote_system(url)
     bare = without_secrets(url)
     try:
         info = system.info(remote)
     except Exception as error:
-        raise remote_error(url, error) from None
+        raise _remote_error(url, error) from None
     if info.get("type") == "directory":
         raise DataError(f"{bare} is a folder: name a file")
-    mark = {"size": info.get("size")} | version_of(info)
+    size = info.get("size")
+    version = str([(key, str(info[key])) for key in _VERSION if info.get(key)])
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", bare.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
-    target = cache_folder() / fingerprint(url) / (name or "file")
-    about = target.with_name(f"{target.name}.origin.json")
-    if not _is_current(target, about, mark):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(target, error) from None
-        _copy(url, system, remote, (target, about), mark)
+    target = cache_folder() / fingerprint(url, str(size), version) / (name or "file")
+    if not (target.is_file() and size in (None, target.stat().st_size)):
+        _copy(url, system, remote, target, size)
     return target
 
 
-def _is_current(target: Path, about: Path, mark: dict[str, Any]) -> bool:
-    try:
-        known = read_json(about, "the origin of a copy")
-        return bool(known["version"] == mark and known["content"] == file_fingerprint(target))
-    except (DataError, OSError, KeyError, TypeError):
-        return False
-
-
-def _copy(url: str, system: Any, remote: str, targets: tuple[Path, Path], mark: dict[str, Any]) -> None:
+def _copy(url: str, system: Any, remote: str, target: Path, size: int | None) -> None:
     import fsspec
 
-    bare, size = without_secrets(url), mark["size"]
-    with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_paths(*targets) as (new, about):
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(target, error) from None
+    bare = without_secrets(url)
+    with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_path(target) as new:
         watch = fsspec.Callback()
         watch.relative_update = copying.advance
         try:
             system.get_file(remote, str(new), callback=watch)
             there = new.stat().st_size
         except Exception as error:
-            raise remote_error(url, error) from None
-        if size is not None and there != size:
+            raise _remote_error(url, error) from None
+        if size not in (None, there):
             raise DataError(f"{bare} was truncated: {there:,} of {size:,} bytes; start again")
-        origin = {"url": bare, "version": mark, "content": file_fingerprint(new)}
-        about.write_text(json.dumps(origin, indent=2))
 
 
 def _expanded(pattern: str) -> Iterator[str]:
@@ -193,11 +164,11 @@ def _globbed(pattern: str) -> Sequence[str]:
         return glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
     if "*" not in pattern and "[" not in pattern:  # ? starts a query string
         return [pattern]
-    system, remote = remote_system(pattern)
+    system, remote = _remote_system(pattern)
     try:
         return [system.unstrip_protocol(name) for name in system.glob(remote)]
     except Exception as error:
-        raise remote_error(pattern, error) from None
+        raise _remote_error(pattern, error) from None
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -219,4 +190,4 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

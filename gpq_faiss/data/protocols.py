@@ -8,9 +8,8 @@ supervised hashing?"): three quarters of the classes are seen, and items are hal
 classes, train25 and test25 of the others. Labelled is train75, queries are test25, and the database, whose items are
 the unlabelled ones, is train25 + test75. CIFAR-10: 9,000 queries, 21,000 labelled, 30,000 in the database.
 
-An item with several labels belongs to protocol 2's seen or unseen side by a rule (:data:`RULES`). The default ``any`` is nearest to the
-paper's share of queries on NUS-WIDE-21 (0.413; ``benchmarks/nuswide.py``), and the one rule under which no labelled image shows an
-unseen concept.
+An item with several labels is on the unseen side if any of its classes is unseen: nearest to the paper's share of queries on
+NUS-WIDE-21 (0.413; ``benchmarks/nuswide.py``), and the one rule under which no labelled image shows an unseen concept.
 
 *Protocol transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database are the halves of
 the others, with the classes and queries of protocol 2. It is the first protocol of Sablayrolles et al., but for their data set's
@@ -26,27 +25,24 @@ import fnmatch
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from .base import Dataset
-from .id_files import read_ids
+from .ids import read_ids
 from .labels import Labels, named_rows, rows_that
 from .split import Rows, Split, load_split
 
-__all__ = ["PROTOCOLS", "RULES", "UNSEEN_SHARE", "Rule", "Split", "load_split", "make_split"]
-
-Rule = Literal["any", "half", "majority", "all"]
-RULES: tuple[Rule, ...] = get_args(Rule)
-"""An item is on the unseen side if any / at least half / more than half / all of its labels are unseen."""
+__all__ = ["PROTOCOLS", "Split", "check_protocol", "load_split", "make_split"]
 
 PROTOCOLS = ("1", "2", "transfer", "gpq-authors", "none")
-UNSEEN_SHARE = 0.25
-"""Default share of unseen classes in protocol transfer."""
+SEEN_SHARE = 0.75
+"""Share of seen classes in protocols 2 and transfer."""
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
+_Wanted = Callable[[int, int, int], int]
+"""(class, number of its items, of those that are free) -> number to draw."""
 
 
 # Draws ------------------------------------------------------------------------------------------------------------------
@@ -57,11 +53,8 @@ def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
     return np.random.default_rng([seed, stream, c]).permutation(rows)
 
 
-def _draw(
-    labels: Labels, free: NDArray[np.bool_], wanted: Callable[[int, int, int], int], seed: int, stream: int
-) -> Rows:
-    """Draw items per class, none twice; ``free`` [N] marks available items and is updated; ``wanted``: (class, its number of items, of free
-    items) -> number to draw."""
+def _draw(labels: Labels, free: NDArray[np.bool_], wanted: _Wanted, seed: int, stream: int) -> Rows:
+    """Draw items per class, none twice; ``free`` [N] marks available items and is updated."""
     counts = labels.counts()
     taken = [np.empty(0, np.int64)]
     # Rarest classes first, so that common ones do not use up shared items.
@@ -89,47 +82,30 @@ def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled"
         return np.sort(order[at]).astype(np.int64)
     if values[0] >= 0 and values[-1] < len(ids):
         return values
-    unknown = int(values[~known][0])
-    why = f"{unknown} is neither an id of the data nor a row number below {len(ids):,}"
+    why = f"{int(values[~known][0])} is neither an id of the data nor a row number below {len(ids):,}"
     raise DataError(f"{what} {path}: {why} ({int((~known).sum()):,} in all)")
 
 
-def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file"], float]:
-    """Kind and number of ``--labelled``. Raises UsageError: a number that is neither N-per-class nor a fraction (0.05 or 5%)."""
-    if spec == "all":
-        return "all", 1.0
-    if match := re.fullmatch(r"(\d+)-per-class", spec):
-        if int(match[1]) == 0:
-            raise UsageError("--labelled 0-per-class: at least 1 item of each class must be labelled")
-        return "count", int(match[1])
-    try:
-        fraction = float(spec[:-1]) / 100 if spec.endswith("%") else float(spec)
-    except ValueError:
-        return "file", 0.0
-    if not 0 < fraction <= 1:
-        hint = f" (did you mean {spec}-per-class?)" if spec.isdigit() and int(spec) else ""
-        raise UsageError(f"--labelled {spec}: a fraction is above 0 and at most 1{hint}")
-    return "fraction", fraction
-
-
-def _parse_queries(spec: str) -> int | str:
-    """``--queries``: a number per class, or a file. Raises UsageError: a number that is not N-per-class."""
-    if match := re.fullmatch(r"(\d+)-per-class", spec):
-        return int(match[1])
-    try:
-        float(spec)
-    except ValueError:
-        return spec
-    raise UsageError(f"--queries {spec}: write N-per-class, or name a file")
-
-
-def _labelled_rows(path: str, labels: Labels, ids: NDArray[np.int64], what: str) -> Rows:
-    """Rows of a file. Raises DataError: see :func:`read_rows`; or one has no label."""
+def _labelled_rows(path: str | Path, labels: Labels, ids: NDArray[np.int64], what: str) -> Rows:
+    """:func:`read_rows`. Raises DataError: one has no label."""
     rows = read_rows(path, ids, what)
-    bare = rows[~labels.has()[rows]]
+    bare = rows[~labels.has(rows)]
     if bare.size:
         raise DataError(f"{what} {path}: {rows_that(bare, 'have')} no label in the data: leave such rows out")
     return rows
+
+
+def _number(spec: str, option: str = "--labelled") -> float | None:
+    """N of ``N-per-class``, a fraction (0.05 or 5%), or None: ``spec`` is the name of a file. Raises UsageError: another number."""
+    match = re.fullmatch(r"(\d+)-per-class", spec)
+    try:
+        number = int(match[1]) if match else float(spec.removesuffix("%")) / (100 if "%" in spec else 1)
+    except ValueError:
+        return None
+    if not (number >= 1 if match else 0 < number <= 1 and option == "--labelled"):
+        more = "; --labelled also takes a fraction above 0 and at most 1, and all"
+        raise UsageError(f"{option} {spec}: write N-per-class, or name a file{more}")
+    return number
 
 
 def resolve_labelled(
@@ -144,17 +120,18 @@ def resolve_labelled(
     """Choose the items whose labels the training may use, among the ``free`` ones (bool [N], updated).
 
     ``spec`` is ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None: a twelfth of
-    each class, the
-    paper's 500 on CIFAR-10. ``reserved`` is the use of the others, for messages.
+    each class, the paper's 500 on CIFAR-10. ``reserved`` is the use of the others, for messages.
 
     Raises:
         DataError: a class without or with too few items; an invalid file, or one that names queries or unlabelled items.
     """
-    kind, number = ("fraction", 1 / 12) if spec is None else parse_labelled(spec)
+    number = 1 / 12 if spec is None else _number(spec)
+    per_class = spec is not None and spec.endswith("-per-class")
     free &= labels.has()
 
     def wanted(c: int, total: int, left: int) -> int:
-        if kind == "fraction":
+        assert number is not None
+        if not per_class:
             return min(left, max(1, round(number * total)))
         if left < number:
             others = f" (the others: {reserved})" if reserved else ""
@@ -162,14 +139,14 @@ def resolve_labelled(
             raise DataError(f"{there}; --labelled {spec} needs {int(number):,}: lower --labelled")
         return int(number)
 
-    if kind == "file":
+    if spec == "all":
+        rows = np.flatnonzero(free)
+    elif number is None:
         rows = _labelled_rows(str(spec), labels, ids, "--labelled")
         clash = rows[~free[rows]]
         if clash.size:
             why = f"cannot be used ({reserved or 'not available'}): leave such rows out"
             raise DataError(f"--labelled {spec}: {named_rows(clash)} {why}")
-    elif kind == "all":
-        rows = np.flatnonzero(free)
     else:
         rows = _draw(labels, free, wanted, seed, _LABELLED)
     free[rows] = False
@@ -203,7 +180,7 @@ def protocol1(
     free = labels.has()
     if isinstance(queries, int) and queries < 1:
         raise UsageError(f"queries = {queries}: at least 1 of each class is needed (or protocol none)")
-    from_file = labelled is not None and parse_labelled(labelled)[0] == "file"
+    from_file = labelled not in (None, "all") and _number(str(labelled)) is None
     if from_file:
         free[read_rows(str(labelled), ids)] = False
 
@@ -217,7 +194,7 @@ def protocol1(
     if queries is None or isinstance(queries, int):
         query = _draw(labels, free, wanted, seed, _QUERY)
     else:
-        query = _labelled_rows(str(queries), labels, ids, "queries")
+        query = _labelled_rows(queries, labels, ids, "queries")
     if not len(query):
         raise DataError(
             f"{len(labels):,} items are too few to set queries apart: take more, or protocol none"
@@ -236,23 +213,14 @@ def _rest_is_database(labels: Labels, query: Rows, labelled: Rows, name: str, se
     return Split(len(labels), query, labelled, np.flatnonzero(rest), database, name, seed)
 
 
-def unseen_items(labels: Labels, unseen: NDArray[np.bool_], rule: Rule = "any") -> NDArray[np.bool_]:
-    """Which items are on the unseen side of protocol 2: bool [N]; ``unseen`` is bool [C]. See :data:`RULES`."""
-    if rule not in RULES:
-        raise UsageError(f"no rule '{rule}' for items of several labels: choose one of {', '.join(RULES)}")
-    hidden, total = labels.select_classes(np.flatnonzero(unseen)).per_item, labels.per_item
-    least = {"any": np.minimum(total, 1), "half": (total + 1) // 2, "majority": total // 2 + 1, "all": total}
-    return np.asarray((hidden >= least[rule]) & (total > 0), dtype=np.bool_)
-
-
-def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArray[np.int64]:
-    """Seen classes, ascending: this share of the classes with items, rounded down; at least one seen and one unseen."""
+def _seen_by_share(labels: Labels, seed: int, name: str) -> NDArray[np.int64]:
+    """Seen classes, ascending: three quarters of the classes with items, rounded down; at least one seen and one unseen."""
     present = np.flatnonzero(labels.counts())
     if len(present) < 2:
         raise DataError(
             f"protocol {name} needs two classes with items, there are {len(present)}: use protocol 1"
         )
-    n_seen = min(len(present) - 1, max(1, int(share * len(present) + 1e-9)))
+    n_seen = max(1, int(SEEN_SHARE * len(present)))
     return np.sort(_permuted(present, seed, _CLASSES)[:n_seen])
 
 
@@ -276,13 +244,12 @@ def _of_unseen_classes(
     labelled: str | None,
     ids: NDArray[np.int64] | None,
     name: str,
-    rule: Rule = "any",
 ) -> Split:
-    """Protocols 2 and transfer: half of the unseen side are queries."""
+    """Protocols 2 and transfer: half of the items with an unseen class are queries."""
     has = labels.has()
     unseen = labels.counts() > 0
     unseen[seen] = False
-    hidden = unseen_items(labels, unseen, rule)
+    hidden = labels.select_classes(np.flatnonzero(unseen)).has()
     first = _first_halves(labels, hidden, seed)
     query = np.flatnonzero(hidden & ~first)
     if not len(query):
@@ -317,24 +284,15 @@ def _of_unseen_classes(
 
 
 def protocol2(
-    labels: Labels,
-    seed: int = 0,
-    labelled: str | None = None,
-    *,
-    rule: Rule = "any",
-    seen_share: float = 0.75,
-    ids: NDArray[np.int64] | None = None,
+    labels: Labels, seed: int = 0, labelled: str | None = None, *, ids: NDArray[np.int64] | None = None
 ) -> Split:
-    """Queries of classes unseen in training (see the module docstring).
+    """Queries of classes unseen in training (see the module docstring). 7 of 10 and 15 of 21 classes are seen.
 
-    Args:
-        labelled: None or ``all`` for all of train75; else as in :func:`resolve_labelled`, within train75 (the
-            others are then unlabelled, and not in the database).
-        rule: side of items with several labels.
-        seen_share: share of seen classes, rounded down: 7 of 10, 15 of 21.
+    ``labelled``: None or ``all`` for all of train75; else as in :func:`resolve_labelled`, within train75 (the others are then unlabelled,
+    and not in the database).
     """
-    seen = _seen_by_share(labels, seed, seen_share, "2")
-    return _of_unseen_classes(labels, seen, seed, labelled, ids, "2", rule)
+    seen = _seen_by_share(labels, seed, "2")
+    return _of_unseen_classes(labels, seen, seed, labelled, ids, "2")
 
 
 def transfer(
@@ -347,33 +305,16 @@ def transfer(
 ) -> Split:
     """Training on some classes, queries and database of the others (see the module docstring).
 
-    Items with any unseen class are on the unseen side, so that no training item shows such a class. Unlabelled items are not used.
-
-    Args:
-        unseen: share of unseen classes, rounded up (default :data:`UNSEEN_SHARE`: 3 of 10, as in
-            protocol 2), or their names, separated by commas, with wildcards ``*`` and ``?`` (``Balinese-*,Latin-*``).
+    ``unseen`` names the unseen classes, separated by commas, with wildcards ``*`` and ``?`` (``Balinese-*,Latin-*``); default: those of
+    protocol 2.
     """
-    share = _share(unseen)
     name = f"transfer:{unseen}" if unseen else "transfer"
-    seen = _seen_by_name(labels, unseen) if share is None else _seen_by_share(labels, seed, 1 - share, name)
+    seen = _seen_by_name(labels, unseen) if unseen else _seen_by_share(labels, seed, name)
     return _of_unseen_classes(labels, seen, seed, labelled, ids, name)
-
-
-def _share(unseen: str) -> float | None:
-    """``unseen`` of :func:`transfer` as a share, or None for names."""
-    try:
-        share = float(unseen or UNSEEN_SHARE)
-    except ValueError:
-        return None
-    if not 0 < share < 1:
-        remedy = f"a class of that name is named by a pattern (transfer:[{unseen[0]}]{unseen[1:]})"
-        raise UsageError(f"protocol transfer:{unseen}: a share of classes is above 0 and below 1; {remedy}")
-    return share
 
 
 def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
     """Classes with items that match none of ``names`` (with wildcards ``*`` and ``?``)."""
-    present = labels.counts() > 0
     unseen = np.zeros(labels.n_classes, dtype=bool)
     for name in filter(None, (part.strip() for part in names.split(","))):
         found = np.array([fnmatch.fnmatchcase(known, name) for known in labels.class_names])
@@ -382,23 +323,21 @@ def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
             what = f"no class is called '{name}': the {labels.n_classes:,} classes are {known}"
             raise UsageError(f"protocol transfer:{names}: {what}")
         unseen |= found
-    named = present & unseen
-    if not named.any() or named.sum() == present.sum():
-        what = "all" if named.any() else "none"
-        raise UsageError(f"protocol transfer:{names}: {what} of the classes with items are named: name some")
+    present = labels.counts() > 0
+    if not (present & unseen).any() or not (present & ~unseen).any():
+        what = "some of the classes with items are named, and some are not"
+        raise UsageError(f"protocol transfer:{names}: it is needed that {what}")
     return np.flatnonzero(present & ~unseen)
 
 
 def check_protocol(protocol: str) -> str:
-    """The name of a protocol without its argument: ``transfer`` for ``transfer:0.5``. Raises UsageError: there is no such protocol."""
+    """The name of a protocol without its argument: ``transfer`` for ``transfer:cat,dog``. Raises UsageError: there is no such protocol."""
     name, colon, given = protocol.partition(":")
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
     if colon and (name != "transfer" or not given.strip(", ")):
-        what = "only transfer has an argument after a colon: a share of classes, or their names"
+        what = "only transfer has an argument after a colon, names of classes"
         raise UsageError(f"protocol {protocol}: {what}")
-    if colon:
-        _share(given)
     return name
 
 
@@ -408,8 +347,8 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
     It is their scheme, not their exact split: here the sort is stable, while theirs is the default ``np.argsort``, whose order of equal
     labels depends on NumPy and the processor. Nothing is random; the seed is only recorded. ``labelled``: ``N-per-class`` for another N.
     """
-    kind, number = parse_labelled("500-per-class" if labelled in (None, "all") else str(labelled))
-    if kind != "count":
+    number = _number("500-per-class" if labelled in (None, "all") else str(labelled))
+    if number is None or number < 1:
         raise UsageError(f"protocol gpq-authors takes --labelled N-per-class, not {labelled}")
     of_item = labels.class_ids()
     queries, chosen = [], []
@@ -442,10 +381,8 @@ def make_split(
     seed: int = 0,
     labelled: str | float | None = None,
     queries: int | str | Path | None = None,
-    rule: Rule = "any",
 ) -> Split:
-    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`; ``transfer:SHARE`` and ``transfer:NAMES`` define the
-    unseen classes).
+    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`; ``transfer:NAMES`` names the unseen classes).
 
     In protocol 1, NUS-WIDE defaults to the paper's 100 queries and 500 labelled items per concept. ``queries`` is for protocol 1: a number
     per class, ``N-per-class``, or a file.
@@ -464,7 +401,8 @@ def make_split(
     if seed < 0:
         raise UsageError(f"seed {seed}: it must not be negative")
     labels, ids = dataset.require_labels(), dataset.ids
-    queries = _parse_queries(queries) if isinstance(queries, str) else queries
+    if isinstance(queries, str) and (number := _number(queries, "--queries")) is not None:
+        queries = int(number)
     if name == "1" and dataset.name.partition(":")[0] == "nuswide":
         queries = 100 if queries is None else queries
         labelled = labelled or "500-per-class"
@@ -472,7 +410,7 @@ def make_split(
         if name == "1":
             return protocol1(labels, seed, labelled, queries, ids=ids)
         if name == "2":
-            return protocol2(labels, seed, labelled, rule=rule, ids=ids)
+            return protocol2(labels, seed, labelled, ids=ids)
         if name == "transfer":
             return transfer(labels, seed, labelled, protocol.partition(":")[2], ids=ids)
         if name == "none":

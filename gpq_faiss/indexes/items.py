@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..codes.bits import check_codes
 from ..codes.checks import Codes, Ids, as_array, repeated_id
-from ..data.id_files import as_int64
+from ..data.ids import as_int64
 from ..errors import DataError
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.base import BadItems, Dataset
-from ..data.forms import is_form
 from ..data.images import FileImages, is_image_name
-from ..data.open import open_data
+from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
 from ..encoder import open_encoder
 from ..errors import DataError, MismatchError, UsageError

@@ -119,7 +119,6 @@ USAGE = [
     ("train", "DATA", "--read", "max_bad=nan"),
     ("train", "sounds:x"),
     ("train", ""),
-    ("train", "digits", "--labels", "LABELS"),
     ("encode", "MODEL", "DATA", "--batch-size", "-1"),
     ("encode", "MODEL", "DATA", "--no-features", "--features", "x.h5"),
     ("encode", "MODEL", "DATA", "--device", "tpu"),

@@ -90,7 +90,7 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
         ({"seeds": [2**31 - 1]}, "less than or equal to 2147483646"),
         ({"kind": "pie"}, "kind = 'pie': input should be 'table', 'ablation'"),
         ({"protocol": "none"}, "protocol 'none'"),
-        ({"protocol": "transfer:2"}, "a share of classes is above 0 and below 1"),
+        ({"protocol": "3"}, "no protocol '3': choose one of 1, 2, transfer"),
         ({"preset": "best"}, "no preset 'best'"),
         ({"config": {"loss": {"lambda9": 1}}}, "setting 'loss.lambda9' is unknown"),
         ({"config": {"loss": {"lambda1": float("nan")}}}, "lambda1"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss import encode, evaluate, search, train
 from gpq_faiss.config import Config, merge, preset, validate
-from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.gpq import GPQ

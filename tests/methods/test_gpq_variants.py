@@ -19,8 +19,8 @@ from gpq_faiss.config import (
     preset,
     validate,
 )
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.protocols import make_split
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import CNNF

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpq_faiss import encode, evaluate, train
 from gpq_faiss.config import Config, merge, preset, validate
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import SubspaceClassification, SubspaceSoftTargets
 from gpq_faiss.methods import propagation

@@ -11,7 +11,7 @@ from model_factory import make_model
 from served import TOKEN, Served
 from starlette.testclient import TestClient
 
-from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.catalogue import Catalogue

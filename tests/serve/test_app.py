@@ -18,9 +18,9 @@ from PIL import Image
 from served import BEARER, TOKEN, Served
 
 from gpq_faiss.codes.encode import decode
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.folder import open_folder
 from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder, open_encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.indexes.items import IdMap

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from served import TOKEN, listening
 
-from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings

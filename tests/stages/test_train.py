@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from killing import run_killed
 
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, merge, preset
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.reader import Reader
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, DeviceError, OutputExistsError, UsageError
 from gpq_faiss.files import atomic_folder, recover, unfinished

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from gpq_faiss.config import Config, merge, preset
-from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.reader import Reader
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.posterior import PosteriorCodes

@@ -1,0 +1,240 @@
+"""Labels, ids and names from lists and tables, and lists and tables of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import open_folder, open_list, open_table, put, save
+
+from gpq_faiss.data.ids import stable_id
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, UsageError
+
+NFC, NFD = "Caf\u00e9", "Cafe\u0301"
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> str:
+    np.save(tmp_path / "x.npy", np.eye(4, 5, dtype=np.float32))
+    return f"features:{tmp_path / 'x.npy'}"
+
+
+def names_of(dataset: Any) -> list[tuple[str, ...]]:
+    labels = dataset.labels
+    return [tuple(labels.class_names[c] for c in np.flatnonzero(row)) for row in labels.dense()]
+
+
+# Labels in the order of the items ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("0\n2\n-1\n1\n", ["0", "2", "", "1"]),
+        ("label\n10\n9\n\n10\n", ["10", "9", "", "10"]),
+        ("cat\ndog\n\nfox", ["cat", "dog", "", "fox"]),
+        ("b|a\r\n\r\na\r\nc\r\n", ["a b", "", "a", "c"]),
+        (f"{NFC}\n{NFD}\n\nx y", [NFC, NFC, "", "x y"]),
+        ("x,y,z\n0,1,0\n1,1,0\n0,0,0\n0,0,1\n", ["1", "0 1", "", "2"]),
+        ("0\t1\n1\t1\n0\t0\n1\t0\n", ["1", "0 1", "", "0"]),
+        ("0;1\n1;1\n0;0\n1;0\n", ["1", "0 1", "", "0"]),
+        ("0 1\n1 1\n0 0\n1 0\n", ["1", "0 1", "", "0"]),
+    ],
+)
+def test_label_texts(vectors: str, tmp_path: Path, content: str, expected: list[str]) -> None:
+    data = open_data(vectors, labels=str(save(tmp_path / "l.txt", content)))
+    assert [" ".join(names) for names in names_of(data)] == expected
+    assert any("l.txt: 3 of 4 items are labelled, in their order" in note for note in data.notes)
+
+
+def test_labels_in_order_are_for_any_source(tmp_path: Path) -> None:
+    put(tmp_path / "images", "a/0.png", "b/1.png", "b/2.png")
+    (tmp_path / "img.txt").write_text("images/a/0.png\nimages/b/1.png\nimages/b/2.png\n")
+    np.save(tmp_path / "ids.npy", np.array([3, 1, -1]))
+    for data in (
+        open_list(tmp_path / "img.txt", labels=str(tmp_path / "ids.npy")),
+        open_folder(tmp_path / "images", labels=str(tmp_path / "ids.npy")),
+    ):
+        assert data.labels.class_ids().tolist() == [3, 1, -1]
+    assert open_list(tmp_path / "img.txt").labels is None
+
+
+# Labels of a table that names the items ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    order=st.permutations([10, 20, 30, 40, 77]),
+    separator=st.sampled_from(",;\t"),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+    suffix=st.sampled_from(["csv", "txt", "tsv"]),
+    item=st.sampled_from(["id", "Key", "item"]),
+)
+def test_labels_follow_the_ids_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    order: list[int],
+    separator: str,
+    encoding: str,
+    suffix: str,
+    item: str,
+) -> None:
+    """As programs and spreadsheets write them."""
+    folder = tmp_path_factory.mktemp("t")
+    np.save(folder / "x.npy", np.eye(4, 5, dtype=np.float32))
+    np.save(folder / "ids.npy", np.array([40, 10, 30, 20]))
+    says = {10: "Kühe", 20: "", 30: f"dog|{NFC}|{NFD}", 40: "dog", 77: "emu"}
+    lines = [f"Category{separator}{item}", *(f"{says[i]}{separator}{i}" for i in order), "", separator]
+    table = folder / f"l.{suffix}"
+    table.write_bytes("".join(f"{line}\r\n" for line in lines).encode(encoding))
+    data = open_data(f"features:{folder / 'x.npy'}", labels=table, ids=folder / "ids.npy")
+    assert names_of(data) == [("dog",), ("Kühe",), (NFC, "dog"), ()]
+    (note,) = [n for n in data.notes if table.name in n]
+    assert f"3 of 4 items are labelled, matched by id in '{item}'; 3 classes in 'Category'" in note
+    assert "1 rows are of other items" in note
+
+
+def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "images", "a.png", f"{NFD}/b.png", "c.png")
+    table = {
+        "path": ["c.png", "a.png", f"{NFC}/b.png"],
+        "labels": [["x", "y"], ["y"], None],
+        "kind": ["k", "", "l"],
+    }
+    given = str(save(tmp_path / "l.parquet", table))
+    found = open_folder(tmp_path / "images", labels=given)
+    by_name = dict(zip(found.texts["name"].tolist(), names_of(found), strict=True))
+    assert by_name == {"a.png": ("y",), "c.png": ("x", "y"), f"{NFC}/b.png": ()}
+    kinds = open_folder(tmp_path / "images", labels=given, label_column="kind")
+    assert sorted(names_of(kinds)) == [(), ("k",), ("l",)]
+    with pytest.raises(DataError, match="no column 'colour'"):
+        open_folder(tmp_path / "images", labels=given, label_column="colour")
+
+
+# Ids and names ----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_of_paths_stay_when_others_come(tmp_path: Path) -> None:
+    put(tmp_path, "cat/b.png", "dog/c.png")
+    before = open_folder(tmp_path, id_from="path")
+    assert before.ids.tolist() == [stable_id(b"cat/b.png"), stable_id(b"dog/c.png")]
+    put(tmp_path, "cat/a.png")
+    assert open_folder(tmp_path, id_from="path").ids[1:].tolist() == before.ids.tolist()
+    assert open_folder(tmp_path).ids.tolist() == [0, 1, 2]
+
+
+def test_files_of_ids_and_names(tmp_path: Path) -> None:
+    put(tmp_path / "data", "cat/a.png", "cat/b.png")
+    (tmp_path / "ids.txt").write_text("70\n-5 # a comment\n")
+    (tmp_path / "names.txt").write_text("one\ntwo\n")
+    given: dict[str, Any] = {"ids": str(tmp_path / "ids.txt"), "names": str(tmp_path / "names.txt")}
+    data = open_folder(tmp_path / "data", **given)
+    assert data.ids.tolist() == [70, -5]
+    assert data.texts["name"].tolist() == ["one", "two"]
+    assert (
+        len(
+            {
+                data.fingerprint,
+                *(open_folder(tmp_path / "data", **{k: v}).fingerprint for k, v in given.items()),
+            }
+        )
+        == 3
+    )
+    for content, why in (
+        ("70\n", "1 ids"),
+        ("7\nx\n", "not a list of ids"),
+        (f"{2**64}\n1", "not a list of ids"),
+    ):
+        (tmp_path / "ids.txt").write_text(content)
+        with pytest.raises(DataError, match=why):
+            open_folder(tmp_path / "data", ids=str(tmp_path / "ids.txt"))
+    with pytest.raises(UsageError, match="both say"):
+        open_folder(tmp_path / "data", ids=str(tmp_path / "ids.txt"), id_from="path")
+    assert open_data(np.eye(3), ids=[7, 7, 8]).notes[-1] == "1 of the 3 ids are repeated"
+
+
+# Lists and tables of images ---------------------------------------------------------------------------------------------
+
+
+def test_list_of_hashing_papers(tmp_path: Path) -> None:
+    put(tmp_path, "images/a.png", "images/b c.png", "images/d.png")
+    lines = "images/a.png 1 0 1\r\n\nimages/b c.png  0 0 0 \nimages\\d.png 0 1 0\n"
+    (tmp_path / "train.txt").write_text(lines)
+    dataset = open_list(tmp_path / "train.txt")
+    assert names_of(dataset) == [("0", "2"), (), ("1",)]
+    assert all(image is not None for image in dataset.read(slice(None)))
+    (tmp_path / "classes.txt").write_text("sky\nsea\nsun\n")
+    assert open_list(tmp_path / "train.txt").labels.class_names == ("sky", "sea", "sun")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "ids.txt").write_text("a.png 12\nd.png -1\n")
+    ids = open_list(tmp_path / "x" / "ids.txt", root=str(tmp_path / "images"))
+    assert ids.labels.class_ids().tolist() == [12, -1]
+
+
+def test_missing_images_of_a_list_are_bad_images(tmp_path: Path) -> None:
+    put(tmp_path, *(f"{i}.png" for i in range(20) if i != 6))
+    (tmp_path / "l.txt").write_text("".join(f"{i}.png {i % 2} 1\n" for i in range(20)))
+    with pytest.raises(DataError, match=r"1 of 20 images cannot be read \(.*6.png: not found"):
+        open_list(tmp_path / "l.txt")
+    dataset = open_list(tmp_path / "l.txt", max_bad=0.05)
+    assert dataset.bad.positions == [6]
+    assert [image is None for image in dataset.read(slice(5, 8))] == [False, True, False]
+
+
+def test_csv(tmp_path: Path) -> None:
+    put(tmp_path / "pictures", "a.png", "b.png", "c,d.png")
+    (tmp_path / "t.csv").write_text(
+        '\ufeffid,image,label,title\n7,a.png,sea|sky,x\n-9223372036854775808,b.png,,y\n\n3,"c,d.png", sky | ,\n'
+    )
+    dataset = open_table(tmp_path / "t.csv", root=str(tmp_path / "pictures"), keep="title")
+    assert dataset.ids.tolist() == [7, -(2**63), 3]
+    assert names_of(dataset) == [("sea", "sky"), (), ("sky",)]
+    assert all(image is not None for image in dataset.read(slice(None)))
+    texts = {name: column.tolist() for name, column in dataset.texts.items()}
+    assert texts == {"name": ["a.png", "b.png", "c,d.png"], "title": ["x", "y", ""]}
+    assert dataset.fingerprint != open_table(tmp_path / "t.csv", root=str(tmp_path / "pictures")).fingerprint
+    (tmp_path / "t.tsv").write_text("file\tkind\na.png\t10\nb.png\t9\n")
+    given = {"image_column": "file", "label_column": "kind", "root": str(tmp_path / "pictures")}
+    assert open_table(tmp_path / "t.tsv", **given).labels.class_names == ("9", "10")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["sea|sky", None, "sky"], [("sea", "sky"), (), ("sky",)]),
+        ([["sea", "sky"], [], ["sky"]], [("sea", "sky"), (), ("sky",)]),
+        ([["3", "12"], None, ["12"]], [("3", "12"), (), ("12",)]),
+        (pa.array([10, None, 9]), [("10",), (), ("9",)]),
+        (pa.array([10.0, float("nan"), 9.0]), [("10",), (), ("9",)]),
+    ],
+)
+def test_parquet(tmp_path: Path, labels: Any, expected: list[tuple[str, ...]]) -> None:
+    put(tmp_path, "a.png", "b.png", "c.png")
+    save(tmp_path / "t.parquet", {"image": ["a.png", "b.png", "c.png"], "label": labels, "id": [5, 6, 7]})
+    dataset = open_table(tmp_path / "t.parquet", form="parquet")
+    assert names_of(dataset) == expected
+    assert dataset.ids.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("form", ["parquet", "dictionary", "csv"])
+def test_texts_in_a_column_of_ids_are_names(
+    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "a.png", "b.png")
+    column = pa.array(["ab", "cd"])
+    if form == "csv":
+        path = save(tmp_path / "i.csv", "image,id\na.png,ab\nb.png,cd\n")
+    else:
+        column = column.dictionary_encode() if form == "dictionary" else column
+        path = save(tmp_path / "i.parquet", {"id": column, "emb": [[1.0, 0.0], [0.0, 1.0]]})
+    with caplog.at_level("INFO", logger="gpq_faiss"):
+        data = open_data(path)
+    assert data.ids.tolist() == [0, 1]
+    assert data.texts["name"].tolist() == ["ab", "cd"]
+    assert "holds texts: they are the names; ids are row numbers" in caplog.text
+    assert open_data(path, id_from="path").ids.tolist() == [stable_id(b"ab"), stable_id(b"cd")]
