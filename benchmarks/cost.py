@@ -13,7 +13,6 @@ includes other work; figures are medians, with the quartiles of the ratios of ne
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import resource
 import subprocess
@@ -117,7 +116,7 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
     assert isinstance(network, GPQNetwork)
     method = GPQ(network, config)
     spec: Any = method.network.backbone.spec
-    plain = _Plain(build_backbone(**dataclasses.asdict(spec)), config.quantizer.width)
+    plain = _Plain(build_backbone(spec, generator=generator), config.quantizer.width)
     method.train()
     plain.train()
     our_adam = method.optimizer(config.training)

@@ -168,7 +168,7 @@ def measure(
     codes, tables = unpack_codes(packed, method.M, method.K), method.score_tables(x[query])
     yq, yb = labels.take(query), labels.take(base)
     unit = x[query] / np.linalg.norm(x[query], axis=1, keepdims=True)
-    numpy_way = Numpy(tables, codes, unit, method.pq.decode(packed)[:, : method.width])
+    numpy_way = Numpy(tables, codes, unit, method.quantizer.index().sa_decode(packed)[:, : method.width])
     sample = np.random.default_rng([0, bits]).permutation(len(query))[: options.numpy_queries]
     rounds = np.array_split(sample, len(options.threads) + 1)
     plain, ties = Clock(), Clock()

@@ -245,6 +245,6 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
         config = preset("recommended" if method == "posterior" else "gpq")
     for changes in own:
         config = merge(config, dict(changes))
-    if entry.image_size and not config.network.image_size:
-        config = merge(config, {"network": {"image_size": entry.image_size}})
+    if entry.convolutional and not config.network.image_size:
+        config = merge(config, {"network": {"image_size": 224}})
     return config

@@ -103,7 +103,8 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> tuple[list[RunSpec], dic
     perceptron = needs_perceptron(dataset)
     used = {name for variation in grid.variation for name in grid.methods_of(variation)}
     entries = {name: find_method(name) for name in method_names() if name in used}
-    left_out = {name: e.images_only for name, e in entries.items() if perceptron and e.images_only}
+    no_room = "its network has no room for convolutions in these items (features, tiny images)"
+    left_out = {name: no_room for name, e in entries.items() if perceptron and e.convolutional}
     for name in entries.keys() - left_out.keys():
         entries[name].load()
     hashes: dict[str, str] = {}

@@ -1,11 +1,9 @@
-"""Losses, one per file: tensors to a scalar; hyper-parameters in the constructor."""
+"""Losses, one equation per file: tensors to a scalar; hyper-parameters in the constructor."""
 
-from .classification import SubspaceClassification
+from .classification import SubspaceClassification, SubspaceSoftTargets
 from .entropy import SubspaceEntropy
 from .extra import ExtraLosses
-from .npair import NPairPQLoss
-from .soft_npair import SoftNPairLoss
-from .soft_targets import SubspaceSoftTargets
+from .npair import NPairPQLoss, SoftNPairLoss
 from .triplet import TripletPQLoss
 
 __all__ = [

@@ -1,60 +1,67 @@
-"""The cosine classification loss of the sub-spaces (eq. 3)."""
+"""The cosine classification loss of the sub-spaces (eq. 3), with labels or with class probabilities as targets."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import UsageError
 from ..nn.quantizer import subspace_cosine
-from .cosine import CosineLoss
 from .npair import multihot
 
-Variant = Literal["paper", "code"]
+
+def cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of float [B, C], a scalar: the mean over rows of ``targets`` that sum to 1; zero rows are ignored."""
+    known = (targets > 0).any(dim=1).sum()
+    return -(targets * log_p).sum() / known.clamp_min(1)
 
 
-class SubspaceClassification(CosineLoss):
-    """Cross entropy of cosine classifiers in the M sub-spaces, for labelled rows (eq. 3).
+def shares(labels: Tensor, like: Tensor) -> Tensor:
+    """Multi-hot labels [B, C] of any dtype, each row divided by its sum, with dtype and device of ``like``; zero rows stay zero."""
+    y = multihot(labels, like)
+    return y / y.sum(dim=1, keepdim=True).clamp_min(1)
+
+
+class SubspaceSoftTargets(nn.Module):
+    """Cross entropy of cosine classifiers in the M sub-spaces with class probabilities.
 
     Two variants, as the paper and its authors' code differ:
 
     * ``"paper"``: the M classifiers are trained independently: mean over m of CE(softmax_c(β x_m·w_mc)).
-    * ``"code"``: both factors are scaled, hence β², and the classifiers are averaged: CE(softmax_c(mean_m β²
-      x_m·w_mc)).
-
-    Targets are the multi-hot rows divided by their sum. Unlabelled rows are ignored; a batch without labels has
-    loss 0.
+    * ``"code"``: both factors are scaled, hence β², and the classifiers are averaged: CE(softmax_c(mean_m β² x_m·w_mc)).
 
     Args:
-        variant: ``"paper"`` or ``"code"``.
         beta: scale β > 0 of the cosine; the paper's is 4.
-
-    Raises:
-        UsageError: unknown variant, or β not positive.
+        variant: ``"paper"`` or ``"code"``.
     """
 
-    def __init__(self, variant: Variant = "paper", beta: float = 4.0) -> None:
-        super().__init__(beta)
-        if variant not in get_args(Variant):
-            raise UsageError(
-                f"classification variant {variant!r} is not one of {', '.join(get_args(Variant))}"
-            )
+    def __init__(self, beta: float = 4.0, variant: Literal["paper", "code"] = "paper") -> None:
+        super().__init__()
+        self.beta = beta
         self.variant = variant
 
-    def forward(self, x: Tensor, W: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar.
+    def log_p(self, x: Tensor, W: Tensor) -> Tensor:
+        """Logarithms of class probabilities, float [B, C]; in the paper's variant their mean over the sub-spaces."""
+        cosine = subspace_cosine(x, W)
+        if self.variant == "paper":
+            return (self.beta * cosine).log_softmax(dim=-1).mean(dim=1)
+        return (self.beta**2 * cosine).mean(dim=1).log_softmax(dim=-1)
+
+    def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
+        """The loss, a scalar; 0 if all rows are zero.
 
         Args:
             x: float [B, M, d], unit-norm sub-vectors.
             W: float [M, C, d], sub-prototypes (normalised here).
-            labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
+            p: float [B, C], rows that sum to 1; zero rows are ignored.
         """
-        cosine = subspace_cosine(x, W)
-        if self.variant == "paper":
-            log_p = (self.beta * cosine).log_softmax(dim=-1).mean(dim=1)
-        else:
-            log_p = (self.beta**2 * cosine).mean(dim=1).log_softmax(dim=-1)
-        y = multihot(labels, log_p)
-        count = y.sum(dim=1, keepdim=True)
-        return -(y / count.clamp_min(1) * log_p).sum() / (count > 0).sum().clamp_min(1)
+        log_p = self.log_p(x, W)
+        return cross_entropy(log_p, p.to(log_p.dtype))
+
+
+class SubspaceClassification(SubspaceSoftTargets):
+    """The same with labels (eq. 3): multi-hot [B, C], any dtype; the targets are their equal shares, zero rows are unlabelled."""
+
+    def forward(self, x: Tensor, W: Tensor, labels: Tensor) -> Tensor:
+        """The loss, a scalar; 0 without labels."""
+        return super().forward(x, W, shares(labels, x))

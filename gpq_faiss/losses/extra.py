@@ -63,10 +63,9 @@ def _make(name: str) -> nn.Module:
     make = plugin.load()
     try:
         made = make()
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"a {type(made).__name__}: a class of torch.nn.Module is needed")
     except Exception as error:  # of the package's own code
-        raise plugin.error(
-            f"cannot be made ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise plugin.error(f"is a {type(made).__name__}: a class of torch.nn.Module is needed")
+        text = " ".join(str(error).split())[:160]
+        raise plugin.error(f"cannot be made ({type(error).__name__}: {text})") from error
     return made

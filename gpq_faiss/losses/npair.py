@@ -1,4 +1,8 @@
-"""The N-pair product quantisation loss (eq. 2)."""
+"""The N-pair product quantisation loss (eq. 2), with labels, or with class probabilities, which are not in the paper.
+
+Class probabilities give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items contribute, too. One-hot
+rows give the targets of eq. 2.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,35 @@ import torch
 from torch import Tensor, nn
 
 
-class NPairPQLoss(nn.Module):
+class SoftNPairLoss(nn.Module):
+    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, rows normalised to sum to 1.
+
+    Queries and items with all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
+    """
+
+    def forward(self, scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
+        """The loss, a scalar.
+
+        Args:
+            scores: float [A, B], S: search scores times a scale.
+            p: float [A, C], class probabilities of the queries.
+            r: float [B, C], class probabilities of the items.
+        """
+        with torch.autocast(scores.device.type, enabled=False):
+            target = p.to(scores.dtype) @ r.to(scores.dtype).T
+        # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
+        logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
+        whole = target.sum(dim=1, keepdim=True)
+        known = whole > 0
+        target = target / torch.where(known, whole, torch.ones_like(whole))
+        return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
+
+
+class NPairPQLoss(SoftNPairLoss):
     """Cross entropy between similarity by label and asymmetric similarity (eq. 2).
 
-    Logits are S = X Qᵀ, summed over the M sub-spaces: vectors against soft-assigned vectors, as in search.
-    Targets are the rows of Y Yᵀ normalised to sum to 1, with multi-hot Y. The loss is the mean over the labelled rows of -Σ_j target_ij
-    log softmax_j(S_ij).
-
-    Unlabelled rows are neither anchors nor in the softmax. A batch without labels has loss 0.
+    Scores are X Qᵀ, summed over the M sub-spaces: vectors against soft-assigned vectors, as in search. Unlabelled rows are neither anchors
+    nor in the softmax.
 
     Examples:
         >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
@@ -30,14 +55,22 @@ class NPairPQLoss(nn.Module):
             labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
         """
         y = multihot(labels, x)
-        known = y.any(dim=1)
         with torch.autocast(x.device.type, enabled=False):
-            logits = x.flatten(1) @ q.flatten(1).to(x.dtype).T
-            target = y @ y.T
-        # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
-        logits = logits.masked_fill(~known, torch.finfo(logits.dtype).min / 2)
-        target = target / target.sum(dim=1, keepdim=True).clamp_min(1)
-        return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
+            scores = x.flatten(1) @ q.flatten(1).to(x.dtype).T
+        return super().forward(scores, y, y)
+
+
+def soft_npair_of_posteriors(p: Tensor, r: Tensor, sums: Tensor) -> Tensor:
+    """:class:`SoftNPairLoss` of the scores S = p · sums, for positive p and r, in half the time: Σ_j t_ij S_ij needs no matrix t.
+
+    Args:
+        p: float [A, C], class probabilities of the queries.
+        r: float [B, C], class probabilities of the items.
+        sums: float [B, C], vectors by which items are scored.
+    """
+    matched = (p @ (r.T @ sums) * p).sum(dim=1) / (p @ r.sum(dim=0)).clamp_min(torch.finfo(p.dtype).tiny)
+    loss: Tensor = ((p @ sums.T).logsumexp(dim=1) - matched).mean()
+    return loss
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:

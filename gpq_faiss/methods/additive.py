@@ -131,13 +131,11 @@ class AdditiveCoder(TableCoder):
         self.codebooks = checked_codebooks(codebooks)
         self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
         super().__init__(self.M * (self.K.bit_length() - 1))
-        self.code_size = (self.bits + 7) // 8
 
     def _encode(self, x: Floats) -> Codes:
         return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
 
-    def score_tables(self, xq: NDArray[Any]) -> Floats:
-        x = self._inputs(xq, "queries")
+    def _tables(self, x: Floats) -> Floats:
         tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(len(x), self.M, self.K)
         return tables
 

@@ -21,7 +21,7 @@ Codes = NDArray[np.uint8]
 
 class Coder(ABC):
     """Codes for similarity search. Sub-classes implement ``_fit`` (unless their codewords are given), ``_encode`` and ``_score``; their
-    arguments are checked.
+    arguments are checked, and scaled if the method is :attr:`unit`.
 
     Args:
         bits: code length in bits. ``float`` and ``classifier`` ignore it; their :attr:`bits` is set by :meth:`fit`.
@@ -33,10 +33,12 @@ class Coder(ABC):
 
     name: str = ""
     """Short name, as in :data:`gpq_faiss.methods.registry.METHODS`."""
+    unit: bool = False
+    """Whether vectors are scaled to length 1 first, so that L2 ranks like the cosine; zero vectors stay zero."""
     width: int = 0
     """Length of the input vectors; 0 before :meth:`fit`."""
-    code_size: int = 0
-    """Bytes per code; 0 if unknown before :meth:`fit`."""
+    code_size: int
+    """Bytes per code; those of ``float`` and ``classifier`` are known after :meth:`fit`."""
     extra_bits: int = 0
     """Bits of a code in addition to :attr:`bits`."""
 
@@ -47,6 +49,7 @@ class Coder(ABC):
             raise UsageError(f"{self.name}: seed {seed}: it must not be negative")
         self.bits = bits
         self.seed = seed
+        self.code_size = (bits + 7) // 8
 
     def fit(self, x: NDArray[Any], labels: Labels | None = None) -> Self:
         """Learn from a training set.
@@ -59,13 +62,13 @@ class Coder(ABC):
             DataError: rows that are not finite, too few rows, or missing labels.
             UsageError: a code length that vectors of this width cannot have.
         """
-        x = _check(x, self.name, "training vectors")
-        if not len(x) or not x.shape[1]:
+        x = self._checked(x, "training vectors")
+        if not x.size:
             raise DataError(f"{self.name}: training vectors are {list(x.shape)}: nothing to learn from")
         if labels is not None and len(labels) != len(x):
             raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
         self.width = 0  # so that a failed second fit leaves the coder unfitted
-        self._fit(x, labels)
+        self._fit(scaled_rows(x) if self.unit else x, labels)
         self.width = x.shape[1]
         return self
 
@@ -77,30 +80,24 @@ class Coder(ABC):
             DataError: rows that are not finite or cannot be coded (a zero vector has no cosine).
             MismatchError: another width than in training.
         """
-        return self._encode(self._inputs(x, "vectors"))
+        return self._encode(self._prepared(x, "vectors"))
 
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
         """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width]; higher is nearer.
 
         Raises:
-            UsageError, DataError, MismatchError: as for :meth:`encode`, or codes of another size.
+            UsageError, DataError, MismatchError: as for :meth:`encode`, or codes of another form.
         """
-        xq = self._inputs(xq, "queries")
-        codes = np.asarray(codes)
-        if codes.ndim != 2 or codes.dtype != np.uint8:
-            raise DataError(
-                f"{self.name}: codes are {codes.dtype} {list(codes.shape)}, not uint8 [n, {self.code_size}]"
-            )
-        if codes.shape[1] != self.code_size:
+        prepared, codes = self._prepared(xq, "queries"), np.asarray(codes)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != self.code_size:
             raise MismatchError(
-                f"{self.name}: codes of {codes.shape[1]} bytes, but this coder's have {self.code_size}: "
+                f"{self.name}: codes of {codes.dtype} {list(codes.shape)}, but this coder's are uint8 [n, {self.code_size}]: "
                 "use codes from this coder"
             )
-        return self._score(xq, np.ascontiguousarray(codes))
+        return self._score(prepared, np.ascontiguousarray(codes))
 
     def score_tables(self, xq: NDArray[Any]) -> Floats | None:
         """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M entries; else None."""
-        del xq
         return None
 
     def index(self) -> Any:
@@ -114,7 +111,7 @@ class Coder(ABC):
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """Input to search :meth:`index` with, for query vectors float32 [Q, width]; by default the vectors themselves."""
-        return self._inputs(xq, "vectors")
+        return self._inputs(xq, "queries")
 
     def settings(self) -> dict[str, Any]:
         """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see ``revision`` in the registry)."""
@@ -134,8 +131,9 @@ class Coder(ABC):
             raise UsageError(f"{self.name} is not fitted: call fit first")
 
     def _inputs(self, x: NDArray[Any], what: str) -> Floats:
+        """``x`` as float32 [n, width]."""
         self._require_fit()
-        x = _check(x, self.name, what)
+        x = self._checked(x, what)
         if x.shape[1] != self.width:
             raise MismatchError(
                 f"{self.name}: {what} have width {x.shape[1]}, but it was fitted to width {self.width}: "
@@ -143,34 +141,35 @@ class Coder(ABC):
             )
         return x
 
+    def _prepared(self, x: NDArray[Any], what: str) -> Floats:
+        """As :meth:`_inputs`, and scaled."""
+        x = self._inputs(x, what)
+        return scaled_rows(x) if self.unit else x
 
-def labelled_rows(labels: Labels | None, name: str) -> NDArray[np.int64]:
-    """Rows with labels, int64, ascending.
+    def _checked(self, x: NDArray[Any], what: str) -> Floats:
+        """``x`` as float32 [n, width], C-contiguous and finite; else raises :class:`DataError`."""
+        x = np.asarray(x)
+        if x.ndim != 2 or x.dtype.kind not in "fiu":
+            raise DataError(
+                f"{self.name}: {what} are {x.dtype} {list(x.shape)}: numbers [n, width] are needed"
+            )
+        # A large float64 overflows to infinity here and is rejected below.
+        with np.errstate(over="ignore"):
+            x = np.ascontiguousarray(x, dtype=np.float32)
+        bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+        if bad.size:
+            raise DataError(
+                f"{self.name}: {what}: {rows_that(bad, 'hold')} NaN or infinity: repair such rows or leave them out"
+            )
+        return x
 
-    Raises:
-        DataError: there are none.
-    """
-    if labels is None or not labels.has().any():
-        raise DataError(
-            f"{name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
-        )
-    return np.flatnonzero(labels.has())
-
-
-def _check(x: NDArray[Any], name: str, what: str) -> Floats:
-    """``x`` as float32 [n, width], C-contiguous and finite; else raises :class:`DataError`."""
-    x = np.asarray(x)
-    if x.ndim != 2 or x.dtype.kind not in "fiu":
-        raise DataError(f"{name}: {what} are {x.dtype} {list(x.shape)}: numbers [n, width] are needed")
-    # A large float64 overflows to infinity here and is rejected below.
-    with np.errstate(over="ignore"):
-        x = np.ascontiguousarray(x, dtype=np.float32)
-    bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
-    if bad.size:
-        raise DataError(
-            f"{name}: {what}: {rows_that(bad, 'hold')} NaN or infinity: repair such rows or leave them out"
-        )
-    return x
+    def _labelled(self, labels: Labels | None) -> tuple[NDArray[np.int64], Labels]:
+        """Rows with labels, ascending, and the labels. Raises DataError: there are none."""
+        if labels is None or not labels.has().any():
+            raise DataError(
+                f"{self.name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
+            )
+        return np.flatnonzero(labels.has()), labels
 
 
 def scaled_rows(x: Floats) -> Floats:

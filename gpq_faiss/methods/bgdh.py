@@ -12,22 +12,17 @@ deep features, so that graph embedding, features and codes are learnt jointly. T
 
 The graph (Liu et al., "Hashing with Graphs", ICML 2011): anchors are the k-means centres of a sample of the training items; an item is
 linked to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1. A walk alternates between items and anchors with
-these weights.
+these weights. Its features are the (standardised) embeddings; for images, features from a copy of the network, frozen after a third of
+the steps (at the first step with pretrained weights), since those of random weights are meaningless. Until then there is no graph term.
 
-**Features of the graph.** For embeddings, the (standardised) input. For images, features from a copy of the network, frozen after a
-third of the steps (at the first step with pretrained weights), since features of random weights are meaningless. Until then the loss
-has no graph term.
-
-The full paper was not available: the terms follow its abstract and the works it builds on.
-
-Deviations, and why:
+The full paper was not available: the terms follow its abstract and the works it builds on. Deviations, and why:
 
 * The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data set, and new items have contexts. Items
   along the walk are summed out exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
 * Pairs are those of the mini-batch, and sums are means, so that λ and η mean the same at every batch size and code length.
 * Similar and dissimilar pairs have equal weight (as in Cao et al., "HashNet", ICCV 2017). With nine dissimilar pairs to a similar one the
   plain mean learns next to nothing in 500 steps: mAP 0.17 on the CIFAR-10 features at 12 bits, against 0.39 (both without the next point).
-* The hash layer starts with small weights (:func:`~gpq_faiss.methods.ssdh.start_small`).
+* The hash layer starts with small weights (:func:`.baseline.start_small`).
 * λ, η, the number of anchors and the walk are settings of this implementation, chosen on the CIFAR-10 features.
 """
 
@@ -37,8 +32,6 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import cast
 
-import faiss
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,8 +41,8 @@ from ..data.base import Dataset
 from ..errors import DataError
 from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
-from .baseline import Baseline, half_precision
-from .ssdh import make_linear, squared_distances, start_small
+from .baseline import Baseline, half_precision, make_linear, squared_distances, start_small
+from .pq import kmeans
 from .trainable import TrainingBatch
 
 EMBEDDING = 128
@@ -97,17 +90,8 @@ class BipartiteGraph(nn.Module):
                 f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are too few"
             )
         used = min(len(self.anchors), len(sample))
-        kmeans = faiss.Kmeans(
-            sample.shape[1],
-            used,
-            niter=15,
-            seed=seed,
-            min_points_per_centroid=1,
-            max_points_per_centroid=1 << 20,
-        )
-        kmeans.train(np.ascontiguousarray(sample.float().cpu().numpy()))
         self.used.fill_(used)
-        self.anchors[:used].copy_(torch.from_numpy(kmeans.centroids))
+        self.anchors[:used].copy_(torch.from_numpy(kmeans(sample.cpu().numpy(), used, seed, niter=15)))
         d = squared_distances(sample, self.anchors[:used]).topk(self.nearest, largest=False).values
         self.bandwidth.copy_(d.mean().clamp_min(1e-12))
         Z = sample.new_zeros(len(sample), len(self.anchors))
@@ -125,16 +109,8 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def walk(self, x: Tensor, longest: int, generator: torch.Generator) -> Tensor:
-        """Draw a context for every item: the anchor reached by a walk with 1 to ``longest`` anchor visits.
-
-        Args:
-            x: float [n, W].
-            longest: maximum number of anchor visits; drawn uniformly from 1 on.
-            generator: on the CPU.
-
-        Returns:
-            int64 [n], on the CPU.
-        """
+        """Draw a context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest`` anchor visits, int64 [n], on the
+        CPU like ``generator``."""
         near, weight = (t.cpu() for t in self.joined(x))
         chosen = torch.multinomial(weight, 1, generator=generator)
         at = near.gather(1, chosen)[:, 0]
@@ -216,25 +192,20 @@ class BGDH(Baseline):
     """Maximum anchor visits of a walk; random contexts per context reached by a walk."""
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        super().__init__(config, dataset, image_size, EMBEDDING)
+        super().__init__(config, dataset, image_size, n_classes)
         backbone = self.extractor
         self.network: HashNetwork = HashNetwork(backbone, self.bits, self.draws)
-        spec = backbone.spec
         self.graph_start = 1 / 3 if config.network.weights == "none" else 0.0
-        # A frozen copy: features of the network in training would drift away from the anchors.
-        self.view = copy.deepcopy(backbone).requires_grad_(False).eval() if spec.kind == "images" else None
-        width = spec.in_width or cast(nn.Linear, backbone.head).in_features
+        # What the graph sees: the input, or a frozen copy, as features of the network in training would drift away from the anchors.
+        self.view = copy.deepcopy(backbone).requires_grad_(False) if backbone.spec.kind == "images" else None
+        width = backbone.spec.in_width or cast(nn.Linear, backbone.head).in_features
         anchors = max(self.nearest, min(500, len(dataset) // 10))
         self.graph = BipartiteGraph(anchors, width, self.nearest)
         self.contexts = nn.Parameter(torch.randn(anchors, EMBEDDING, generator=self.draws) / EMBEDDING**0.5)
 
-    def train(self, mode: bool = True) -> BGDH:
-        """Set the mode of all but the frozen copy."""
-        super().train(mode)
-        if self.view is not None:
-            self.view.eval()
-        return self
+    def output_width(self) -> int:
+        """Width of e."""
+        return EMBEDDING
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
@@ -244,14 +215,15 @@ class BGDH(Baseline):
             return
         if self.view is not None:
             self.view.load_state_dict(self.network.backbone.state_dict())
-        items = [self._seen(x).float() for x in sample(20 * len(self.graph.anchors))]
+        items = [self.seen(x) for x in sample(20 * len(self.graph.anchors))]
         self.graph.fit(torch.cat(items), self.seed)
 
-    def _seen(self, x: Tensor) -> Tensor:
-        """Features used by the graph, float [n, W]."""
-        if self.view is not None:
-            return self.view.trunk_features(self.view.input(x))
-        return cast(Tensor, self.network.backbone.input(x))
+    @torch.no_grad()
+    def seen(self, x: Tensor) -> Tensor:
+        """Features used by the graph, float32 [n, W]."""
+        source = self.network.backbone if self.view is None else self.view.eval()
+        v = source.input(x)
+        return (v if self.view is None else source.trunk_features(v)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``pairs``, ``quantisation`` and ``graph``, and their weighted sum."""
@@ -266,9 +238,7 @@ class BGDH(Baseline):
         }
         total = parts["pairs"] + self.quantisation * parts["quantisation"]
         if used := int(self.graph.used):
-            with torch.no_grad():
-                seen = self._seen(x).float()
-            right = self.graph.walk(seen, self.longest, batch.generator)
+            right = self.graph.walk(self.seen(x), self.longest, batch.generator)
             wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
             parts["graph"] = context_loss(e, self.contexts, right.to(e.device), wrong.to(e.device))
             total = total + self.weight * parts["graph"]

@@ -13,8 +13,7 @@ and finally H is replaced by its signs. The paper keeps the n x n matrix L. Here
 (L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels: memory is n q + U².
 
 *Stage 2.* The network's q tanh outputs are regressed on H (mean squared error). (The paper's CNNH+, which also learns the
-classes, is not offered: tables of later papers list CNNH.) A bit is the sign of an output. Supervised:
-unlabelled items are not used.
+classes, is not offered: tables of later papers list CNNH.) A bit is the sign of an output. Supervised.
 
 Deviations: the shared backbone replaces the paper's; columns are visited in random order, and the items within each, so that terms per
 column are computed once.
@@ -30,46 +29,25 @@ from torch import Tensor
 from ..config import Config
 from ..data.base import Dataset
 from ..data.reader import Reader
-from ..errors import DataError
 from .baseline import Baseline
 from .trainable import TrainingBatch
 
 _STAGE_1 = 1  # stream of random numbers
 
 
-class Similarities:
-    """The similarity matrix S of labelled items, one row per distinct label set.
-
-    Args:
-        y: multi-hot [n, C].
-
-    Attributes:
-        group: int64 [n], label set of each item.
-        S: int8 [U, U], 1 where two sets share a label, else -1.
-    """
-
-    def __init__(self, y: NDArray[np.float32]) -> None:
-        sets, group = np.unique(y > 0, axis=0, return_inverse=True)
-        self.group: NDArray[np.int64] = group.reshape(-1).astype(np.int64)
-        shared = sets.astype(np.float32) @ sets.T.astype(np.float32) > 0
-        self.S: NDArray[np.int8] = np.where(shared, 1, -1).astype(np.int8)
-
-    def times(self, H: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rows of S H for each set of labels, float64 [U, q], of H [n, q]."""
-        sums = np.zeros((len(self.S), H.shape[1]))
-        np.add.at(sums, self.group, H)
-        return self.S @ sums
-
-
-def descend(similar: Similarities, H: NDArray[np.float64], sweeps: int, rng: np.random.Generator) -> None:
-    """Coordinate descent on H [n, q], in place."""
+def descend(y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np.random.Generator) -> None:
+    """Coordinate descent on H [n, q], in place, for multi-hot labels y [n, C]."""
     n, q = H.shape
-    group, S = similar.group.tolist(), similar.S
+    sets, inverse = np.unique(y > 0, axis=0, return_inverse=True)
+    shared = sets.astype(np.float32) @ sets.T.astype(np.float32) > 0
+    S = np.where(shared, 1, -1).astype(np.int8)  # a row per set of labels
+    sets_of = inverse.reshape(-1)
+    group = sets_of.tolist()
     norms = np.einsum("nq,nq->n", H, H).tolist()
     for _ in range(sweeps):
         for j in rng.permutation(q).tolist():
             inner = H.T @ H[:, j]  # Hᵀ H_·j
-            pulled = similar.times(H[:, j : j + 1])[:, 0] * q  # q S H_·j, one number per label set
+            pulled = S @ np.bincount(sets_of, weights=H[:, j]) * q  # q S H_·j, one number per set of labels
             for i in rng.permutation(n).tolist():
                 h, u = H[i], group[i]
                 old = float(h[j])
@@ -91,7 +69,7 @@ def factorise(y: NDArray[np.float32], bits: int, *, seed: int = 0) -> NDArray[np
     """Stage 1: codes ±1, int8 [n, bits], of items with multi-hot labels [n, C], after five passes over all entries."""
     rng = np.random.default_rng([seed, _STAGE_1])
     H = rng.uniform(-1, 1, (len(y), bits))
-    descend(Similarities(y), H, 5, rng)
+    descend(y, H, 5, rng)
     return np.where(H > 0, 1, -1).astype(np.int8)
 
 
@@ -102,24 +80,17 @@ class CNNH(Baseline):
     targets: Tensor
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        super().__init__(config, dataset, image_size, config.quantizer.bits)
+        super().__init__(config, dataset, image_size, n_classes)
         # Not in a checkpoint: a resumed run computes the same codes again.
         self.register_buffer("targets", torch.empty(0, self.bits), persistent=False)
         self._rows = np.empty(0, np.int64)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Stage 1, for all labelled training items."""
-        del reader
         self._rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Mean squared error of the codes."""
-        at = np.searchsorted(self._rows, batch.rows)
-        if not len(self._rows) or (at >= len(self._rows)).any() or (self._rows[at] != batch.rows).any():
-            raise DataError(
-                f"{self.name}: a batch has items that stage 1 has not seen: call fit_labels first"
-            )
-        target = self.targets[torch.from_numpy(at).to(self.targets.device)]
+        target = self.targets[torch.from_numpy(np.searchsorted(self._rows, batch.rows))]
         return {"total": (self.raw(batch, amp).tanh() - target).square().mean()}

@@ -1,4 +1,4 @@
-"""Coders made from a trained network's codebooks, and the base of binary codes: NumPy and Faiss, no torch."""
+"""Coders of given codebooks, and the base of binary codes: NumPy and Faiss, no torch."""
 
 from __future__ import annotations
 
@@ -9,34 +9,21 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import pack_codes, unpack_codes
+from ..codes.bits import bits_per_code, unpack_codes
 from ..codes.checks import check_codebooks
-from ..codes.codebooks import inject
+from ..codes.codebooks import product_index
 from ..codes.encode import encode as encode_unit_norm
 from ..codes.scores import score_tables as unit_norm_tables
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from .base import Coder, Codes, Floats
-
-Metric = Literal["ip", "l2"]
 
 _BLOCK_BYTES = 32 << 20  # of temporary arrays
 
 
-def fill(index: Any, codes: Codes) -> Any:
-    """Add codes of a coder to its index; returns the index."""
-    if isinstance(index, faiss.IndexBinary):
-        index.add(codes)
-    else:
-        index.add_sa_codes(codes)
-    return index
-
-
 def index_pq(codebooks: Floats, metric: int) -> Any:
     """An empty ``faiss.IndexPQ`` with the given codebooks, float32 [M, K, d]."""
-    M, K, d = codebooks.shape
-    index = faiss.IndexPQ(M * d, M, K.bit_length() - 1, metric)
-    faiss.copy_array_to_vector(codebooks.ravel(), index.pq.centroids)
-    index.is_trained = True
+    index = product_index(codebooks)
+    index.metric_type = metric
     return index
 
 
@@ -51,15 +38,6 @@ def distance_tables(x: Floats, codebooks: Floats) -> Floats:
         difference = parts[i : i + block] - codebooks
         np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
     return np.negative(tables, out=tables)
-
-
-def add_entries(tables: Floats, assignment: NDArray[np.uint8]) -> Floats:
-    """Scores float32 [Q, n]: sums of entries of tables [Q, M, K], for codeword numbers [n, M]."""
-    scores = np.zeros((len(tables), len(assignment)), np.float32)
-    # Always summed in the order of the codebooks, so that equal codes have bit-equal scores.
-    for m in range(tables.shape[1]):
-        scores += tables[:, m, assignment[:, m]]
-    return scores
 
 
 def checked_codebooks(codebooks: Floats) -> Floats:
@@ -78,65 +56,54 @@ class TableCoder(Coder):
     M: int
     K: int
 
-    @abstractmethod
     def score_tables(self, xq: NDArray[Any]) -> Floats:
         """Score of every codeword for every query, float32 [Q, M, K]."""
+        return self._tables(self._prepared(xq, "queries"))
+
+    @abstractmethod
+    def _tables(self, x: Floats) -> Floats: ...
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        return add_entries(self.score_tables(xq), unpack_codes(codes, self.M, self.K))
+        tables, chosen = self._tables(xq), unpack_codes(codes, self.M, self.K)
+        scores = np.zeros((len(tables), len(chosen)), np.float32)
+        # Always summed in the order of the codebooks, so that equal codes have bit-equal scores.
+        for m in range(self.M):
+            scores += tables[:, m, chosen[:, m]]
+        return scores
 
 
 class ProductCoder(TableCoder):
-    """Product codes: M codebooks, one per part of the vector; asymmetric scores. Ties go to the lowest codeword number.
+    """Product codes: M codebooks, one per part of the vector; the nearest codewords in L2, asymmetric scores.
 
     Args:
         codebooks: float32 [M, K, d], K a power of two from 4 to 256.
-        metric: ``ip``: scores are inner products with the codewords; ``l2``: negative squared distances. Encoding always takes the
-            nearest codewords in L2.
+        metric: ``ip``: codewords are unit-norm, and scores inner products; ``l2``: scores are negative squared distances.
 
     Raises:
-        DataError: codebooks of another shape, or not finite.
+        DataError: codebooks of another shape, not finite, or not unit-norm.
     """
 
     name = "product codes"
 
-    def __init__(self, codebooks: Floats, metric: Metric = "ip") -> None:
-        Z = checked_codebooks(codebooks)
-        if metric not in ("ip", "l2"):
-            raise UsageError(f"metric {metric!r} is not one of ip, l2")
+    def __init__(self, codebooks: Floats, metric: Literal["ip", "l2"] = "ip") -> None:
         self.metric = metric
-        self.M, self.K, self.d = (int(n) for n in Z.shape)
+        self.codebooks = check_codebooks(codebooks) if metric == "ip" else checked_codebooks(codebooks)
+        self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
         self.width = self.M * self.d
-        super().__init__(self.M * (self.K.bit_length() - 1))
-        self.code_size = (self.bits + 7) // 8
-        self._unit_norm = metric == "ip" and bool((np.abs(np.linalg.norm(Z, axis=2) - 1) < 1e-3).all())
-        self.codebooks = check_codebooks(Z) if self._unit_norm else Z
+        super().__init__(self.M * bits_per_code(self.K))
 
     def _encode(self, x: Floats) -> Codes:
-        if self._unit_norm:
+        if self.metric == "ip":
             return encode_unit_norm(x, self.codebooks)
-        x = x.reshape(len(x), self.M, self.d)
-        half = 0.5 * np.einsum("mkd,mkd->mk", self.codebooks, self.codebooks)
-        assignment = np.empty((len(x), self.M), np.uint8)
-        block = max(1, _BLOCK_BYTES // (4 * self.M * self.K))
-        for i in range(0, len(x), block):
-            nearness = np.einsum("nmd,mkd->nmk", x[i : i + block], self.codebooks, optimize=True) - half
-            assignment[i : i + block] = nearness.argmax(axis=2)
-        return pack_codes(assignment, self.K)
+        codes: Codes = self.index().sa_encode(x) if len(x) else np.empty((0, self.code_size), np.uint8)
+        return codes
 
-    def score_tables(self, xq: NDArray[Any]) -> Floats:
-        xq = self._inputs(xq, "queries")
-        if self.metric == "l2":
-            return distance_tables(xq, self.codebooks)
-        if self._unit_norm:
-            return unit_norm_tables(xq, self.codebooks)
-        tables: Floats = np.einsum("qmd,mkd->qmk", xq.reshape(len(xq), self.M, self.d), self.codebooks)
-        return tables
+    def _tables(self, x: Floats) -> Floats:
+        tables = unit_norm_tables if self.metric == "ip" else distance_tables
+        return tables(x, self.codebooks)
 
     def index(self) -> Any:
         """``faiss.IndexPQ`` of the metric."""
-        if self._unit_norm:
-            return inject(self.codebooks)
         return index_pq(
             self.codebooks, faiss.METRIC_INNER_PRODUCT if self.metric == "ip" else faiss.METRIC_L2
         )
@@ -146,20 +113,19 @@ class BinaryMethod(TableCoder):
     """A method whose codes are bits compared by Hamming distance; sub-classes implement :meth:`_project`.
 
     Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them. The padding bits of
-    the last byte are 0 and do not affect distances. The score is the negative Hamming distance. Groups of four bits are numbers below
-    K = 16, so binary codes are ranked like product codes; the sums are integers.
+    the last byte are 0. The score is the negative Hamming distance. Groups of four bits are numbers below K = 16, so binary codes are
+    ranked like product codes; the sums are integers.
     """
 
     K = 16
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
-        self.code_size = (bits + 7) // 8
         self.M = 2 * self.code_size
 
     def project(self, x: NDArray[Any]) -> Floats:
         """The coordinates float32 [n, bits] whose signs are the code."""
-        return self._project(self._inputs(x, "vectors"))
+        return self._project(self._prepared(x, "vectors"))
 
     @abstractmethod
     def _project(self, x: Floats) -> Floats: ...
@@ -167,9 +133,9 @@ class BinaryMethod(TableCoder):
     def _encode(self, x: Floats) -> Codes:
         return np.packbits(self._project(x) > 0, axis=1, bitorder="little")
 
-    def score_tables(self, xq: NDArray[Any]) -> Floats:
-        """Negative Hamming distances of each four bits of a query to each number below 16, float32 [Q, M, 16]."""
-        queries = unpack_codes(self.encode(xq), self.M, self.K)
+    def _tables(self, x: Floats) -> Floats:
+        """Negative Hamming distances of each four bits of a query to each number below 16."""
+        queries = unpack_codes(self._encode(x), self.M, self.K)
         different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(np.float32)
         return np.asarray(-different)
 

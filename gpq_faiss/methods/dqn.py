@@ -25,40 +25,40 @@ from __future__ import annotations
 import faiss
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..config import Config
-from ..data.base import Dataset
 from ..errors import DataError
 from ..losses.npair import multihot
 from .base import Floats
 from .baseline import Alternating
 from .coders import ProductCoder
+from .pq import centroids_of, untrained_quantizer
 from .trainable import TrainingBatch
 
+_PER_CODEWORD = 256  # items per codeword that k-means uses at most
 
-class PairwiseCosineLoss(nn.Module):
-    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1 (see the module docstring).
+
+def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
+    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1 (see the module docstring); a scalar.
 
     Pairs of a row with itself contribute 0. Unlabelled rows are ignored; a batch without labels has loss 0.
-    """
 
-    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, of vectors float [B, D] and multi-hot labels [B, C]."""
-        y = multihot(labels, z)
-        known = y.any(dim=1).to(z.dtype)
-        unit = nn.functional.normalize(z, dim=1)
-        target = 2 * (y @ y.T > 0).to(z.dtype) - 1
-        pairs = known[:, None] * known[None, :]
-        return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
+    Args:
+        z: vectors float [B, D].
+        labels: multi-hot [B, C].
+    """
+    y = multihot(labels, z)
+    known = y.any(dim=1).to(z.dtype)
+    unit = F.normalize(z, dim=1)
+    target = 2 * (y @ y.T > 0).to(z.dtype) - 1
+    pairs = known[:, None] * known[None, :]
+    return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
 
 
 def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = None, seed: int = 0) -> Floats:
-    """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M * d], through Faiss.
-
-    Args:
-        start: initial codebooks; None: random items.
+    """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M * d], from ``start`` (None: random items) on.
 
     Raises:
         DataError: fewer items than codewords.
@@ -67,15 +67,13 @@ def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = N
         raise DataError(
             f"{len(x)} labelled items are too few for codebooks of {K} codewords: label at least {K}"
         )
-    pq = faiss.ProductQuantizer(x.shape[1], M, K.bit_length() - 1)
-    pq.cp.seed = seed + 1
-    pq.cp.niter = 25
-    pq.cp.min_points_per_centroid = 1
+    pq = untrained_quantizer(x.shape[1], M, K, seed=seed)
+    pq.cp.max_points_per_centroid = _PER_CODEWORD
     if start is not None:
         faiss.copy_array_to_vector(np.ascontiguousarray(start, np.float32).ravel(), pq.centroids)
         pq.train_type = faiss.ProductQuantizer.Train_hot_start
     pq.train(np.ascontiguousarray(x, np.float32))
-    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, -1)
+    return centroids_of(pq)
 
 
 class DQN(Alternating):
@@ -85,14 +83,13 @@ class DQN(Alternating):
     weight = 0.03
     """λ of the quantisation loss."""
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        q = config.quantizer
-        shape = (q.codebooks, q.codewords, q.subdim)
-        super().__init__(
-            config, dataset, image_size, q.width, lambda draws: torch.rand(shape, generator=draws) * 2 - 1
-        )
-        self.cosine = PairwiseCosineLoss()
+    def output_width(self) -> int:
+        """M sub-vectors."""
+        return self.M * self.d
+
+    def first(self, draws: torch.Generator) -> Tensor:
+        """Uniform in (-1, 1), float [M, K, d]."""
+        return torch.rand(self.M, self.K, self.d, generator=draws) * 2 - 1
 
     def nearest(self, z: Tensor) -> Tensor:
         """Quantised z float [B, M * d]: the nearest codewords C h, concatenated, float [B, M * d]."""
@@ -104,16 +101,13 @@ class DQN(Alternating):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The pairwise cosine loss and the product quantisation loss."""
         z = self.outputs(batch, amp)
-        cosine = self.cosine(z, batch.y)
-        with torch.no_grad():
-            quantised = self.nearest(z)
+        cosine = pairwise_cosine(z, batch.y)
         # A product, not a branch, so that a GPU need not synchronise.
-        error = (z - quantised).square().mean() * self.fitted
+        error = (z - self.nearest(z.detach())).square().mean() * self.fitted
         return {"total": cosine + self.weight * error, "cosine": cosine, "quantisation": error}
 
     def refit(self, at: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """k-means from the present codebooks on."""
-        del at
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
         return fit_product_codebooks(x, self.M, self.K, start=start, seed=self.seed)
 

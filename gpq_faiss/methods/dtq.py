@@ -26,14 +26,13 @@ Deviations:
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import Config
-from ..data.base import Dataset
-from ..data.reader import Reader
 from ..losses.npair import label_pairs
 from .additive import AdditiveCoder, iterated_conditional_modes, reconstruct, update_codebooks
 from .base import Floats
@@ -97,22 +96,19 @@ class DTQ(Alternating):
     """γ of weak orthogonality."""
     codes: Tensor
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        M, K = config.quantizer.codebooks, config.quantizer.codewords
-        super().__init__(
-            config,
-            dataset,
-            image_size,
-            WIDTH,
-            lambda draws: torch.randn(M, K, WIDTH, generator=draws) / M**0.5,
-        )
-        self.register_buffer("codes", torch.empty(0, M, dtype=torch.uint8))
+    def output_width(self) -> int:
+        """D."""
+        return WIDTH
 
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Allocate memory for the vectors and codes of the labelled items."""
-        super().fit_labels(reader, rows, y)
-        self.codes = torch.zeros(len(rows), self.M, dtype=torch.uint8, device=self.codes.device)
+    def first(self, draws: torch.Generator) -> Tensor:
+        """Normal, float [M, K, D]."""
+        return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
+
+    def allocate(self, rows: NDArray[np.int64]) -> None:
+        """Memory for the vectors and codes of the labelled items."""
+        super().allocate(rows)
+        codes = torch.zeros(len(rows), self.M, dtype=torch.uint8, device=self.codewords.device)
+        self.register_buffer("codes", codes)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The triplet loss of group-hard triplets and the quantisation loss."""

@@ -1,7 +1,6 @@
 """Uncompressed features, compared by cosine: the reference that supervised codes have to beat.
 
-Items keep all their 32-bit numbers, scaled to unit length, whatever the requested number of bits. Deep features are usually compared
-by cosine rather than L2.
+Items keep all their 32-bit numbers, scaled to unit length, whatever the requested number of bits.
 """
 
 from __future__ import annotations
@@ -13,21 +12,17 @@ import numpy as np
 
 from ..data.labels import Labels, rows_that
 from ..errors import DataError
-from .base import Coder, Codes, Floats, scaled_rows
+from .base import Coder, Codes, Floats
 from .pq import behind
 
 
 class FloatFeatures(Coder):
-    """Exact cosine similarity of the input vectors; the code is the unit vector as float32 bytes.
-
-    Args:
-        bits: ignored; :attr:`bits` is 32 · width after :meth:`fit`.
-    """
+    """Exact cosine similarity of the input vectors; the code is the unit vector as float32 bytes, of 32 · width bits."""
 
     name = "float"
+    unit = True
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        del labels  # only the width is learnt
         self.code_size = 4 * x.shape[1]
         self.bits = 8 * self.code_size
 
@@ -37,18 +32,18 @@ class FloatFeatures(Coder):
         return behind([faiss.NormalizationTransform(self.width, 2.0)], faiss.IndexFlatIP(self.width))
 
     def _encode(self, x: Floats) -> Codes:
-        return self._unit(x).view(np.uint8)
+        return self._directed(x).view(np.uint8)
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        return dot_rows(self._unit(xq), codes.view(np.float32))
+        return dot_rows(self._directed(xq), codes.view(np.float32))
 
-    def _unit(self, x: Floats) -> Floats:
+    def _directed(self, x: Floats) -> Floats:
         zero = np.flatnonzero(~x.any(axis=1))
         if zero.size:
             raise DataError(
                 f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out"
             )
-        return scaled_rows(x)
+        return x
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:

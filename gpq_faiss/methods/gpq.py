@@ -21,7 +21,7 @@ from ..nn.gpq import GPQNetwork
 from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.model import build_network, input_description
 from ..nn.posterior import PosteriorNetwork
-from ..nn.quantizer import at_least_float32, reverse_gradient, soft_assign
+from ..nn.quantizer import at_least_float32, intra_normalize, reverse_gradient, soft_assign
 from .averaged import AveragedMethod
 from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
@@ -35,29 +35,26 @@ class GPQ(AveragedMethod[GPQNetwork]):
         super().__init__(network, config)
         own, beta = config.gpq, config.loss.beta
         self.metric = TripletPQLoss() if own.metric == "triplet" else NPairPQLoss()
-        self.classification = SubspaceClassification(own.classification, beta)
+        self.classification = SubspaceClassification(beta, own.classification)
         self.entropy = SubspaceEntropy(beta, "code" if own.details == "authors" else "paper")
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum; see the module docstring."""
-        loss, n, net = self.config.loss, len(batch.y), self.network
+        own, loss, n, net = self.config.gpq, self.config.loss, len(batch.y), self.network
+        apart = own.details == "authors" and batch.has_unlabelled
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            if self.config.gpq.details == "authors" and batch.has_unlabelled:
-                raw = batch.joint_apart(net.backbone)
-            else:
-                raw = batch.joint(net.backbone)
+            raw = batch.joint_apart(net.backbone) if apart else batch.joint(net.backbone)
         raw = at_least_float32(raw)
-        labelled = net.directions(raw[:n])
-        prototypes = net.classifier.raw
+        labelled, prototypes = intra_normalize(raw[:n], net.M), net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
         total = self.metric(labelled, quantised, batch.y)
-        parts: dict[str, Tensor] = {self.config.gpq.metric: total}
+        parts: dict[str, Tensor] = {own.metric: total}
         if loss.lambda1:
             parts["classification"] = self.classification(labelled, prototypes, batch.y)
             total = total + loss.lambda1 * parts["classification"]
         if loss.lambda2 and len(raw) > n:
-            unlabelled = net.directions(reverse_gradient(raw[n:]))
+            unlabelled = intra_normalize(reverse_gradient(raw[n:]), net.M)
             parts["entropy"] = self.entropy(unlabelled, prototypes)
             total = total - loss.lambda2 * parts["entropy"]
         return self.extra_losses.add({"total": total, **parts}, raw, batch.y)

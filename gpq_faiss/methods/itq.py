@@ -18,38 +18,31 @@ import numpy as np
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
 from .base import Floats
-from .coders import BinaryMethod  # methods of other packages import it from here
+from .coders import BinaryMethod
 
 
 class ITQ(BinaryMethod):
     """PCA and the rotation of iterative quantisation, 50 alternations between signs and rotation as in the paper."""
 
     name = "itq"
-
-    def __init__(self, bits: int, *, seed: int = 0) -> None:
-        super().__init__(bits, seed=seed)
-        self._transform: Any = None
+    _transform: Any
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        del labels
-        width = x.shape[1]
+        n, width = x.shape
         if self.bits > width:
             raise UsageError(
                 f"{self.name}: {self.bits} bits need {self.bits} principal components, but the vectors have width {width}: "
                 f"use at most {width} bits"
             )
-        if len(x) <= self.bits:
+        if n <= self.bits:
             raise DataError(
-                f"{self.name}: {len(x)} training vectors are too few for {self.bits} bits: give at least {self.bits + 1}"
+                f"{self.name}: {n} training vectors are too few for {self.bits} bits: give at least {self.bits + 1}"
             )
-        transform = faiss.ITQTransform(width, self.bits, True)
-        transform.itq.seed = self.seed + 1
-        transform.max_train_per_dim = -(-len(x) // width)  # Faiss' default: 10 rows per dimension
-        transform.train(x)
-        self._transform = transform
+        self._transform = faiss.ITQTransform(width, self.bits, True)
+        self._transform.itq.seed = self.seed + 1
+        self._transform.max_train_per_dim = -(-n // width)  # Faiss' default: 10 rows per dimension
+        self._transform.train(x)
 
     def _project(self, x: Floats) -> Floats:
-        if not len(x):
-            return np.empty((0, self.bits), np.float32)
-        coordinates: Floats = self._transform.apply(x)
-        return coordinates
+        out: Floats = self._transform.apply(x) if len(x) else np.empty((0, self.bits), np.float32)
+        return out

@@ -5,128 +5,114 @@ k-means divides the space into cells. The residuals x - c of a cell are rotated 
 parts so that the products of variances are balanced (eigenvalue allocation, as in the parametric solution of Ge et al.: axes by
 falling variance, each to the part with the smallest product that has room). A product quantiser with 16 codewords per part is
 trained on the rotated residuals. The distance of a query to an item is that of the query's residual in the item's cell, R (q - c),
-to the codewords, summed over the parts. Cells and codebooks are trained by Faiss.
-Unsupervised.
+to the codewords, summed over the parts. Cells and codebooks are trained by Faiss. Unsupervised.
 
 **Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper stores the cell as the item's
 inverted list and counts only the codewords' bits. :attr:`LOPQ.extra_bits` gives the additional information: 6 bits with 64 cells. So
-at "12 bits" this method has 18, an advantage over the other methods.
-
-All cells are searched; the paper searches a few, for speed.
+at "12 bits" this method has 18, an advantage over the other methods. All cells are searched; the paper searches a few, for speed.
 
 Deviations: vectors are scaled to length 1 first, in this method's favour, as for :mod:`gpq_faiss.methods.pq`; the coarse quantiser is
-k-means (the paper's second one, a multi-index, is for a billion items); there is a cell per 256 training
-vectors, at most 64 (the paper has 1,024 for a million vectors); cells with fewer than :data:`LEAST` vectors use the rotation and
-codebooks of all residuals. If M does not divide the width, some parts are zero-padded.
+k-means (the paper's second one, a multi-index, is for a billion items); there is a cell per 256 training vectors, at most 64 (the paper
+has 1,024 for a million vectors); cells with fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals. If M does
+not divide the width, some parts are zero-padded.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import unpack_codes
 from ..data.labels import Labels
 from ..errors import DataError
-from .base import Coder, Codes, Floats, scaled_rows
-from .coders import add_entries, distance_tables
-from .pq import CODEWORDS, check_fit, parts_of, product_quantizer, untrained_quantizer
+from .base import Codes, Floats
+from .coders import ProductCoder
+from .pq import CODEWORDS, InParts, kmeans, train_quantizer
 
 LEAST = 8 * CODEWORDS
 """Minimum training vectors of a cell for its own codebooks."""
 _CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cell, on average
 
 
-class LOPQ(Coder):
+@dataclass(frozen=True)
+class Local:
+    """Product quantiser of a cell's residuals, rotated: ``rotation`` float32 [padded, width] has a unit row per principal axis, other
+    rows are zero."""
+
+    rotation: Floats
+    quantizer: ProductCoder
+
+    @classmethod
+    def of(cls, residuals: Floats, M: int, padded: int, seed: int) -> Local:
+        """Trained on residuals [n, width]."""
+        rotation = local_rotation(residuals, M, padded)
+        return cls(rotation, train_quantizer(residuals @ rotation.T, M, seed=seed))
+
+    def rotated(self, residuals: Floats) -> Floats:
+        """Residuals [n, width] as [n, padded]."""
+        return np.ascontiguousarray(residuals @ self.rotation.T)
+
+
+class LOPQ(InParts):
     """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell. Faiss has no such index.
 
     Attributes:
-        extra_bits: bits of the cell number, in addition to ``bits``; set by :meth:`fit`, as :attr:`code_size`.
+        extra_bits: bits of the cell number, in addition to ``bits``; set by :meth:`fit`.
         centroids: float32 [cells, width].
-        rotations: float32 [cells, padded, width]: a unit row per principal axis, other rows zero.
-        codebooks: float32 [cells, M, 16, padded / M].
-
-    Raises:
-        UsageError: ``bits`` is not a multiple of 4.
+        cells: product quantiser of each.
     """
 
     name = "lopq"
     centroids: Floats
-    rotations: Floats
-    codebooks: Floats
+    cells: list[Local]
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
-        self.M = parts_of(bits, self.name)
-        self._pq_bytes = (bits + 7) // 8
-        self.code_size = self._pq_bytes + 1
+        self.code_size += 1
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        del labels
-        check_fit(x, self.bits, self.name)
-        x = scaled_rows(x)
-        width = x.shape[1]
-        cells = min(_CELLS, max(1, len(x) // _PER_CELL))
-        # Faiss' default is 256 points per centroid: use all rows.
-        coarse = faiss.Kmeans(
-            width, cells, seed=self.seed + 1, max_points_per_centroid=len(x), min_points_per_centroid=1
-        )
-        coarse.train(x)
-        self.centroids = np.ascontiguousarray(coarse.centroids, dtype=np.float32)
+        self._check_fit(x)
+        width, cells = x.shape[1], min(_CELLS, max(1, len(x) // _PER_CELL))
+        self.centroids = kmeans(x, cells, self.seed + 1)
         self.extra_bits = (cells - 1).bit_length()
         cell = self._cell_of(x)
-        padded = width + -width % self.M
-        self.rotations = np.empty((cells, padded, width), np.float32)
-        self.codebooks = np.empty((cells, self.M, CODEWORDS, padded // self.M), np.float32)
-        common: tuple[Floats, Floats] | None = None
+        residuals = x - self.centroids[cell]
+        how = self.M, self.padded(width), self.seed
+        self.cells = []
+        common: Local | None = None
         for c in range(cells):
             rows = np.flatnonzero(cell == c)
             if len(rows) >= min(LEAST, len(x)):
-                local = self._trained(x[rows] - self.centroids[c], padded)
+                self.cells.append(Local.of(residuals[rows], *how))
             else:
-                common = local = common or self._trained(x - self.centroids[cell], padded)
-            self.rotations[c], self.codebooks[c] = local
-
-    def _trained(self, residuals: Floats, padded: int) -> tuple[Floats, Floats]:
-        """Rotation [padded, width] and codebooks [M, 16, padded / M] for residuals [n, width]."""
-        rotation = local_rotation(residuals, self.M, padded)
-        pq = product_quantizer(residuals @ rotation.T, self.M, self.seed)
-        return rotation, faiss.vector_to_array(pq.centroids).reshape(self.M, CODEWORDS, padded // self.M)
+                common = common or Local.of(residuals, *how)
+                self.cells.append(common)
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
         """The cell of each scaled vector: int64 [n]."""
         cells: NDArray[np.int64] = faiss.knn(x, self.centroids, 1)[1][:, 0]
         return cells
 
-    def _local(self, x: Floats, c: int) -> Floats:
-        """Scaled vectors [n, width] in the rotated space of cell ``c``, [n, padded]."""
-        return np.ascontiguousarray((x - self.centroids[c]) @ self.rotations[c].T)
-
     def _encode(self, x: Floats) -> Codes:
         codes = np.empty((len(x), self.code_size), np.uint8)
-        if not len(x):
-            return codes
-        x = scaled_rows(x)
-        codes[:, -1] = cell = self._cell_of(x)
-        pq = untrained_quantizer(self.rotations.shape[1], self.M, self.seed)
+        codes[:, -1] = cell = self._cell_of(x) if len(x) else np.empty(0, np.int64)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
-            faiss.copy_array_to_vector(self.codebooks[c].ravel(), pq.centroids)
-            codes[rows, :-1] = pq.compute_codes(self._local(x[rows], c))
+            local = self.cells[c].rotated(x[rows] - self.centroids[c])
+            codes[rows, :-1] = self.cells[c].quantizer.encode(local)
         return codes
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        xq = scaled_rows(xq)
         cell = codes[:, -1]
-        if len(cell) and cell.max() >= len(self.centroids):
-            raise DataError(f"{self.name}: a code has cell {cell.max()}, but there are {len(self.centroids)}")
-        assignment = unpack_codes(np.ascontiguousarray(codes[:, :-1]), self.M, CODEWORDS)
+        if len(cell) and cell.max() >= len(self.cells):
+            raise DataError(f"{self.name}: a code has cell {cell.max()}, but there are {len(self.cells)}")
         scores = np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
-            tables = distance_tables(self._local(xq, int(c)), self.codebooks[c])
-            scores[:, rows] = add_entries(tables, assignment[rows])
+            local = self.cells[c].rotated(xq - self.centroids[c])
+            scores[:, rows] = self.cells[c].quantizer.score(local, codes[rows, :-1])
         return scores
 
 

@@ -10,8 +10,7 @@ connected unit with a sigmoid s = 1 / (1 + exp(-β v)), and a piece-wise thresho
 
     max(0, 1 + ||F(I) - F(I+)||² - ||F(I) - F(I-)||²).
 
-A bit is F > 0.5; codes are compared by Hamming distance. Supervised: unlabelled items are not used. Items that
-share a label are similar.
+A bit is F > 0.5; codes are compared by Hamming distance. Supervised.
 
 Deviations: the shared backbone replaces the network in network, with a ReLU after its layer to the 50 features per bit (in the paper
 averages of ReLUs); all triplets of a batch are used, not a random sample; β and ε are 1 and 0.4 (an ε of 0.1 loses
@@ -30,8 +29,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
-from .baseline import Baseline
-from .ssdh import triplet_ranking
+from .baseline import Baseline, triplet_ranking
 from .trainable import TrainingBatch
 
 SLICE = 50
@@ -41,7 +39,7 @@ EPSILON = 0.4
 
 
 class DivideAndEncode(nn.Module):
-    """From features [B, bits · SLICE] to values in [0, 1], one per slice; initial weights by the generator."""
+    """From features [B, bits · SLICE] to s, float [B, bits], one number per slice; initial weights by the generator."""
 
     def __init__(self, bits: int, draws: torch.Generator) -> None:
         super().__init__()
@@ -50,14 +48,10 @@ class DivideAndEncode(nn.Module):
         self.weight = nn.Parameter((torch.rand(bits, SLICE, generator=draws) * 2 - 1) * bound)
         self.bias = nn.Parameter(torch.zeros(bits))
 
-    def before_threshold(self, features: Tensor) -> Tensor:
-        """s, float [B, bits]."""
+    def forward(self, features: Tensor) -> Tensor:
+        """s before the threshold."""
         slices = features.view(len(features), *self.weight.shape)
         return torch.sigmoid((slices * self.weight).sum(dim=2) + self.bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """g(s), float [B, bits]."""
-        return piecewise_threshold(self.before_threshold(features), EPSILON)
 
 
 def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
@@ -67,28 +61,30 @@ def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
 
 
 class NINH(Baseline):
-    """Triplet ranking with divide-and-encode. The exported network gives F - 0.5: a bit is 1 if it is above 0."""
+    """Triplet ranking with divide-and-encode. The exported network gives s - 0.5: a bit is 1 if it is above 0."""
 
     name = "ninh"
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        super().__init__(config, dataset, image_size, config.quantizer.bits * SLICE, self._shifted)
+        super().__init__(config, dataset, image_size, n_classes)
         self.margin = self.bits / 12
-        self.network.encode = DivideAndEncode(self.bits, self.draws)
+        self.network.encode = self.encode = DivideAndEncode(self.bits, self.draws)
 
-    @property
-    def encode(self) -> DivideAndEncode:
-        """The layer behind the extractor."""
-        return cast(DivideAndEncode, self.network.encode)
+    def output_width(self) -> int:
+        """A slice per bit."""
+        return self.bits * SLICE
 
-    def _shifted(self, raw: Tensor) -> Tensor:
-        # The threshold moves no value across 0.5, so codes do not need it.
-        return self.encode.before_threshold(raw.relu()) - 0.5
+    def encoded(self, raw: Tensor) -> Tensor:
+        """s of the extractor's output, float [B, bits]."""
+        return cast(Tensor, self.encode(raw.relu()))
+
+    def vectors(self, raw: Tensor) -> Tensor:
+        """s - 0.5. The threshold moves no value across 0.5, so codes do not need it."""
+        return self.encoded(raw) - 0.5
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The triplet ranking loss of the labelled items."""
-        values = self.encode(self.raw(batch, amp).relu())
+        values = piecewise_threshold(self.encoded(self.raw(batch, amp)), EPSILON)
         # From squares and products, to avoid [B, B, bits] differences. The diagonal is never used.
         squares = values.square().sum(dim=1)
         distances = squares[:, None] + squares - 2 * values @ values.T

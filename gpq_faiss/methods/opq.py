@@ -5,8 +5,7 @@ solution, alg. 1): codebooks for the rotated vectors, then R from the singular v
 ``OPQMatrix``; then a product quantiser is trained from scratch on the rotated vectors. Unsupervised.
 
 Deviations: the initial rotation is random by seed (Faiss: always the same one; the paper: the parametric solution), and it is trained
-with the final 16-codeword codebooks (Faiss' default: 256). If M does not divide the width, vectors are zero-padded; they are scaled
-to unit length, as in :mod:`gpq_faiss.methods.pq`.
+with the final 16-codeword codebooks (Faiss' default: 256). Vectors are scaled and padded as in :mod:`gpq_faiss.methods.pq`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import faiss
 import numpy as np
 
 from ..data.labels import Labels
-from .base import Floats, scaled_rows
-from .pq import PQ, check_fit, pad, product_quantizer, untrained_quantizer
+from .base import Floats
+from .pq import PQ, train_quantizer, untrained_quantizer
 
 
 class OPQ(PQ):
@@ -32,27 +31,25 @@ class OPQ(PQ):
     rotation: Floats
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        del labels
-        check_fit(x, self.bits, self.name)
-        x = scaled_rows(x)
+        self._check_fit(x)
         width = self.padded(x.shape[1])
         draw = np.random.default_rng([self.seed, 0]).standard_normal((width, width))
         matrix = faiss.OPQMatrix(width, self.M)
         faiss.copy_array_to_vector(np.linalg.qr(draw)[0].astype(np.float32).ravel(), matrix.A)
         matrix.max_train_points = len(x)  # Faiss' default: 65,536
-        inner = untrained_quantizer(width, self.M, self.seed)
+        inner = untrained_quantizer(width, self.M, seed=self.seed)
         matrix.pq = inner
         try:
-            matrix.train(pad(x, width))
+            matrix.train(super()._to_quantizer(x))
         finally:
             matrix.pq = None  # Python frees it
         full = faiss.vector_to_array(matrix.A).reshape(width, width)
         # The padded dimensions are always 0, so their columns have no effect.
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
-        self.pq = product_quantizer(self._to_quantizer(x), self.M, self.seed)
+        self.quantizer = train_quantizer(self._to_quantizer(x), self.M, seed=self.seed)
 
     def _transforms(self) -> list[Any]:
-        transform = faiss.LinearTransform(self.width, self.pq.d, False)
+        transform = faiss.LinearTransform(self.width, self.quantizer.width, False)
         faiss.copy_array_to_vector(self.rotation.ravel(), transform.A)
         transform.is_trained = True
         transform.set_is_orthonormal()

@@ -57,7 +57,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
     def __init__(self, network: PosteriorNetwork, config: Config) -> None:
         super().__init__(network, config)
         beta = config.loss.beta
-        self.classification = SubspaceClassification("paper", beta)
+        self.classification = SubspaceClassification(beta)
         self.propagation = SubspaceSoftTargets(beta)
         self.entropy = SubspaceEntropy(beta)
         self.accuracy: float | None = None

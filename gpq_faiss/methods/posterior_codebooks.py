@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..losses.soft_npair import soft_npair_of_posteriors
+from ..losses.npair import soft_npair_of_posteriors
 from ..nn.additive import assign, assign_logits
-from .codewords import PLACE, fit_codewords, kmeans
+from .codewords import PLACE, STARTS, fit_codewords
+from .pq import kmeans
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     logits = (targets + _FLOOR).log()
     logits = logits - logits.mean(dim=1, keepdim=True)
     scales = PLACE ** torch.arange(M, dtype=torch.float32)
-    start = torch.from_numpy(kmeans(np.ascontiguousarray(logits.numpy()), K, seed))
+    start = torch.from_numpy(kmeans(logits.numpy(), K, seed, nredo=STARTS))
     codewords = (scales / scales.sum())[:, None, None] * start
     for _ in range(_ROUNDS):
         codes = torch.cat([assign_logits(block, codewords) for block in _blocks(targets)])

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import Config
 from ..data.base import Dataset
@@ -35,41 +34,32 @@ from .coders import ProductCoder
 from .trainable import TrainingBatch
 
 
-class AsymmetricTripletLoss(nn.Module):
-    """Mean over all triplets (a, p, n) of σ(<x_a, q_n> - <x_a, q_p>): eq. 15.
+def asymmetric_triplets(
+    x: Tensor, q: Tensor, labels: Tensor, *, group: int = 128, scale: float = 8.0
+) -> Tensor:
+    """Mean over all triplets (a, p, n) of σ(<x_a, q_n> - <x_a, q_p>), a scalar: eq. 15.
 
     p is another labelled row that shares a label with a, n a labelled row that shares none. Rows are split into
     consecutive groups and triplets formed within a group, so memory is O(B · group²) instead of O(B³). A batch without triplets has
     loss 0.
 
     Args:
+        x: float [B, D], vectors.
+        q: float [B, D], quantised vectors.
+        labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
         group: maximum rows per group, at least 3.
         scale: factor of both similarities; 1 in the paper.
     """
-
-    def __init__(self, group: int = 128, scale: float = 8.0) -> None:
-        super().__init__()
-        self.group = group
-        self.scale = scale
-
-    def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar.
-
-        Args:
-            x: float [B, D], vectors.
-            q: float [B, D], quantised vectors.
-            labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
-        """
-        groups = max(1, -(-len(x) // self.group))
-        total, count = x.new_zeros(()), x.new_zeros(())
-        for xg, qg, yg in zip(x.chunk(groups), q.chunk(groups), labels.chunk(groups), strict=True):
-            similarity = self.scale * (xg @ qg.T)
-            positive, negative = label_pairs(yg, xg)
-            anchor, other = positive.nonzero(as_tuple=True)
-            loss = (similarity[anchor] - similarity[anchor, other][:, None]).sigmoid()
-            total = total + (loss * negative[anchor]).sum()
-            count = count + negative[anchor].sum()
-        return total / count.clamp_min(1)
+    groups = max(1, -(-len(x) // group))
+    total, count = x.new_zeros(()), x.new_zeros(())
+    for xg, qg, yg in zip(x.chunk(groups), q.chunk(groups), labels.chunk(groups), strict=True):
+        similarity = scale * (xg @ qg.T)
+        positive, negative = label_pairs(yg, xg)
+        anchor, other = positive.nonzero(as_tuple=True)
+        loss = (similarity[anchor] - similarity[anchor, other][:, None]).sigmoid()
+        total = total + (loss * negative[anchor]).sum()
+        count = count + negative[anchor].sum()
+    return total / count.clamp_min(1)
 
 
 def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
@@ -89,26 +79,25 @@ class PQN(Baseline):
     """Sharpness of the soft assignment."""
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        q = config.quantizer
-        super().__init__(
-            config, dataset, image_size, q.width, lambda raw: intra_normalize(raw, q.codebooks).flatten(1)
-        )
+        super().__init__(config, dataset, image_size, n_classes)
         draws = torch.Generator().manual_seed(self.seed)
         self.codewords = Codebooks(self.M, self.K, self.d, generator=draws)
-        self.triplet = AsymmetricTripletLoss()
+
+    def output_width(self) -> int:
+        """M sub-vectors."""
+        return self.M * self.d
+
+    def vectors(self, raw: Tensor) -> Tensor:
+        """Sub-vectors of length 1."""
+        return intra_normalize(raw, self.M).flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The asymmetric triplet loss."""
         x = intra_normalize(self.raw(batch, amp), self.M)
         q = soft_quantise(x, self.codewords(), self.alpha)
-        return {"total": self.triplet(x.flatten(1), q.flatten(1), batch.y)}
+        return {"total": asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y)}
 
     @torch.no_grad()
-    def codebooks(self) -> NDArray[np.float32]:
-        """The codewords, float32 [M, K, d], unit-norm."""
-        return np.ascontiguousarray(self.codewords().float().cpu().numpy())
-
     def coder(self) -> ProductCoder:
         """Coder of the codewords, inner product."""
-        return ProductCoder(self.codebooks())
+        return ProductCoder(np.ascontiguousarray(self.codewords().float().cpu().numpy()))

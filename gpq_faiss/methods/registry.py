@@ -41,9 +41,7 @@ class MethodEntry:
         attribute: its class, a :class:`.base.Coder` (array methods), or the function that builds it, a :data:`Builder` (trained ones).
         deep: whether the training loop trains it.
         changes: settings of this variant, nested as in TOML (GPQ's variants).
-        image_size: default image side in pixels for its network; 0: any.
         departs: deviation from its paper that affects its figures; its module lists the others.
-        images_only: why it equals another method without convolutions; empty if it does not.
         revision: to increase with every code change that alters codes for the same settings; earlier results are then recomputed.
     """
 
@@ -52,12 +50,10 @@ class MethodEntry:
     learns: Learns
     code: CodeKind
     module: str
-    attribute: str = "build"
+    attribute: str
     deep: bool = False
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     departs: str = ""
-    image_size: int = 0
-    images_only: str = ""
     revision: int = 1
 
     @property
@@ -65,220 +61,106 @@ class MethodEntry:
         """Whether its codes have the requested number of bits (``float`` and ``classifier`` have no codes)."""
         return self.code != "none"
 
+    @property
+    def convolutional(self) -> bool:
+        """Whether it is another method with a convolutional network: equal to that one for items without room for convolutions."""
+        return "backbone" in self.changes.get("network", {})
+
     def load(self) -> Any:
         """Import the class or the builder.
 
         Raises:
-            UsageError: its module is not installed.
+            UsageError: it is not installed.
         """
         name = importlib.util.resolve_name(self.module, __package__)
         try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
+            return getattr(importlib.import_module(name), self.attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            if getattr(error, "name", None) not in (name, self.attribute):
                 raise
-            raise UsageError(f"module {name} is not installed") from None
-        if not hasattr(module, self.attribute):
-            raise UsageError(f"module {name} has no attribute {self.attribute}, which its method entry names")
-        return getattr(module, self.attribute)
-
-
-_GPQ_REVISION = 3
-
-
-def _deep(
-    summary: str, citation: str, learns: Learns, code: CodeKind, module: str, departs: str = ""
-) -> MethodEntry:
-    return MethodEntry(
-        summary, citation, learns, code, f".{module}", module.upper(), deep=True, departs=departs
-    )
+            raise UsageError(
+                f"module {name} is not installed, or lacks {self.attribute}, which its method entry names"
+            ) from None
 
 
 def _array(
-    summary: str, citation: str, learns: Learns, code: CodeKind, where: str, departs: str = ""
+    where: str, learns: Learns, code: CodeKind, summary: str, citation: str, **more: Any
 ) -> MethodEntry:
     module, attribute = where.split(".")
-    return MethodEntry(summary, citation, learns, code, f".{module}", attribute, departs=departs)
+    return MethodEntry(summary, citation, learns, code, f".{module}", attribute, **more)
 
 
-def _gpq(summary: str, changes: Mapping[str, Mapping[str, Any]] | None = None, **more: Any) -> MethodEntry:
-    values: dict[str, Any] = {"citation": "Jang and Cho, CVPR 2020", "revision": _GPQ_REVISION, **more}
-    return MethodEntry(
-        summary,
-        learns="semi-supervised",
-        code="quantiser",
-        module=".gpq",
-        attribute="build_gpq",
-        deep=True,
-        changes=changes or {},
-        **values,
+def _deep(
+    name: str, learns: Learns, code: CodeKind, summary: str, citation: str, departs: str = ""
+) -> MethodEntry:
+    return _array(f"{name}.{name.upper()}", learns, code, summary, citation, deep=True, departs=departs)
+
+
+def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **more: Any) -> MethodEntry:
+    return _array(
+        "gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, deep=True, revision=3, **more
     )
 
 
+# fmt: off
 METHODS: dict[str, MethodEntry] = {
     "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"),
-    "gpq-f": _gpq(
-        "gpq with CNN-F as the network",
-        {"network": {"backbone": "cnnf"}},
-        image_size=224,
-        images_only="items without room for convolutions (features, tiny images) would make it gpq again",
-    ),
+    "gpq-f": _gpq("gpq with CNN-F as the network", changes={"network": {"backbone": "cnnf"}}),
     "gpq-h": _gpq(
-        "gpq without classifiers and entropy (λ1 = λ2 = 0)",
-        {"loss": {"lambda1": 0.0, "lambda2": 0.0}},
-    ),
-    "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"gpq": {"metric": "triplet"}}),
+        "gpq without classifiers and entropy (λ1 = λ2 = 0)", changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}}),
+    "gpq-t": _gpq(
+        "gpq with the triplet loss in place of the N-pair loss", changes={"gpq": {"metric": "triplet"}}),
     "posterior": _gpq(
         "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
-        citation="this package",
-        departs="not GPQ: class networks come first, their codes after",
-    ),
-    "ssgah": _deep(
-        "semi-supervised generative adversarial hashing",
-        "Wang, Hu, Cheng and Hou, ECCV 2018",
-        "semi-supervised",
-        "binary",
-        "ssgah",
-        departs="the synthetic triplets weigh 0.03",
-    ),
-    "bgdh": _deep(
-        "deep hashing with a bipartite graph of labelled and unlabelled items",
-        "Yan, Zhang and Li, IJCAI 2017",
-        "semi-supervised",
-        "binary",
-        "bgdh",
-    ),
-    "ssdh": _deep(
-        "semi-supervised deep hashing: triplet ranking and an online graph",
-        "Zhang and Peng, TCSVT 2017",
-        "semi-supervised",
-        "binary",
-        "ssdh",
-        departs="its ranking term is halved, and near and far pairs count half each, however many there are",
-    ),
-    "pqn": _deep(
-        "product quantisation network: soft assignment, asymmetric triplet loss",
-        "Yu, Yuan, Fang and Jin, ECCV 2018",
-        "supervised",
-        "quantiser",
-        "pqn",
-    ),
-    "dtq": _deep(
+        "this package", departs="not GPQ: class networks come first, their codes after"),
+    "ssgah": _deep("ssgah", "semi-supervised", "binary",
+        "semi-supervised generative adversarial hashing", "Wang, Hu, Cheng and Hou, ECCV 2018",
+        "the synthetic triplets weigh 0.03"),
+    "bgdh": _deep("bgdh", "semi-supervised", "binary",
+        "deep hashing with a bipartite graph of labelled and unlabelled items", "Yan, Zhang and Li, IJCAI 2017"),
+    "ssdh": _deep("ssdh", "semi-supervised", "binary",
+        "semi-supervised deep hashing: triplet ranking and an online graph", "Zhang and Peng, TCSVT 2017",
+        "its ranking term is halved, and near and far pairs count half each, however many there are"),
+    "pqn": _deep("pqn", "supervised", "quantiser",
+        "product quantisation network: soft assignment, asymmetric triplet loss", "Yu, Yuan, Fang and Jin, ECCV 2018"),
+    "dtq": _deep("dtq", "supervised", "quantiser",
         "deep triplet quantisation: triplets and a composite quantiser with orthogonal codebooks",
-        "Liu, Cao, Long, Wang and Wang, ACM MM 2018",
-        "supervised",
-        "quantiser",
-        "dtq",
-        departs="its codebooks start from residual k-means",
-    ),
-    "dqn": _deep(
+        "Liu, Cao, Long, Wang and Wang, ACM MM 2018", "its codebooks start from residual k-means"),
+    "dqn": _deep("dqn", "supervised", "quantiser",
         "deep quantisation network: pairwise cosine loss and a product quantisation loss",
-        "Cao, Long, Wang, Zhu and Wen, AAAI 2016",
-        "supervised",
-        "quantiser",
-        "dqn",
-    ),
-    "subic": _deep(
-        "structured binary code: one-hot blocks with entropy losses",
-        "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
-        "supervised",
-        "binary",
-        "subic",
-        departs="its blocks have K = 16",
-    ),
-    "ninh": _deep(
-        "network in network hashing: triplet ranking, a small layer per bit",
-        "Lai, Pan, Liu and Yan, CVPR 2015",
-        "supervised",
-        "binary",
-        "ninh",
-    ),
-    "cnnh": _deep(
+        "Cao, Long, Wang, Zhu and Wen, AAAI 2016"),
+    "subic": _deep("subic", "supervised", "binary",
+        "structured binary code: one-hot blocks with entropy losses", "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
+        "its blocks have K = 16"),
+    "ninh": _deep("ninh", "supervised", "binary",
+        "network in network hashing: triplet ranking, a small layer per bit", "Lai, Pan, Liu and Yan, CVPR 2015"),
+    "cnnh": _deep("cnnh", "supervised", "binary",
         "codes from a factorised similarity matrix, then a network that learns them",
-        "Xia, Pan, Lai, Liu and Yan, AAAI 2014",
-        "supervised",
-        "binary",
-        "cnnh",
-    ),
-    "lopq": _array(
+        "Xia, Pan, Lai, Liu and Yan, AAAI 2014"),
+    "lopq": _array("lopq.LOPQ", "unsupervised", "quantiser",
         "locally optimised product quantisation: a rotation and codebooks per coarse cell",
-        "Kalantidis and Avrithis, CVPR 2014",
-        "unsupervised",
-        "quantiser",
-        "lopq.LOPQ",
-    ),
-    "opq": _array(
-        "optimised product quantisation: a rotation, then PQ",
-        "Ge, He, Ke and Sun, CVPR 2013",
-        "unsupervised",
-        "quantiser",
-        "opq.OPQ",
-    ),
-    "pq": _array(
-        "product quantisation: k-means in each part of the vector",
-        "Jégou, Douze and Schmid, TPAMI 2011",
-        "unsupervised",
-        "quantiser",
-        "pq.PQ",
-    ),
-    "sdh": _array(
-        "supervised discrete hashing: bits that a linear classifier can use",
-        "Shen, Shen, Liu and Shen, CVPR 2015",
-        "supervised",
-        "binary",
-        "sdh.SDH",
-    ),
-    "itq": _array(
+        "Kalantidis and Avrithis, CVPR 2014"),
+    "opq": _array("opq.OPQ", "unsupervised", "quantiser",
+        "optimised product quantisation: a rotation, then PQ", "Ge, He, Ke and Sun, CVPR 2013"),
+    "pq": _array("pq.PQ", "unsupervised", "quantiser",
+        "product quantisation: k-means in each part of the vector", "Jégou, Douze and Schmid, TPAMI 2011"),
+    "sdh": _array("sdh.SDH", "supervised", "binary",
+        "supervised discrete hashing: bits that a linear classifier can use", "Shen, Shen, Liu and Shen, CVPR 2015"),
+    "itq": _array("itq.ITQ", "unsupervised", "binary",
         "iterative quantisation: signs of rotated principal components",
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
-        "unsupervised",
-        "binary",
-        "itq.ITQ",
-        departs="vectors are scaled to length 1 first, as Faiss does it",
-    ),
-    "sh": _array(
-        "spectral hashing: signs of sines along the principal components",
-        "Weiss, Torralba and Fergus, NIPS 2008",
-        "unsupervised",
-        "binary",
-        "sh.SH",
-    ),
-    "float": _array(
-        "the features themselves, exact cosine, no compression",
-        "none",
-        "unsupervised",
-        "none",
-        "float_features.FloatFeatures",
-    ),
-    "classifier": _array(
+        departs="vectors are scaled to length 1 first, as Faiss does it"),
+    "sh": _array("sh.SH", "unsupervised", "binary",
+        "spectral hashing: signs of sines along the principal components", "Weiss, Torralba and Fergus, NIPS 2008"),
+    "float": _array("float_features.FloatFeatures", "unsupervised", "none",
+        "the features themselves, exact cosine, no compression", "none"),
+    "classifier": _array("classifier.Classifier", "supervised", "none",
         "class probabilities of a supervised two-layer net, inner product, no compression",
-        "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
-        "supervised",
-        "none",
-        "classifier.Classifier",
-    ),
-    "classifier-6": _array(
-        "the mean of six such nets, inner product, no compression",
-        "none",
-        "supervised",
-        "none",
-        "classifier.SixClassifiers",
-    ),
-    "classifier-propagated": _array(
-        "the classifier with labels propagated to unlabelled items, no compression",
-        "none",
-        "semi-supervised",
-        "none",
-        "classifier.PropagatedClassifier",
-    ),
-    "class-confidence": _array(
-        "the classifier's likeliest class and its probability: a simple reference",
-        "none",
-        "supervised",
-        "quantiser",
-        "classifier.ClassConfidence",
-    ),
+        "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017"),
+    "classifier-6": _array("classifier.SixClassifiers", "supervised", "none",
+        "the mean of six such nets, inner product, no compression", "none"),
 }
+# fmt: on
 """Short name -> entry: GPQ and its variants, methods of this package, others in the order of the paper's tables, then baselines."""
 
 ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
@@ -336,11 +218,7 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
 
 
 def make_builder(name: str) -> Builder:
-    """The builder of a trained method, for the training loop.
-
-    Raises:
-        UsageError: unknown name, or an array method.
-    """
+    """The builder of a trained method, for the training loop. Raises UsageError: unknown name, or an array method."""
     entry = find_method(name)
     if not entry.deep:
         raise UsageError(f"{name} trains no network: it is made by make_method")

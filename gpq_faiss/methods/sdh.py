@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
-from .base import Floats, labelled_rows, scaled_rows
+from .base import Floats
 from .coders import BinaryMethod
 
 Doubles = NDArray[np.float64]
@@ -45,16 +45,15 @@ class SDH(BinaryMethod):
     """Supervised discrete hashing with RBF kernels."""
 
     name = "sdh"
+    unit = True
     _anchors: Floats
     _sigma: float
     _mean: Doubles
     _P: Doubles
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        rows = labelled_rows(labels, self.name)
-        assert labels is not None
-        y = labels.dense(rows).astype(np.float64)
-        x = scaled_rows(x[rows])
+        rows, labels = self._labelled(labels)
+        x, y = x[rows], labels.dense(rows).astype(np.float64)
         rng = np.random.default_rng([self.seed, 0])
         self._anchors = x[np.sort(rng.permutation(len(x))[:_ANCHORS])]
         distances = squared_distances(x, self._anchors)
@@ -64,22 +63,22 @@ class SDH(BinaryMethod):
         kernels -= self._mean
         gram = kernels.T @ kernels
         # Relative to the mean of the diagonal, so independent of the number of items; with a floor for equal kernels.
-        weight = _RIDGE * max(float(np.trace(gram)) / len(gram), np.finfo(np.float64).tiny)
-        gram[np.diag_indices(len(gram))] += max(weight, 1e-10)
+        gram[np.diag_indices(len(gram))] += max(_RIDGE * float(np.trace(gram) / len(gram)), 1e-10)
         # One factorisation for all iterations: P = solver @ B.
         solver = np.linalg.solve(gram, kernels.T)
         codes = np.where(rng.random((len(x), self.bits)) < 0.5, -1.0, 1.0)
         for _ in range(_ITERATIONS):
-            self._P = solver @ codes
-            reached = kernels @ self._P
-            W = ridge_regression(codes, y, _LAMBDA)
+            reached = kernels @ (solver @ codes)
+            W = np.asarray(
+                np.linalg.solve(codes.T @ codes + _LAMBDA * np.eye(self.bits), codes.T @ y), np.float64
+            )
             codes = discrete_codes(codes, W, y @ W.T + _NU * reached)
         self._P = solver @ codes
 
     def _project(self, x: Floats) -> Floats:
         out = np.empty((len(x), self.bits), np.float32)
         for i in range(0, len(x), _BLOCK_ROWS):
-            block = squared_distances(scaled_rows(x[i : i + _BLOCK_ROWS]), self._anchors)
+            block = squared_distances(x[i : i + _BLOCK_ROWS], self._anchors)
             out[i : i + _BLOCK_ROWS] = (np.exp(block / -self._sigma) - self._mean) @ self._P
         return out
 
@@ -91,11 +90,6 @@ def squared_distances(x: Floats, anchors: Floats) -> Doubles:
     return squares.clip(0)
 
 
-def ridge_regression(B: Doubles, y: Doubles, weight: float) -> Doubles:
-    """W [bits, C] that minimises ||y - B W||² + weight ||W||² (G-step), of codes [n, bits] and targets [n, C]."""
-    return np.asarray(np.linalg.solve(B.T @ B + weight * np.eye(B.shape[1]), B.T @ y), dtype=np.float64)
-
-
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
     """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (B-step); W [bits, C], Q [n, bits].
 
@@ -105,13 +99,11 @@ def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) ->
     B = B.copy()
     gram = W @ W.T
     for _ in range(sweeps):
-        changed = False
+        before = B.copy()
         for bit in range(B.shape[1]):
             others = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
             pull = Q[:, bit] - others
-            best = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
-            if (best != B[:, bit]).any():
-                B[:, bit], changed = best, True
-        if not changed:
+            B[:, bit] = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
+        if np.array_equal(B, before):
             break
     return B

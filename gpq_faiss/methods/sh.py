@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..data.labels import Labels
 from ..errors import DataError
-from .base import Floats, scaled_rows
+from .base import Floats
 from .coders import BinaryMethod
 
 
@@ -38,17 +38,13 @@ class SH(BinaryMethod):
     """
 
     name = "sh"
-
+    unit = True
     axes: Floats
     box: Floats
     modes: NDArray[np.int64]
     _mean: Floats
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        del labels
-        if len(x) < 2:
-            raise DataError(f"{self.name}: {len(x)} training vector: give at least 2")
-        x = scaled_rows(x)
         mean: NDArray[np.float64] = x.mean(axis=0, dtype=np.float64)
         # From centred rows, in blocks: E[xx'] - mm' would lose small variances far from the origin.
         covariance = np.zeros((x.shape[1], x.shape[1]))
@@ -67,9 +63,9 @@ class SH(BinaryMethod):
         low, high = y.min(axis=0), y.max(axis=0)
         # An axis without extent has no function with a small eigenvalue; rounding must not give it one.
         longest = float((high - low).max())
-        real = high - low > 1e-5 * max(longest, float(np.finfo(np.float32).tiny))
+        real = high - low > 1e-5 * longest
         if not real.any():
-            raise DataError(f"{self.name}: all training vectors are equal")
+            raise DataError(f"{self.name}: all training vectors are equal: give at least 2 different ones")
         self.axes, low, high = self.axes[real], low[real], high[real]
         self.box = np.stack([low, high], axis=1)
         self.modes = smallest_modes(high - low, self.bits)
@@ -78,7 +74,7 @@ class SH(BinaryMethod):
         return np.asarray((x - self._mean) @ self.axes.T, dtype=np.float32)
 
     def _project(self, x: Floats) -> Floats:
-        y = self._coordinates(scaled_rows(x))
+        y = self._coordinates(x)
         axis, k = self.modes.T
         low, high = self.box[axis].T
         return eigenfunction(y[:, axis], k, low, high)

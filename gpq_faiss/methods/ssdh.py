@@ -24,7 +24,7 @@ Deviations, and why:
 * The classifier is a softmax over labels with equal shares (the authors' is a sigmoid where items have several labels), and negatives of
   the pseudo-label term are items of any other class (theirs: of the least probable one).
 * All triplets and pairs of the mini-batch are averaged; the authors sample a few per anchor: the same expectation with less noise, in
-  O(B²) memory (see :func:`triplet_ranking`).
+  O(B²) memory (see :func:`.baseline.triplet_ranking`).
 """
 
 from __future__ import annotations
@@ -37,37 +37,9 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
-from ..losses.npair import label_pairs
-from .baseline import Baseline, half_precision
+from ..losses.classification import shares
+from .baseline import Baseline, half_precision, make_linear, squared_distances, start_small, triplet_ranking
 from .trainable import TrainingBatch
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """||a_i - b_j||², float [n, m] >= 0, of float [n, D] and [m, D]."""
-    with torch.autocast(a.device.type, enabled=False):
-        squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
-    return squares.clamp_min(0)
-
-
-def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, a scalar; 0 without triplets.
-
-    p is another row that shares a label with a, n one that shares none; unlabelled rows are ignored. Among an anchor's sorted
-    negatives those within the margin come first, so their sum is a prefix sum: O(B²) memory and O(B² log B) time for B³ triplets.
-
-    Args:
-        distances: float [B, B].
-        labels: multi-hot [B, C]; a zero row is unlabelled.
-        margin: minimum difference of negative and positive distances.
-    """
-    positive, negative = label_pairs(labels, distances)
-    ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values
-    prefix = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(dim=1), (1, 0))
-    bound = distances + margin
-    inside = torch.searchsorted(ordered.detach(), bound.detach().contiguous())
-    loss = (inside * bound - prefix.gather(1, inside)).masked_fill(~positive, 0).sum()
-    triplets = (positive.sum(dim=1) * negative.sum(dim=1)).sum()
-    return loss / triplets.clamp_min(1)
 
 
 def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Tensor:
@@ -87,19 +59,11 @@ def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Ten
 
 @torch.no_grad()
 def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
-    """Graph of a mini-batch: nearest and farthest other rows of each row, by feature distance.
+    """Graph of a mini-batch with features float [B, W]: neighbours of each row and distant rows, two bool [B, B].
 
-    Args:
-        features: float [B, W].
-        near, far: shares of the batch, at least one row each.
-
-    Returns:
-        Two bool [B, B]: neighbours of each row, and distant rows.
+    ``near`` and ``far`` are their shares of the batch, at least one row each.
     """
     B = len(features)
-    if B < 3:
-        nobody = torch.zeros(B, B, dtype=torch.bool, device=features.device)
-        return nobody, nobody
     order = squared_distances(features, features).fill_diagonal_(-1).argsort(dim=1)
     n_near = max(1, min(round(near * B), (B - 1) // 2))
     n_far = max(1, min(round(far * B), B - 1 - n_near))
@@ -120,7 +84,7 @@ class SSDH(Baseline):
     """Shares of a mini-batch that count as neighbours and as distant."""
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, config.quantizer.bits)
+        super().__init__(config, dataset, image_size, n_classes)
         self.margin_rank = max(1.0, self.bits / 8)
         self.margin_pair = 2.5 if self.bits <= 12 else 3.0
         head = cast(nn.Linear, self.extractor.head)
@@ -139,7 +103,7 @@ class SSDH(Baseline):
         parts = {
             "rank": triplet_ranking(d[:n, :n], batch.y, self.margin_rank) / 2,
             "embedding": contrast(d, *batch_graph(deep.detach(), self.near, self.far), self.margin_pair),
-            "classification": soft_cross_entropy(logits[:n], batch.y),
+            "classification": F.cross_entropy(logits[:n], shares(batch.y, logits)),
         }
         total = parts["rank"] + self.weight * parts["embedding"] + parts["classification"]
         if len(x) > n:
@@ -149,29 +113,6 @@ class SSDH(Baseline):
             parts["pseudo"] = contrast(d[n:], same & ~themselves, ~same, self.margin_pair)
             total = total + self.weight * parts["pseudo"]
         return {"total": total, **parts}
-
-
-def make_linear(width: int, out: int, draws: torch.Generator) -> nn.Linear:
-    """A linear layer with Xavier-uniform weights from a generator and zero bias."""
-    layer = nn.Linear(width, out)
-    nn.init.xavier_uniform_(layer.weight, generator=draws)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def start_small(layer: nn.Linear, draws: torch.Generator) -> None:
-    """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do.
-
-    Larger weights give random codes that the losses first have to undo. BGDH on the CIFAR-10 features at
-    48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these.
-    """
-    nn.init.normal_(layer.weight, std=0.005, generator=draws)
-    nn.init.zeros_(layer.bias)
-
-
-def soft_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy with the rows of multi-hot ``y`` [B, C] normalised to sum to 1, a scalar."""
-    return F.cross_entropy(logits, y / y.sum(dim=1, keepdim=True).clamp_min(1))
 
 
 def same_class(y: Tensor, logits: Tensor) -> Tensor:

@@ -31,12 +31,13 @@ Deviations, and why:
   Synthetic triplets have not helped so far: the held-out mAP at 12 bits is 0.51 with λ = 0.2 and 0.55 with λ = 0.03, because
   G, as H's adversary, makes similar items that are farther than its dissimilar ones, and D accepts them.
 * The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The hash layer has small
-  initial weights (:func:`~gpq_faiss.methods.ssdh.start_small`).
+  initial weights (:func:`.baseline.start_small`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -50,37 +51,36 @@ from ..config import Config
 from ..data.base import Dataset
 from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
-from .baseline import Baseline, half_precision
-from .ssdh import squared_distances, start_small, triplet_ranking
+from .baseline import Baseline, half_precision, squared_distances, start_small, triplet_ranking
 from .trainable import TrainingBatch
 
 Pair = tuple[Tensor, Tensor]
 
 
+def perceptron(*widths: int, dropout: float = 0.0) -> nn.Sequential:
+    """Linear layers, with a leaky ReLU and dropout after all but the last."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in itertools.pairwise(widths):
+        layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(0.2), nn.Dropout(dropout)]
+    return nn.Sequential(*layers[:-2])
+
+
 class FeatureGenerator(nn.Module):
-    """A perceptron from an embedding and noise to a similar and a dissimilar embedding."""
+    """From standardised embeddings [n, W] and noise [n, Z] to similar and dissimilar embeddings, two float [n, W]."""
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
-        self.width = width
-        self.layers = nn.Sequential(
-            nn.Linear(width + noise, hidden),
-            nn.LeakyReLU(0.2),
-            nn.Linear(hidden, hidden),
-            nn.LeakyReLU(0.2),
-            nn.Linear(hidden, 2 * width),
-        )
+        self.layers = perceptron(width + noise, hidden, hidden, 2 * width)
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
-        """From standardised [n, W] and noise [n, Z] to two float [n, W]."""
-        similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).split(self.width, dim=1)
+        """See the class."""
+        similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1)
         return similar, dissimilar
 
 
 class ImageGenerator(nn.Module):
-    """A convolutional encoder-decoder with skip connections, for images of at least 4 pixels.
-    Noise is added at the bottleneck, of ``hidden`` channels.
-    """
+    """From normalised images [n, 3, S, S] of at least 4 pixels and noise [n, Z], added at the bottleneck, to similar and dissimilar images:
+    a convolutional encoder-decoder with skip connections."""
 
     def __init__(self, noise: int, hidden: int) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class ImageGenerator(nn.Module):
         self.out = nn.Conv2d(half + 3, 6, 3, padding=1)
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
-        """From normalised images [n, 3, S, S] and noise [n, Z] to two float [n, 3, S, S]."""
+        """See the class."""
         fine = F.leaky_relu(self.down1(x), 0.2)
         coarse = F.leaky_relu(self.down2(fine), 0.2)
         spread = z[:, :, None, None].expand(-1, -1, *coarse.shape[2:])
         up = F.leaky_relu(self.up1(torch.cat([coarse, spread], dim=1)), 0.2)
         up = F.leaky_relu(self.up2(torch.cat([_enlarge(up, fine), fine], dim=1)), 0.2)
         # Normalised pixels are within about ±2.7 (ImageNet's mean and deviation).
-        similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).split(3, dim=1)
+        similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).chunk(2, dim=1)
         return similar, dissimilar
 
 
@@ -107,61 +107,34 @@ def _enlarge(x: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(x, size=like.shape[2:], mode="nearest")
 
 
-class FeatureDiscriminator(nn.Module):
-    """A perceptron from a triplet of embeddings to the logit that it is real."""
+class Discriminator(nn.Module):
+    """From triplets of items [n, ...], side by side, to the logit that they are real, float [n]: a perceptron for embeddings, strided
+    convolutions for images.
+
+    Args:
+        width: of embeddings; 0 for images.
+        hidden: widest layer.
+    """
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(3 * width, hidden),
-            nn.LeakyReLU(0.2),
-            nn.Dropout(0.3),
-            nn.Linear(hidden, hidden),
-            nn.LeakyReLU(0.2),
-            nn.Dropout(0.3),
-            nn.Linear(hidden, 1),
-        )
+        if width:
+            self.layers = perceptron(3 * width, hidden, hidden, 1, dropout=0.3)
+            return
+        layers: list[nn.Module] = []
+        for n_in, n_out in itertools.pairwise((9, hidden // 4, hidden // 2, hidden)):
+            layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1))
 
     def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
-        """Three float [n, W] to float [n]."""
+        """See the class."""
         return cast(Tensor, self.layers(torch.cat([x, similar, dissimilar], dim=1)))[:, 0]
 
 
-class ImageDiscriminator(nn.Module):
-    """Strided convolutions over the nine channels of a triplet of images, averaged at the end."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        widths = (9, hidden // 4, hidden // 2, hidden)
-        layers: list[nn.Module] = []
-        for i in range(3):
-            layers += [nn.Conv2d(widths[i], widths[i + 1], 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
-        self.layers = nn.Sequential(*layers)
-        self.out = nn.Linear(hidden, 1)
-
-    def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
-        """Three float [n, 3, S, S] to float [n]."""
-        deep = self.layers(torch.cat([x, similar, dissimilar], dim=1)).mean(dim=(2, 3))
-        return cast(Tensor, self.out(deep))[:, 0]
-
-
-class HashNetwork(nn.Module):
-    """H: the shared extractor with output u; also accepts normalised items."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
-        """Items to u, float [n, bits]."""
-        v = x if normalised else self.backbone.input(x)
-        return cast(Tensor, self.backbone.head(self.backbone.trunk_features(v)))
-
-
-def frozen(module: nn.Module, *args: Tensor, **kwargs: Any) -> Tensor:
+def frozen(module: nn.Module, *args: Any) -> Tensor:
     """``module(*args)`` with gradients for the arguments, not for its weights."""
     weights = {name: p.detach() for name, p in module.named_parameters()}
-    return cast(Tensor, functional_call(module, weights, args, kwargs))
+    return cast(Tensor, functional_call(module, weights, args))
 
 
 @contextlib.contextmanager
@@ -179,30 +152,36 @@ def keep_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """For each labelled row, a random row that shares a label and one that shares none, if both exist.
-
-    Args:
-        labels: multi-hot [B, C].
-        generator: on the CPU.
+    """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares none, if both exist.
 
     Returns:
-        Anchors, positives and negatives, each int64 [T] on the device of ``labels``, T <= B.
+        Anchors, positives and negatives, each int64 [T], T <= B; drawn on the CPU.
     """
     positive, negative = label_pairs(labels.cpu(), torch.empty(0))
-    anchors = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
-    if not len(anchors):
-        return (anchors.to(labels.device),) * 3
-    p, n = (
-        torch.multinomial(m[anchors].float(), 1, generator=generator)[:, 0].to(labels.device)
-        for m in (positive, negative)
-    )
-    return anchors.to(labels.device), p, n
+    a = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
+    if not len(a):
+        return a, a, a
+    p, n = (torch.multinomial(m[a].float(), 1, generator=generator)[:, 0] for m in (positive, negative))
+    return a.to(labels.device), p.to(labels.device), n.to(labels.device)
 
 
 def ranking(a: Tensor, p: Tensor, n: Tensor, margin: float) -> Tensor:
     """Mean of max(0, margin + ||a - p||² - ||a - n||²) over rows, a scalar."""
     lead = (a - p).square().sum(1) - (a - n).square().sum(1)
     return (margin + lead).relu().mean()
+
+
+class HashNetwork(nn.Module):
+    """H: the shared extractor with output u; also accepts normalised items."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
+        """Items to u, float32 [n, bits]."""
+        v = x if normalised else self.backbone.input(x)
+        return cast(Tensor, self.backbone.head(self.backbone.trunk_features(v))).float()
 
 
 class SSGAH(Baseline):
@@ -218,21 +197,16 @@ class SSGAH(Baseline):
     """Width of the noise."""
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        del n_classes
-        super().__init__(config, dataset, image_size, config.quantizer.bits)
-        backbone = self.extractor
-        self.network: HashNetwork = HashNetwork(backbone)
-        start_small(cast(nn.Linear, backbone.head), self.draws)
-        spec = backbone.spec
+        super().__init__(config, dataset, image_size, n_classes)
+        start_small(cast(nn.Linear, self.extractor.head), self.draws)
         self.margin = max(1.0, self.bits / 8)
+        self.network: HashNetwork = HashNetwork(self.extractor)
+        width, hidden = self.extractor.spec.in_width, 256 if self.extractor.spec.in_width else 64
         self.generator: nn.Module
-        self.discriminator: nn.Module
-        if spec.kind == "features":
-            self.generator = FeatureGenerator(spec.in_width, self.noise, 256)
-            self.discriminator = FeatureDiscriminator(spec.in_width, 256)
-        else:
-            self.generator = ImageGenerator(self.noise, 64)
-            self.discriminator = ImageDiscriminator(64)
+        self.generator = (
+            FeatureGenerator(width, self.noise, hidden) if width else ImageGenerator(self.noise, hidden)
+        )
+        self.discriminator = Discriminator(width, hidden)
         for layer in (*self.generator.modules(), *self.discriminator.modules()):
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 nn.init.kaiming_normal_(layer.weight, a=0.2, generator=self.draws)
@@ -247,20 +221,18 @@ class SSGAH(Baseline):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and their
         total, in which each network gets gradients from its own loss only."""
-        x, n = batch.x, len(batch.y)
+        x, n, k = batch.x, len(batch.y), len(batch.x)
+        v = self.extractor.input(x).detach()
         with half_precision(x, amp):
-            u = self.network(x)
-        h = u.float().sigmoid()
+            h = self.network(v, True).sigmoid()
         parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
 
-        v = self.network.backbone.input(x).detach()
-        z = torch.randn(len(x), self.noise, generator=batch.generator).to(x.device)
+        z = torch.randn(k, self.noise, generator=batch.generator).to(x.device)
         made: Pair = self.generator(v, z)
         still = [m.detach() for m in made]
         with keep_statistics(self.network):
-            hashed = self.network(torch.cat(still), normalised=True).float().sigmoid()
-            seen = frozen(self.network, torch.cat(made), normalised=True).float().sigmoid()
-        k = len(x)
+            hashed = self.network(torch.cat(still), True).sigmoid()
+            seen = frozen(self.network, torch.cat(made), True).sigmoid()
         parts["synthetic"] = ranking(h, hashed[:k], hashed[k:], self.margin)
         parts["adversary"] = ranking(h.detach(), seen[:k], seen[k:], self.margin)
 

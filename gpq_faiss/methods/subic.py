@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data.base import Dataset
 from ..errors import UsageError
-from ..losses.npair import multihot
+from ..losses.classification import cross_entropy, shares
 from .baseline import Baseline
 from .coders import ProductCoder
 from .trainable import TrainingBatch
@@ -60,11 +60,8 @@ class SUBIC(Baseline):
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
         if n_classes < 2:
             raise UsageError(f"subic: {n_classes} class: a classifier needs at least 2")
-        M, width = config.quantizer.codebooks, config.quantizer.codebooks * config.quantizer.codewords
-        super().__init__(
-            config, dataset, image_size, width, lambda raw: block_log_softmax(raw, M).exp().flatten(1)
-        )
-        self.n_classes = n_classes
+        super().__init__(config, dataset, image_size, n_classes)
+        width = self.output_width()
         self.classifier = nn.Linear(width, n_classes)
         draws = torch.Generator().manual_seed(self.seed + 1)
         with torch.no_grad():
@@ -72,17 +69,22 @@ class SUBIC(Baseline):
             self.classifier.weight.uniform_(-bound, bound, generator=draws)
             self.classifier.bias.zero_()
 
+    def output_width(self) -> int:
+        """M blocks of K activations."""
+        return self.M * self.K
+
+    def vectors(self, raw: Tensor) -> Tensor:
+        """The activations."""
+        return block_log_softmax(raw, self.M).exp().flatten(1)
+
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The classification loss and the two entropies, each between 0 and about 1."""
         log_z = block_log_softmax(self.raw(batch, amp), self.M)
         log_p = self.classifier(log_z.exp().flatten(1)).log_softmax(dim=1)
-        y = multihot(batch.y, log_p)
-        count = y.sum(dim=1, keepdim=True)
-        cross = -(y / count.clamp_min(1) * log_p).sum() / (count > 0).sum().clamp_min(1)
         mean, frequency = entropies(log_z)
         bits = self.M * math.log2(self.K)
         parts = {
-            "classification": cross / math.log(self.n_classes),
+            "classification": cross_entropy(log_p, shares(batch.y, log_p)) / math.log(self.n_classes),
             "mean_entropy": mean / bits,
             "batch_entropy": frequency / bits,
         }

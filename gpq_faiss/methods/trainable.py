@@ -105,7 +105,7 @@ class TrainableMethod(nn.Module, ABC):
         if isinstance(reader.dataset, FeatureDataset):
             values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
             for backbone in self.extractors():
-                backbone.fit_standardisation(torch.from_numpy(values))
+                backbone.input.fit(torch.from_numpy(values))
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .joint import Rows
@@ -42,9 +41,8 @@ def random_flip_crop(
     columns = torch.where(mirrored[:, None], width - 1 - columns, columns) + dx[:, None]
     lines = torch.arange(height, device=device) + dy[:, None]
     image = torch.arange(batch, device=device)[:, None, None]
-    padded = F.pad(images, (pad, pad, pad, pad))
-    if colour is not None:
-        inside = F.pad(torch.ones((height, width), dtype=torch.bool, device=device), (pad, pad, pad, pad))
-        padded = torch.where(inside, padded, colour.to(images).view(1, 3, 1, 1))
+    fill = torch.zeros(3, device=device) if colour is None else colour
+    padded = fill.to(images).view(1, 3, 1, 1).repeat(batch, 1, height + 2 * pad, width + 2 * pad)
+    padded[:, :, pad : pad + height, pad : pad + width] = images
     # Advanced indices around the slice put the channels last: [B, H, W, 3].
     return padded[image, :, lines[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 
@@ -48,10 +46,7 @@ class GPQNetwork(CodeNetwork):
 
     Args:
         backbone: input to float [B, M·d].
-        M: codebooks.
-        K: codewords per codebook.
-        d: dimensions of a sub-vector.
-        C: classes.
+        M, K, d, C: codebooks, codewords per codebook, dimensions of a sub-vector, classes.
         alpha: sharpness α of the soft assignment from Z and W to z'.
         generator: for the initial codewords and prototypes.
     """
@@ -78,13 +73,8 @@ class GPQNetwork(CodeNetwork):
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
         return reexpress(self.codewords.raw, self.classifier.raw, self.alpha)
 
-    def directions(self, raw: Tensor) -> Tensor:
-        """The backbone's output [B, M·d] as unit-norm sub-vectors [B, M, d] to classify and quantise."""
-        return intra_normalize(raw, self.M)
-
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """The backbone's output float32 [B, M·d]; the same for items and queries."""
-        del queries
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             return at_least_float32(self.backbone(x))

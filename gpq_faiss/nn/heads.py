@@ -5,21 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
 from .joint import DrawsByRow, RowDropout
 
 
 class SubspaceHeads(DrawsByRow):
-    """M parallel two-layer perceptrons: float [B, in_width] to [B, M·d].
-
-    Sub-vectors that share all but a linear layer make correlated errors, so M of them are hardly better than one. Errors of separate
-    networks are less correlated, so their mean is more accurate.
+    """M parallel two-layer perceptrons, whose errors are less correlated than those of M linear layers: float [B, in_width] to [B, M·d].
 
     Args:
         in_width: width of the trunk's features.
-        M: sub-spaces.
-        hidden: hidden units per perceptron.
-        d: dimensions of a sub-vector.
+        M, hidden, d: sub-spaces, and the hidden units and outputs of each perceptron.
         dropout: of the hidden units.
         noise: standard deviation of Gaussian noise on the inputs in training, independent per sub-space.
         generator: for the initial weights.
@@ -37,11 +31,6 @@ class SubspaceHeads(DrawsByRow):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        if min(in_width, M, hidden, d) < 1 or not 0 <= dropout < 1 or noise < 0:
-            raise UsageError(
-                f"heads of {in_width} inputs, {M} sub-spaces, {hidden} hidden units, {d} outputs, dropout {dropout}, noise {noise}: "
-                "sizes must be at least 1, dropout in [0, 1), noise not negative"
-            )
         self.noise = noise
         self.into = nn.Parameter(torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5)
         self.bias = nn.Parameter(torch.zeros(M, 1, hidden))

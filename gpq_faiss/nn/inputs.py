@@ -11,83 +11,50 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class ImageInput(nn.Module):
-    """(x - mean) / std for images float [B, 3, S, S] in [0, 1]; the memory format is kept.
+class Normalisation(nn.Module):
+    """(x - mean) / std for images float [B, 3, S, S] in [0, 1], or for features float [B, W], unchanged until :meth:`fit`.
 
-    Raises (at the call): UsageError for integer images, another number of channels, or a side below
-    ``smallest``.
+    Args:
+        width: W of features; 0 for images.
+        mean, std: of images, per channel; ImageNet's by default.
     """
 
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self,
-        smallest: int,
-        mean: tuple[float, ...] = IMAGENET_MEAN,
-        std: tuple[float, ...] = IMAGENET_STD,
+        self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
     ) -> None:
         super().__init__()
-        self.smallest = smallest
-        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+        self.register_buffer("mean", torch.zeros(width) if width else torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised images, shape as given."""
-        # Shapes and dtypes only: constants for an exporter.
-        if x.ndim != 4 or x.shape[1] != 3:
-            raise UsageError(f"images of shape {list(x.shape)} given: [B, 3, S, S] is expected")
-        if not x.is_floating_point():
-            raise UsageError(f"images of {x.dtype} given: float in [0, 1] is expected (divide by 255)")
-        if min(x.shape[2], x.shape[3]) < self.smallest:
-            raise UsageError(
-                f"images of {x.shape[3]}x{x.shape[2]} pixels given: at least {self.smallest} are needed here"
-            )
-        return (x - self.mean) / self.std
-
-
-class FeatureInput(nn.Module):
-    """(x - mean) / std for features float [B, W]; the identity until :meth:`fit` is called.
-
-    Raises (at the call): UsageError for another width.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("std", torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Standardised features, float [B, W]."""
-        if x.ndim != 2 or x.shape[1] != self.mean.shape[0]:
-            raise UsageError(
-                f"features of shape {list(x.shape)} given: [B, {self.mean.shape[0]}] is expected"
-            )
+        """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
+        self._check(x)
         return (x - self.mean) / self.std
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
-        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from data float [N, W].
+        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from features float [N, W].
 
         Raises:
             UsageError: another width.
             DataError: no rows, or not finite.
         """
-        if x.ndim != 2 or x.shape[1] != self.mean.shape[0]:
-            raise UsageError(
-                f"features of shape {list(x.shape)} given: [B, {self.mean.shape[0]}] is expected"
-            )
-        if not len(x):
-            raise DataError("no features to standardise by: give at least one row")
+        self._check(x)
+        if not len(x) or not bool(torch.isfinite(x).all()):
+            raise DataError("features to standardise by: give at least one row, and no NaN or infinity")
         x = x.double()
         mean = x.mean(0)
-        variance = (((x - mean) ** 2).sum(0) / len(x)).mean()
-        if not bool(torch.isfinite(mean).all() and torch.isfinite(variance)):
-            raise DataError("features contain NaN or infinity: leave such rows out")
-        std = variance.sqrt().expand_as(mean)
+        std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
         # A constant dimension becomes 0, not noise amplified by a tiny deviation.
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std))
+
+    def _check(self, x: Tensor) -> None:
+        # Shapes and types only: constants for an exporter.
+        wanted = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
+        if x.ndim != len(wanted) or x.shape[1] != wanted[1] or not x.is_floating_point():
+            shape = ", ".join(map(str, wanted))
+            raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")

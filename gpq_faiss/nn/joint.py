@@ -1,8 +1,7 @@
 """One batch over several processes: each has a share of the items, and whatever depends on all items is computed as in one process.
 
-Every process computes the losses from the outputs of the joint batch (:meth:`Share.joint`), which torch's differentiable sum over the
-processes puts together; so gradients of outputs are multiplied by the number of processes. Gradients of parameters are then averaged
-over the processes. The processes are those of torch.distributed's default group.
+Every process computes the losses from the outputs of the joint batch (:meth:`Share.joint`), put together by torch's differentiable sum
+over the processes, which multiplies gradients of outputs by their number; gradients of parameters are then averaged.
 """
 
 from __future__ import annotations
@@ -60,12 +59,8 @@ class Rows(NamedTuple):
 
 
 class DrawsByRow(nn.Module):
-    """A module that draws random numbers per item.
-
-    Attributes:
-        rows: rows of the current items in the joint batch; None: all. Numbers are drawn for the whole joint batch, as one process
-            would, and those of the current items are used.
-    """
+    """A module that draws random numbers per item: for the whole joint batch, as one process would, of which it uses those of ``rows``,
+    its current items (None: all)."""
 
     rows: Rows | None = None
 
@@ -92,19 +87,32 @@ class RowDropout(nn.Dropout, DrawsByRow):
         """The input after dropout."""
         if self.rows is None or not self.training:
             return super().forward(input)
-        return input * self.drawn(
-            lambda size: functional.dropout(input.new_ones(size), self.p), list(input.shape), self.dim
-        )
+
+        def scale(size: list[int]) -> Tensor:
+            return functional.dropout(input.new_ones(size), self.p)
+
+        return input * self.drawn(scale, list(input.shape), self.dim)
+
+
+class RowNoise(DrawsByRow):
+    """Gaussian noise on standardised embeddings or flattened pixels, only in training."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__()
+        self.deviation = deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input with noise."""
+        return x + self.deviation * self.normal(x, list(x.shape), dim=0) if self.training else x
 
 
 @dataclass(frozen=True)
 class Share:
-    """This process' part of a joint batch.
+    """This process' part of a joint batch, in which labelled items come before unlabelled ones, each in the order of the processes.
 
     Attributes:
         rank: of this process.
-        counts: labelled and unlabelled items of every process, possibly 0. In the joint batch labelled items come before unlabelled
-            ones, each in rank order.
+        counts: labelled and unlabelled items of every process, possibly 0.
         drawing: modules that draw random numbers per item.
     """
 
@@ -127,15 +135,15 @@ class Share:
         x: Tensor,
         kinds: tuple[int, ...] = (LABELLED, UNLABELLED),
     ) -> Tensor:
-        """Output of ``run`` for the joint batch, where each process runs its own items.
+        """Output of ``run`` for all items of these kinds, where each process runs its own; with gradients for these.
 
         Args:
             run: items [b, ...] to outputs float [b, E], independent per item except in :class:`JointBatchNorm`.
-            x: the own items, labelled ones first.
+            x: the own items of both kinds, labelled ones first.
             kinds: kinds of items to run.
 
         Returns:
-            float [B, E], at least float32, equal in every process, with gradients for the own items.
+            float [B, E], at least float32, equal in every process.
         """
         rows = self.rows(kinds)
         first = 0 if LABELLED in kinds else self.counts[self.rank][LABELLED]
@@ -149,15 +157,12 @@ class Share:
         return add_up(out.new_zeros(rows.total, *out.shape[1:]).index_copy(0, rows.mine.to(out.device), out))
 
 
-class JointBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over the joint batch, on any device (torch's SyncBatchNorm needs a GPU). A process may have no items."""
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        del input
+class JointBatchNorm(nn.SyncBatchNorm):
+    """torch's batch norm over the joint batch, on the CPU too. A process may have no items."""
 
     def forward(self, input: Tensor) -> Tensor:
         """float [B, C, ...], shape as given."""
-        if not self.training:
+        if not self.training or input.device.type == "cuda":
             return super().forward(input)
         x = at_least_float32(input)
         over = [d for d in range(x.ndim) if d != 1]
@@ -181,32 +186,24 @@ class JointBatchNorm(nn.modules.batchnorm._BatchNorm):
         return out.to(input.dtype)
 
 
-def join_batch_norm(network: nn.Module, device: torch.device) -> None:
+def join_batch_norm(network: nn.Module) -> None:
     """Make every batch norm of ``network`` use the joint batch; names, parameters and statistics are kept.
 
     Raises:
         UsageError: an unsupported kind of batch norm.
     """
     for module in list(network.modules()):
-        for name, child in list(module.named_children()):
-            if not isinstance(child, nn.modules.batchnorm._BatchNorm):
+        for name, layer in list(module.named_children()):
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 continue
-            if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
                 raise UsageError(
-                    f"this backbone has an unsupported kind of batch norm ({type(child).__name__}) for several processes: "
+                    f"this backbone has an unsupported kind of batch norm ({type(layer).__name__}) for several processes: "
                     "train it in one process, or choose another backbone"
                 )
-            setattr(module, name, _joined(child, device))
-
-
-def _joined(layer: nn.modules.batchnorm._BatchNorm, device: torch.device) -> nn.Module:
-    made: nn.Module
-    if device.type == "cuda":
-        made = nn.SyncBatchNorm.convert_sync_batchnorm(layer)  # type: ignore[no-untyped-call]
-        return made
-    made = JointBatchNorm(
-        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
-    )
-    for name, value in [*layer.named_parameters(), *layer.named_buffers()]:
-        setattr(made, name, value)
-    return made.train(layer.training)
+            made = JointBatchNorm(
+                layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+            )
+            for key, value in [*layer.named_parameters(), *layer.named_buffers()]:
+                setattr(made, key, value)
+            setattr(module, name, made.train(layer.training))

@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from ..config import MOST_SIDE, Config, from_dict
 from ..data.base import Dataset, FeatureDataset
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.model import FORMAT_VERSION, read_description
+from ..faissio.model import FORMAT_VERSION, read_description, read_model
 from ..files import atomic_folder, fingerprint, write_json
-from ..inputs import check_file
 from ..store import codebooks_fingerprint
-from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, backbone_plugin, build_backbone
+from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone
 from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
-from .joint import DrawsByRow
+from .joint import RowNoise
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
 
 
@@ -43,11 +42,8 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
     parts: list[bytes | str] = []
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
-        parts += [
-            name,
-            f"{tensor.dtype}{list(tensor.shape)}",
-            tensor.reshape(-1).view(torch.uint8).numpy().tobytes(),
-        ]
+        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        parts += [name, f"{tensor.dtype}{list(tensor.shape)}", content]
     return fingerprint(*parts)
 
 
@@ -109,15 +105,11 @@ def save_model(
         split.save(folder / "split.json")
 
 
-class _Noise(DrawsByRow):
-    """Gaussian noise on standardised embeddings or flattened pixels, only in training."""
-
-    def __init__(self, deviation: float) -> None:
-        super().__init__()
-        self.deviation = deviation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.deviation * self.normal(x, list(x.shape), dim=0) if self.training else x
+def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
+    """The argument ``input_`` of :func:`build_extractor` for ``dataset``; images at ``image_size`` pixels per side."""
+    if isinstance(dataset, FeatureDataset):
+        return {"kind": "features", "width": dataset.width}
+    return {"kind": "images", "image_size": image_size}
 
 
 def build_extractor(
@@ -131,29 +123,23 @@ def build_extractor(
         out_width: output width.
         generator: for the initial weights.
     """
-    n = config.network
-    kind = input_["kind"]
-    backbone = n.backbone
-    if backbone == "auto":
-        pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
-        backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
+    n, size = config.network, input_.get("image_size", 0)
+    automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if n.hidden else "linear"
     own_networks = config.method != "gpq"
-    # A requested perceptron has a hidden layer: its own, or those of the class networks.
-    hidden = n.hidden or (() if own_networks else DEFAULT_HIDDEN)
-    net = build_backbone(
-        backbone,
-        kind=kind,
-        in_width=input_.get("width", 0),
-        image_size=input_.get("image_size", 0),
-        out_width=out_width,
-        weights=n.weights,
-        hidden=hidden,
-        dropout=n.dropout,
-        tap="pool" if config.gpq.details == "authors" else "block",
-        seed=generator,
+    spec = BackboneSpec(
+        automatic if n.backbone == "auto" else n.backbone,
+        input_["kind"],
+        out_width,
+        input_.get("width", 0),
+        size,
+        # A requested perceptron has a hidden layer: its own, or those of the class networks.
+        n.hidden or (() if own_networks else BackboneSpec.hidden),
+        n.dropout,
+        "pool" if config.gpq.details == "authors" else "block",
     )
+    net = build_backbone(spec, n.weights, generator=generator)
     if n.first_noise and not own_networks and isinstance(net, MLP):
-        net.layers.insert(0, _Noise(n.first_noise))
+        net.layers.insert(0, RowNoise(n.first_noise))
     return net
 
 
@@ -174,19 +160,16 @@ def build_network(
     shape = (q.codebooks, q.codewords, q.subdim)
     if config.method == "gpq":
         return GPQNetwork(net, *shape, n_classes, alpha=q.alpha, generator=generator)
+    if config.method == "gpq-soft":
+        # It has its own codewords: those of the class networks are then minimal.
+        committee = _build_class_networks(config, n_classes, net, (1, 1, 3), 1, generator)
+        own_queries = config.pairs.queries != "items"
+        return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
     A = q.codebooks
     if config.posterior.feature_weight:
         own = config.posterior.class_codebooks
         A = count_class_codebooks(A, n_classes) if own == "auto" else min(A, own)
-    # GPQ with soft targets has its own codewords: those of the class networks are then minimal.
-    soft = config.method == "gpq-soft"
-    committee = _build_class_networks(
-        config, n_classes, net, (1, 1, 3) if soft else shape, 1 if soft else A, generator
-    )
-    if not soft:
-        return committee
-    own_queries = config.pairs.queries != "items"
-    return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
+    return _build_class_networks(config, n_classes, net, shape, A, generator)
 
 
 def _build_class_networks(
@@ -212,13 +195,6 @@ def _build_class_networks(
     return PosteriorNetwork(
         backbone, p.committee, shape, n_classes, width=width, beta=config.loss.beta, A=A, generator=generator
     )
-
-
-def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """The argument ``input_`` of :func:`build_extractor` for ``dataset``; images at ``image_size`` pixels per side."""
-    if isinstance(dataset, FeatureDataset):
-        return {"kind": "features", "width": dataset.width}
-    return {"kind": "images", "image_size": image_size}
 
 
 @dataclass(frozen=True)
@@ -261,16 +237,6 @@ class Model:
         return tuple(self.description["class_names"])
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
-    if not path.exists():
-        raise DataError(f"{path} not found: the model folder is incomplete, train it again")
-    check_file(path, "the weights of a model")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
-
-
 def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
     """Raises UsageError: the backbone's plugin cannot be loaded; DataError: it is not installed."""
     origin = description.get("backbone_of")
@@ -286,13 +252,27 @@ def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
     plugin.load()
 
 
-def _checked_input(input_: Any) -> dict[str, Any]:
-    """The entry ``input`` of ``config.json``. Raises ValueError: a size out of range."""
+def _rebuilt(description: Mapping[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+    """The network of a description with these weights. Raises almost anything: they do not fit."""
+    # The folder has the weights: download nothing.
+    network = {**description["config"]["network"], "weights": "none"}
+    config = from_dict({**description["config"], "network": network})
+    input_, n_classes = description["input"], len(description["class_names"])
     key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
-    size = input_[key]
-    if type(size) is not int or not 1 <= size <= most:
-        raise ValueError(f"input.{key} is {size!r}: it must be 1 to {most:,}")
-    return dict(input_)
+    if type(input_[key]) is not int or not 1 <= input_[key] <= most:
+        raise ValueError(f"input.{key} is {input_[key]!r}: it must be 1 to {most:,}")
+    if len(config.network.hidden) > len(weights):
+        raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
+    # Shapes first, on the meta device: a damaged width could request all memory.
+    with torch.device("meta"):
+        outline = build_network(config, input_, n_classes).state_dict()
+    for name in sorted(outline.keys() | weights.keys()):
+        wanted, found = (list(part[name].shape) if name in part else None for part in (outline, weights))
+        if wanted != found:
+            raise ValueError(f"'{name}' should be {wanted}, is {found}")
+    built = build_network(config, input_, n_classes)
+    built.load_state_dict(weights)
+    return built.eval()
 
 
 def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
@@ -303,40 +283,22 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         MismatchError: weights and ``config.json`` belong to different models.
     """
     folder = Path(folder)
-    description = read_description(folder)
-    _check_backbone(folder, description)
     path = folder / "model.safetensors"
-    state = _read_state(path)
-    if state_fingerprint(state) != description["model_fingerprint"]:
-        raise MismatchError(
-            f"{path} does not belong to the config.json beside it: copy the whole folder again"
-        )
-    if "codebooks" not in state:
-        raise DataError(f"{path} has no 'codebooks': it is not a model of gpq train")
-    codebooks = state.pop("codebooks").float().numpy()
-    if codebooks_fingerprint(codebooks) != description["codebooks_fingerprint"]:
-        raise MismatchError(f"{path}: its codebooks do not match config.json: copy the whole folder again")
+    _check_backbone(folder, read_description(folder))
+    header = read_model(folder)
+    description = header.document
     try:
-        # The folder has the weights: download nothing.
-        values = {
-            **description["config"],
-            "network": {**description["config"]["network"], "weights": "none"},
-        }
-        config = from_dict(values)
-        input_, n_classes = _checked_input(description["input"]), len(description["class_names"])
-        weights = {k.removeprefix("network."): v for k, v in state.items()}
-        if len(config.network.hidden) > len(weights):
-            raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
-        # Shapes first, on the meta device: a damaged width could request all memory.
-        with torch.device("meta"):
-            outline = build_network(config, input_, n_classes).state_dict()
-        for name in sorted(outline.keys() | weights.keys()):
-            wanted, found = (list(part[name].shape) if name in part else None for part in (outline, weights))
-            if wanted != found:
-                raise ValueError(f"'{name}' should be {wanted}, is {found}")
-        network = build_network(config, input_, n_classes)
-        network.load_state_dict(weights)
+        state = load_file(path)
+        if state_fingerprint(state) != description["model_fingerprint"]:
+            raise MismatchError(
+                f"{path} does not belong to the config.json beside it: copy the whole folder again"
+            )
+        network = _rebuilt(
+            description, {k.removeprefix("network."): v for k, v in state.items() if k != "codebooks"}
+        )
     except (
+        SafetensorError,
+        OSError,
         RuntimeError,
         KeyError,
         TypeError,
@@ -350,7 +312,6 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         raise DataError(
             f"{path} does not fit its config.json ({line}): the model is damaged or of another version"
         ) from None
-    network.eval()
     if device is not None:
         network.to(device)
-    return Model(folder, network, codebooks, description)
+    return Model(folder, network, header.codebooks, description)

@@ -6,12 +6,10 @@ Pure functions, then two small modules with parameters. Shapes, with D = M * d::
     Z  [M, K, d]   codewords, K of them in each of the M codebooks
     W  [M, C, d]   sub-prototypes, one per class and sub-space
 
-All functions normalise codewords and sub-prototypes, so raw parameters may be passed; ``x`` is not normalised.
-Everything computes in float32 at least, also under autocast: a soft assignment with α = 20 on cosines of eight
-bits would choose other codewords.
+All functions normalise codewords and sub-prototypes, so raw parameters may be passed; ``x`` is not normalised. Everything computes in
+float32 at least, also under autocast: a soft assignment with α = 20 on cosines of eight bits would choose other codewords.
 
-Paper: Jang and Cho, "Generalized Product Quantization Network for Semi-supervised Image Retrieval", CVPR
-2020.
+Paper: Jang and Cho, "Generalized Product Quantization Network for Semi-supervised Image Retrieval", CVPR 2020.
 """
 
 from __future__ import annotations
@@ -22,12 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UsageError
-
-#: Sub-vectors shorter than this are divided by it instead of by their norm. It bounds the Jacobian of the
-#: normalisation (with torch's default of 1e-12 one dead sub-vector has gradients of 1e12), and is far below the
-#: norm of any sub-vector with a meaningful direction in float32.
 NORM_EPS = 1e-6
+"""Sub-vectors shorter than this are divided by it instead of by their norm, which bounds the gradient of the normalisation. It is far
+below the norm of any sub-vector with a meaningful direction in float32."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -41,63 +36,41 @@ def unit(x: Tensor) -> Tensor:
 
 
 def _split(x: Tensor, M: int) -> Tensor:
-    """View [B, D] or [B, M, d] as [B, M, d]; raises UsageError for other shapes."""
-    if x.ndim == 3 and x.shape[1] == M:
-        return x
-    if x.ndim == 2 and M > 0 and x.shape[1] % M == 0:
-        return x.reshape(x.shape[0], M, x.shape[1] // M)
-    raise UsageError(
-        f"a tensor of shape {list(x.shape)} cannot be split into {M} sub-vectors: give [B, M*d] or [B, M, d]"
-    )
+    """Float [B, M * d] or [B, M, d] as [B, M, d]."""
+    flat = x.flatten(1)
+    return flat.view(flat.shape[0], M, flat.shape[1] // M)
 
 
 def intra_normalize(x: Tensor, M: int) -> Tensor:
-    """Split the network's output in M sub-vectors and normalise each to length one (paper, section 3.1).
+    """Split float [B, M * d] or [B, M, d] in M sub-vectors and normalise each to length one (paper, section 3.1): [B, M, d].
 
     A zero sub-vector has no direction: it stays (nearly) zero and gets a bounded gradient. The encoding stage must
     reject such rows (:func:`zero_subvectors`).
-
-    Args:
-        x: float [B, D] with D = M * d, or [B, M, d].
-        M: number of sub-vectors.
-
-    Returns:
-        float32 (float64 for float64 input) [B, M, d], unit-norm in the last axis.
-
-    Raises:
-        UsageError: ``x`` cannot be split into M sub-vectors.
     """
     return unit(_split(x, M))
 
 
 def zero_subvectors(x: Tensor, M: int) -> Tensor:
-    """Which sub-vectors have no direction: not finite, or no longer than :data:`NORM_EPS`: bool [B, M].
-
-    Args:
-        x: float [B, D] or [B, M, d], *before* normalisation.
-        M: number of sub-vectors.
-    """
+    """Which sub-vectors of float [B, M * d], *before* normalisation, have no direction: bool [B, M], not finite, or no longer than
+    :data:`NORM_EPS`."""
     norm: Tensor = torch.linalg.vector_norm(at_least_float32(_split(x, M)), dim=-1)
     directed: Tensor = (norm > NORM_EPS) & torch.isfinite(norm)
     return ~directed
 
 
 def subspace_cosine(x: Tensor, W: Tensor) -> Tensor:
-    """Inner products of every sub-vector with every (normalised) vector of its own sub-space.
+    """Inner products of every sub-vector with every vector of its own sub-space, float [B, M, C].
 
     Args:
         x: float [B, M, d]; unit-norm for cosines.
         W: float [M, C, d]: codewords or sub-prototypes, normalised here.
-
-    Returns:
-        float [B, M, C].
     """
     with torch.autocast(x.device.type, enabled=False):
         return torch.einsum("bmd,mcd->bmc", at_least_float32(x), unit(W))
 
 
 def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """Soft assignment s(x; α, Z) of eq. 1: the softmax-weighted mean of the codewords, normalised again.
+    """Soft assignment s(x; α, Z) of eq. 1: the softmax-weighted mean of the codewords, normalised again, float [B, M, d].
 
     The weight of codeword k in sub-space m is softmax_k(+α x_m·z_mk). The paper prints a minus sign in the
     exponent, which would prefer the farthest codeword; its authors' code uses -α(1 - x·z), as here.
@@ -106,9 +79,6 @@ def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
         x: float [B, M, d], unit-norm.
         Z: float [M, K, d], normalised here.
         alpha: sharpness α > 0; the paper's is 20. As α grows this becomes the hard assignment.
-
-    Returns:
-        q, float [B, M, d], unit-norm.
     """
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     with torch.autocast(x.device.type, enabled=False):
@@ -116,45 +86,32 @@ def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
 
 
 def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
-    """z' = s(z; α, W): the codewords re-expressed over the sub-prototypes of their sub-space.
+    """z' = s(z; α, W): codewords float [M, K, d] re-expressed over the sub-prototypes [M, C, d] of their sub-space, unit-norm.
 
     These are the codebooks of GPQ in training, encoding, search and export: the raw codewords rank far worse.
-
-    Args:
-        Z: float [M, K, d] codewords.
-        W: float [M, C, d] sub-prototypes.
-        alpha: sharpness α, as in :func:`soft_assign`.
-
-    Returns:
-        float [M, K, d], unit-norm.
     """
     return soft_assign(unit(Z).transpose(0, 1), W, alpha).transpose(0, 1)
 
 
 class _ReverseGradient(torch.autograd.Function):
-    """Identity forward, -scale times the gradient backward (Ganin and Lempitsky 2015)."""
+    """Identity forward, the negative gradient backward (Ganin and Lempitsky 2015)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return grad_outputs[0] * -ctx.scale, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        return -grad_outputs[0]
 
 
-def reverse_gradient(x: Tensor, scale: float = 1.0) -> Tensor:
-    """``x`` unchanged; its gradient is multiplied by -``scale``."""
-    return cast(Tensor, _ReverseGradient.apply(x, scale))
+def reverse_gradient(x: Tensor) -> Tensor:
+    """``x`` unchanged, with a negated gradient."""
+    return cast(Tensor, _ReverseGradient.apply(x))
 
 
 class Codebooks(nn.Module):
-    """The raw codewords Z: M codebooks of n codewords of d dimensions, initialised with uniform random directions.
-
-    Args:
-        M, n, d: the shape.
-        generator: source of the random directions.
+    """The raw codewords Z: M codebooks of n codewords of d dimensions, initialised with uniform random directions by ``generator``.
 
     Attributes:
         raw: parameter, float32 [M, n, d], of any length; calling the module normalises it.
@@ -162,8 +119,6 @@ class Codebooks(nn.Module):
 
     def __init__(self, M: int, n: int, d: int, *, generator: torch.Generator) -> None:
         super().__init__()
-        if min(M, n, d) < 1:
-            raise UsageError(f"{type(self).__name__} of shape [{M}, {n}, {d}]: every size must be at least 1")
         if torch.get_default_device().type == "meta":  # shapes without values
             raw = torch.empty(M, n, d)
         else:

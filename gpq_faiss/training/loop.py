@@ -298,7 +298,7 @@ def _prepare(method: TrainableMethod, task: _Task) -> None:
     if group.size > 1:
         method.load_state_dict(group.copy(method.state_dict()))
         method.take_prepared(group.copy(method.prepared()))
-        join_batch_norm(method, task.options.device)
+        join_batch_norm(method)
     method.to(task.options.device)
     if task.options.device.type == "cuda" and task.reader.image_size:
         # The convolutions' tensor-core kernels want channels last on both sides.

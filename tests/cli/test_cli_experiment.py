@@ -26,7 +26,7 @@ def test_methods_are_listed_in_the_order_of_the_tables() -> None:
     listed = json.loads(gpq("methods", "--format", "json").stdout)
     assert [row["method"] for row in listed] == list(METHODS) == [
         "gpq", "gpq-f", "gpq-h", "gpq-t", "posterior", "ssgah", "bgdh", "ssdh", "pqn", "dtq", "dqn", "subic", "ninh", "cnnh", "lopq", "opq",
-        "pq", "sdh", "itq", "sh", "float", "classifier", "classifier-6", "classifier-propagated", "class-confidence",
+        "pq", "sdh", "itq", "sh", "float", "classifier", "classifier-6",
     ]  # fmt: skip
     of = {row["method"]: row for row in listed}
     assert of["gpq"]["learns"] == of["ssdh"]["learns"] == "semi-supervised"

@@ -8,7 +8,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from gpq_faiss.config import from_dict, merge, preset, to_dict
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
-from gpq_faiss.nn.backbones import build_backbone
+from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
 EntryPoints = Mapping[str, Mapping[str, str]]
@@ -147,21 +146,21 @@ def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, c
 
 def test_weights_of_a_backbone_come_from_a_file(example: Path, tmp_path: Path) -> None:
     del example
-    given: dict[str, Any] = {"kind": "images", "image_size": 8, "out_width": 6}
-    first = build_backbone("small-cnn", **given, seed=1)
+    spec, generator = BackboneSpec("small-cnn", "images", 6, image_size=8), torch.Generator()
+    first = build_backbone(spec, generator=generator)
     torch.save(first.trunk.state_dict(), tmp_path / "small.pth")  # type: ignore[union-attr]
     x = torch.rand(3, 3, 8, 8)
     with torch.inference_mode():
         wanted = first.trunk_features(first.input(x))
         for weights, same in ((str(tmp_path / "small.pth"), True), ("none", False)):
-            second = build_backbone("small-cnn", **given, seed=2, weights=weights)
+            second = build_backbone(spec, weights, generator=generator)
             assert torch.equal(second.trunk_features(second.input(x)), wanted) == same
     with pytest.raises(UsageError, match="no ImageNet weights of backbone small-cnn"):
-        build_backbone("small-cnn", **given, weights="imagenet")
+        build_backbone(spec, "imagenet", generator=generator)
     with pytest.raises(
         UsageError, match=r"'small-cnn' of gpq-faiss-example 1.5 cannot be built \(ValueError: it takes"
     ):
-        build_backbone("small-cnn", kind="features", in_width=8, out_width=6)
+        build_backbone(BackboneSpec("small-cnn", "features", 6, in_width=8), generator=generator)
 
 
 def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(example: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.errors import UsageError
-from gpq_faiss.losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
+from gpq_faiss.losses import (
+    NPairPQLoss,
+    SubspaceClassification,
+    SubspaceEntropy,
+    SubspaceSoftTargets,
+    TripletPQLoss,
+)
 from gpq_faiss.losses.triplet import MARGIN
 from gpq_faiss.nn.quantizer import intra_normalize, reexpress, soft_assign
 
@@ -43,45 +49,29 @@ def naive_npair(x: Tensor, q: Tensor, labels: Tensor) -> float:
     return total / len(rows) if rows else 0.0
 
 
+def logits(x: Tensor, W: Tensor, variant: str, beta: float) -> list[list[Vector]]:
+    """Of every row and sub-space; in the authors' variant one for all sub-spaces."""
+    X, V = x.tolist(), W.tolist()
+    cosines = [[[dot(row[m], normed(w)) for w in V[m]] for m in range(len(V))] for row in X]
+    if variant == "paper":
+        return [[[beta * v for v in sub] for sub in row] for row in cosines]
+    return [[[beta**2 * sum(column) / len(row) for column in zip(*row, strict=True)]] for row in cosines]
+
+
 def naive_classification(x: Tensor, W: Tensor, labels: Tensor, variant: str, beta: float) -> float:
-    X, V, Y = x.tolist(), W.tolist(), labels.tolist()
-    M, C = len(V), len(V[0])
-    rows = [i for i in range(len(X)) if sum(Y[i]) > 0]
+    Y = labels.tolist()
+    rows = [i for i in range(len(Y)) if sum(Y[i]) > 0]
     total = 0.0
     for i in rows:
         target = [v / sum(Y[i]) for v in Y[i]]
-        cosines = [[dot(X[i][m], normed(V[m][c])) for c in range(C)] for m in range(M)]
-        if variant == "paper":
-            for m in range(M):
-                p = softmax([beta * v for v in cosines[m]])
-                total -= sum(t * math.log(s) for t, s in zip(target, p, strict=True)) / M
-        else:
-            p = softmax([sum(beta * beta * cosines[m][c] for m in range(M)) / M for c in range(C)])
-            total -= sum(t * math.log(s) for t, s in zip(target, p, strict=True))
+        each = [softmax(sub) for sub in logits(x, W, variant, beta)[i]]
+        total -= sum(t * math.log(s) for p in each for t, s in zip(target, p, strict=True)) / len(each)
     return total / len(rows) if rows else 0.0
 
 
-def naive_voted_entropy(x: Tensor, W: Tensor, beta: float) -> float:
-    """As the authors' code: the cosines of all sub-spaces are averaged, times β², and one entropy is taken a row."""
-    total = 0.0
-    for row in x:
-        votes = [
-            sum(float(v @ w / w.norm()) for v, w in zip(row, W[:, c], strict=True)) / len(row)
-            for c in range(W.shape[1])
-        ]
-        p = [math.exp(beta**2 * (vote - max(votes))) for vote in votes]
-        total -= sum(e / sum(p) * math.log(max(e / sum(p), 1e-300)) for e in p)
-    return total / max(len(x), 1)
-
-
-def naive_entropy(x: Tensor, W: Tensor, beta: float) -> float:
-    X, V = x.tolist(), W.tolist()
-    total = 0.0
-    for row in X:
-        for m, sub in enumerate(row):
-            p = softmax([beta * dot(sub, normed(w)) for w in V[m]])
-            total -= sum(v * math.log(v) for v in p)
-    return total / (len(X) * len(V))
+def naive_entropy(x: Tensor, W: Tensor, variant: str, beta: float) -> float:
+    each = [softmax(sub) for row in logits(x, W, variant, beta) for sub in row]
+    return sum(-v * math.log(max(v, 1e-300)) for p in each for v in p) / len(each)
 
 
 def naive_triplet(x: Tensor, q: Tensor, labels: Tensor) -> float:
@@ -116,38 +106,20 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches())
-def test_npair_is_the_equation(batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    x, q, _, labels = batch
-    assert float(NPairPQLoss()(x, q, labels)) == pytest.approx(naive_npair(x, q, labels), abs=1e-9)
-
-
-@settings(max_examples=60, deadline=None)
 @given(batches(), st.sampled_from(["paper", "code"]), st.floats(0.1, 6))
-def test_classification_is_the_equation(
-    batch: tuple[Tensor, Tensor, Tensor, Tensor], variant: str, beta: float
+def test_losses_are_the_equations(
+    batch: tuple[Tensor, Tensor, Tensor, Tensor], variant: Any, beta: float
 ) -> None:
-    x, _, W, labels = batch
-    got = SubspaceClassification(variant, beta)(x, W, labels)
-    assert float(got) == pytest.approx(naive_classification(x, W, labels, variant, beta), abs=1e-9)
-
-
-@settings(max_examples=60, deadline=None)
-@given(batches(), st.floats(0.1, 6))
-def test_entropy_is_the_equation(batch: tuple[Tensor, Tensor, Tensor, Tensor], beta: float) -> None:
-    x, _, W, _ = batch
-    got = float(SubspaceEntropy(beta)(x, W))
-    assert got == pytest.approx(naive_entropy(x, W, beta), abs=1e-9)
-    voted = float(SubspaceEntropy(beta, "code")(x, W))
-    assert voted == pytest.approx(naive_voted_entropy(x, W, beta), abs=1e-9)
-    assert -1e-12 <= got <= math.log(W.shape[1]) + 1e-12
-
-
-@settings(max_examples=60, deadline=None)
-@given(batches())
-def test_triplet_is_its_definition(batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    x, q, _, labels = batch
+    x, q, W, labels = batch
+    assert float(NPairPQLoss()(x, q, labels)) == pytest.approx(naive_npair(x, q, labels), abs=1e-9)
     assert float(TripletPQLoss()(x, q, labels)) == pytest.approx(naive_triplet(x, q, labels), abs=1e-9)
+    got = float(SubspaceClassification(beta, variant)(x, W, labels))
+    assert got == pytest.approx(naive_classification(x, W, labels, variant, beta), abs=1e-9)
+    shares = labels / labels.sum(dim=1, keepdim=True).clamp_min(1)
+    assert float(SubspaceSoftTargets(beta, variant)(x, W, shares)) == pytest.approx(got, abs=1e-6)
+    entropy = float(SubspaceEntropy(beta, variant)(x, W))
+    assert entropy == pytest.approx(naive_entropy(x, W, variant, beta), abs=1e-9)
+    assert -1e-12 <= entropy <= math.log(W.shape[1]) + 1e-12
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
@@ -160,7 +132,7 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant: str) -> No
     pairs = NPairPQLoss()
     for loss in (
         lambda v, y: pairs(v, v, y),
-        lambda v, y: SubspaceClassification(variant)(v, W, y),
+        lambda v, y: SubspaceClassification(variant=variant)(v, W, y),
         lambda v, y: TripletPQLoss()(v, v, y),
     ):
         (gradient,) = torch.autograd.grad(loss(x, labels), x)
@@ -190,7 +162,7 @@ def test_gradients() -> None:
 
     assert torch.autograd.gradcheck(npair, (raw, Z, W))
     for variant in ("paper", "code"):
-        loss = SubspaceClassification(variant, 2.0)
+        loss = SubspaceClassification(2.0, variant)
         assert torch.autograd.gradcheck(lambda r, w, f=loss: f(intra_normalize(r, 2), w, labels), (raw, W))
     for entropy in (SubspaceEntropy(2.0), SubspaceEntropy(2.0, "code")):
         assert torch.autograd.gradcheck(lambda r, w, e=entropy: e(intra_normalize(r, 2), w), (raw, W))
@@ -221,14 +193,3 @@ def test_half_precision_region_computes_in_full() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = all_losses()
     assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
-
-
-def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="'both' is not one of paper, code"):
-        SubspaceClassification("both")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="beta is 0"):
-        SubspaceClassification(beta=0)
-    with pytest.raises(UsageError, match="beta is nan"):
-        SubspaceEntropy(beta=math.nan)
-    with pytest.raises(UsageError, match="entropy variant 'both' is not one of paper, code"):
-        SubspaceEntropy(variant="both")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.experiment.grid import baseline_config
+from gpq_faiss.methods.base import Coder
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.training.loop import Fitted, MethodBuilder, Progress, RunOptions, fit
@@ -138,6 +140,13 @@ def made(name: str, dataset: Dataset, bits: int = 16) -> Any:
 
 def codes_of(method: TrainableMethod, dataset: Dataset) -> NDArray[np.uint8]:
     return method.coder().encode(vectors(method, dataset, split_of(dataset).database))
+
+
+def filled(coder: Coder, codes: NDArray[np.uint8]) -> Any:
+    """The index of a coder with these codes."""
+    index = coder.index()
+    (index.add if isinstance(index, faiss.IndexBinary) else index.add_sa_codes)(codes)
+    return index
 
 
 def logged(run: Fitted, key: str) -> list[float]:

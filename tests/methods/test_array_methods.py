@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.base import Coder, scaled_rows
-from gpq_faiss.methods.classifier import ClassConfidence, Classifier
+from gpq_faiss.methods.classifier import Classifier
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
 from gpq_faiss.methods.opq import OPQ
-from gpq_faiss.methods.pq import PQ, pad
+from gpq_faiss.methods.pq import PQ
 from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
-from gpq_faiss.methods.sdh import SDH, discrete_codes, ridge_regression, squared_distances
+from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
 from gpq_faiss.methods.sh import SH, eigenfunction, smallest_modes
 
 Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
@@ -58,9 +57,8 @@ XQ, YQ = clusters(15, 2)
 def quick(name: str, bits: int, seed: int = 0, steps: int = 60) -> Coder:
     """The method, with few steps where it trains a network."""
     method = make_method(name, bits, seed)
-    network = method.classifier if isinstance(method, ClassConfidence) else method
-    if isinstance(network, Classifier):
-        network.steps, network.batch, network.hidden = steps, 64, 64
+    if isinstance(method, Classifier):
+        method.steps, method.batch, method.hidden = steps, 64, 64
     return method
 
 
@@ -75,7 +73,7 @@ every_case = pytest.mark.parametrize(("name", "bits"), CASES)
 @every_case
 def test_score_is_the_distance_of_the_faiss_index(name: str, bits: int) -> None:
     method = fitted(name, bits)
-    if name in ("lopq", "class-confidence"):
+    if name == "lopq":
         with pytest.raises(DataError, match="Faiss has no index"):
             method.index()
         return
@@ -87,7 +85,6 @@ def test_score_is_the_distance_of_the_faiss_index(name: str, bits: int) -> None:
     sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
     exact = isinstance(index, faiss.IndexBinary)
     np.testing.assert_allclose(scores, sign * distances, rtol=0, atol=0 if exact else 2e-5)
-    # All of the base is there, so this is the whole ranking.
     assert (np.sort(ids, axis=1) == np.arange(len(XB))).all()
 
 
@@ -128,13 +125,11 @@ def test_codes_repeat_by_seed_and_rank_well_above_chance(name: str, bits: int) -
 @pytest.mark.parametrize("name", ARRAY_METHODS)
 def test_refuses_what_cannot_be(name: str) -> None:
     assert make_method(name, 24, seed=5).name == name
-    assert make_method(name, 24, seed=5).seed == 5
     with pytest.raises(UsageError, match=f"{name} trains no network"):
         make_builder(name)
-    with pytest.raises(UsageError, match="bits"):
-        make_method(name, 0)
-    with pytest.raises(UsageError, match="seed"):
-        make_method(name, 12, -1)
+    for bits, seed, match in ((0, 0, "bits"), (12, -1, "seed")):
+        with pytest.raises(UsageError, match=match):
+            make_method(name, bits, seed)
     with pytest.raises(UsageError, match="fit first"):
         make_method(name, 12).encode(XB)
     bad = X.copy()
@@ -151,12 +146,11 @@ def test_refuses_what_cannot_be(name: str) -> None:
     assert METHODS[name].any_length == (method.bits in (4, 5, 12))
     with pytest.raises(MismatchError, match="width 19"):
         method.encode(XB[:, :19])
-    with pytest.raises(MismatchError, match="codes of"):
-        method.score(XQ, np.zeros((3, method.code_size + 1), np.uint8))
-    with pytest.raises(DataError, match="uint8"):
-        method.score(XQ, np.zeros((3, method.code_size), np.int64))
+    for codes in (np.zeros((3, method.code_size + 1), np.uint8), np.zeros((3, method.code_size), np.int64)):
+        with pytest.raises(MismatchError, match="codes of"):
+            method.score(XQ, codes)
     if METHODS[name].learns == "supervised":
-        with pytest.raises((DataError, UsageError), match="no item has one"):
+        with pytest.raises(DataError, match="no item has one"):
             make_method(name, 12).fit(X, Y.masked(np.arange(0)))
 
 
@@ -185,21 +179,13 @@ def test_refuses_codes_that_the_vectors_cannot_have() -> None:
         ITQ(21).fit(X)
     with pytest.raises(DataError, match="at least 13"):
         ITQ(12).fit(X[:12])
-    with pytest.raises(DataError, match="are equal"):
-        SH(4).fit(np.ones((9, 4), np.float32))
-    with pytest.raises(DataError, match="give at least 2"):
-        SH(4).fit(X[:1])
+    for x in (np.ones((9, 4), np.float32), X[:1]):
+        with pytest.raises(DataError, match="are equal"):
+            SH(4).fit(x)
     zero = XB.copy()
     zero[6] = 0
     with pytest.raises(DataError, match="row 6 is all zero"):
         FloatFeatures(12).fit(X).encode(zero)
-
-
-@cache
-def digits() -> tuple[Floats, Labels]:
-    source = load_digits()
-    order = np.random.default_rng(0).permutation(len(source.data))
-    return source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +194,9 @@ def digits() -> tuple[Floats, Labels]:
 )  # fmt: skip
 def test_works_on_digits(name: str, least: float) -> None:
     """Chance is 0.1."""
-    x, y = digits()
+    source = load_digits()
+    order = np.random.default_rng(0).permutation(len(source.data))
+    x, y = source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
     method = quick(name, 24, steps=300).fit(x[100:], y.take(slice(100, None)).masked(np.arange(600)))
     codes = method.encode(x[100:])
     found = rank_codes(
@@ -220,7 +208,7 @@ def test_works_on_digits(name: str, least: float) -> None:
 # PQ, OPQ and LOPQ -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [4, 12, 16, 24])
+@pytest.mark.parametrize("bits", [4, 12, 24])
 def test_pq_is_faiss_trained_on_all_padded_vectors(bits: int) -> None:
     method = PQ(bits, seed=3).fit(X)
     wide = method.padded(WIDTH)
@@ -229,8 +217,9 @@ def test_pq_is_faiss_trained_on_all_padded_vectors(bits: int) -> None:
     theirs = faiss.IndexPQ(wide, bits // 4, 4)
     theirs.pq.cp.seed = 4
     theirs.pq.cp.max_points_per_centroid = 10**6
-    theirs.train(pad(scaled_rows(X), wide))
-    theirs.add(pad(scaled_rows(XB), wide))
+    x, xb = (np.pad(scaled_rows(a), ((0, 0), (0, wide - WIDTH))) for a in (X, XB))
+    theirs.train(x)
+    theirs.add(xb)
     np.testing.assert_array_equal(faiss.vector_to_array(theirs.codes).reshape(len(XB), -1), method.encode(XB))
 
 
@@ -238,21 +227,13 @@ def test_pq_trains_on_every_row() -> None:
     # Faiss's own limit would leave out all but 4,096 rows: put what matters behind them.
     near = np.eye(2, 4, dtype=np.float32)[np.zeros(9000, int)] + np.float32(0.01)
     method = PQ(4).fit(np.concatenate([near, -near[:600]]))
-    assert (method.codebooks()[0] @ near[0] < -0.9).any()
-
-
-@pytest.mark.parametrize("M", [1, 2, 3, 5])
-def test_faiss_packs_as_unpack_codes_reads(M: int) -> None:
-    expected = np.array(list(itertools.islice(itertools.product(range(16), repeat=M), 0, 5000, 7)), np.uint8)
-    pq = faiss.ProductQuantizer(M, M, 4)
-    faiss.copy_array_to_vector(np.tile(np.arange(16, dtype=np.float32), M), pq.centroids)
-    codes = pq.compute_codes(expected.astype(np.float32))
-    np.testing.assert_array_equal(unpack_codes(codes, M, 16), expected)
+    assert (method.quantizer.codebooks[0, :, 0] < -0.9).any()
 
 
 def quantisation_error(method: PQ, x: Floats) -> float:
     y = method._to_quantizer(scaled_rows(x))
-    return float(((y - method.pq.decode(method.encode(x))) ** 2).sum(axis=1).mean())
+    decoded = method.quantizer.index().sa_decode(method.encode(x))
+    return float(((y - decoded) ** 2).sum(axis=1).mean())
 
 
 def test_opq_rotates_and_lowers_the_quantisation_error() -> None:
@@ -288,13 +269,13 @@ def test_lopq_codes_and_scores_by_hand(bits: int) -> None:
         distances = ((row - method.centroids) ** 2).sum(axis=1)
         cell = code[-1]
         assert distances[cell] == pytest.approx(distances.min(), rel=1e-4)
-        local = (method.rotations[cell] @ (row - method.centroids[cell])).reshape(method.M, 1, -1)
-        to_words = ((local - method.codebooks[cell]) ** 2).sum(axis=2)
+        rotation, codebooks = method.cells[cell].rotation, method.cells[cell].quantizer.codebooks
+        local = (rotation @ (row - method.centroids[cell])).reshape(method.M, 1, -1)
+        to_words = ((local - codebooks) ** 2).sum(axis=2)
         words = [int(code[m // 2] >> (4 * (m % 2)) & 15) for m in range(method.M)]
         for m, word in enumerate(words):
             assert to_words[m, word] == pytest.approx(to_words[m].min(), rel=1e-3, abs=1e-6)
-        coded = method.codebooks[cell][np.arange(method.M), words].ravel()
-        decoded[i] = method.centroids[cell] + coded @ method.rotations[cell]
+        decoded[i] = method.centroids[cell] + codebooks[np.arange(method.M), words].ravel() @ rotation
     # Zero rows of the rotation carry codewords of 0: nothing is lost to the padding.
     expected = -((queries[:, None] - decoded) ** 2).sum(axis=2)
     np.testing.assert_allclose(method.score(queries, codes), expected, rtol=1e-3, atol=1e-4)
@@ -303,14 +284,13 @@ def test_lopq_codes_and_scores_by_hand(bits: int) -> None:
     large = np.flatnonzero(np.bincount(cells, minlength=4) >= LEAST)
     assert len(large) >= 2
     for c in large:
-        rotation = method.rotations[c].astype(np.float64)
+        rotation = method.cells[c].rotation.astype(np.float64)
         np.testing.assert_allclose(rotation.T @ rotation, np.eye(10), atol=1e-5)
         covariance = np.cov(((x[cells == c] - method.centroids[c]) @ rotation.T).T)
         assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-3 * np.abs(covariance).max()
-    foreign = codes.copy()
-    foreign[0, -1] = 255
+    codes[0, -1] = 255
     with pytest.raises(DataError, match="cell 255"):
-        method.score(queries, foreign)
+        method.score(queries, codes)
 
 
 def test_small_cells_take_the_codebooks_of_all_residuals() -> None:
@@ -318,10 +298,9 @@ def test_small_cells_take_the_codebooks_of_all_residuals() -> None:
     method = LOPQ(8).fit(x)
     scaled = scaled_rows(x)
     cell = method._cell_of(scaled)
-    small = np.flatnonzero(np.bincount(cell, minlength=4) < LEAST)
-    common = local_rotation(scaled - method.centroids[cell], method.M, method.rotations.shape[1])
-    for c in small:
-        np.testing.assert_allclose(np.abs(method.rotations[c]), np.abs(common), atol=1e-4)
+    common = local_rotation(scaled - method.centroids[cell], method.M, len(method.cells[0].rotation))
+    for c in np.flatnonzero(np.bincount(cell, minlength=4) < LEAST):
+        np.testing.assert_allclose(np.abs(method.cells[c].rotation), np.abs(common), atol=1e-4)
     assert LOPQ(12).fit(x[:40]).extra_bits == 0
 
 
@@ -348,16 +327,14 @@ def test_itq_codes_are_signs_near_the_rotated_components(bits: int) -> None:
     rotation = faiss.vector_to_array(method._transform.pca_then_itq.A).reshape(bits, WIDTH)
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(bits), atol=1e-4)
     y = scaled_rows(X - X.mean(axis=0))
-    coordinates = y @ rotation.T
-    np.testing.assert_allclose(method.project(X), coordinates, atol=1e-4)
+    np.testing.assert_allclose(method.project(X), y @ rotation.T, atol=1e-4)
     _, _, axes = np.linalg.svd(y - y.mean(axis=0), full_matrices=False)
     np.testing.assert_allclose(np.linalg.norm(rotation @ axes[:bits].T, axis=1), 1, atol=1e-2)
-    start = y @ axes[:bits].T
 
     def loss(v: Floats) -> float:
         return float(((np.sign(v) - v) ** 2).sum(axis=1).mean())
 
-    assert loss(method.project(X)) < loss(start)
+    assert loss(method.project(X)) < loss(y @ axes[:bits].T)
 
 
 @given(lengths=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), count=st.integers(1, 20))
@@ -399,7 +376,6 @@ def test_sh_bits_are_signs_of_sines_along_principal_axes(bits: int) -> None:
     turn = np.sign((pca.components_[: len(method.axes)] * method.axes).sum(axis=1))
     train, base = (a[:, : len(turn)] * turn for a in (train, base))
     low, high = train.min(axis=0), train.max(axis=0)
-    np.testing.assert_allclose(method.box, np.stack([low, high], axis=1), atol=1e-4)
     codes = method.encode(XB[:, :10] + 5)
     for bit, (axis, k) in enumerate(smallest_modes(high - low, bits).tolist()):
         value = np.sin(np.pi / 2 + k * np.pi / (high[axis] - low[axis]) * (base[:, axis] - low[axis]))
@@ -436,38 +412,15 @@ def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent() -> None:
     np.testing.assert_array_equal(discrete_codes(B, 0 * W, 0 * Q), B)
 
 
-def test_sdh_by_hand() -> None:
-    rng = np.random.default_rng(1)
-    B, y = np.sign(rng.standard_normal((40, 5))), rng.random((40, 3))
-
-    def value(W: Doubles) -> float:
-        return float(((y - B @ W) ** 2).sum() + 2.5 * (W**2).sum())
-
-    W = ridge_regression(B, y, 2.5)
-    assert all(value(W + 1e-3 * rng.standard_normal(W.shape)) > value(W) for _ in range(20))
+def test_sdh_by_hand_and_of_labelled_rows_alone() -> None:
     expected = [[float(((a.astype(float) - b.astype(float)) ** 2).sum()) for b in XB[:7]] for a in X[:9]]
     np.testing.assert_allclose(squared_distances(X[:9], XB[:7]), expected, rtol=1e-9)
-    method = SDH(8).fit(X, Y)
+    seen = np.arange(0, len(X), 3)
+    method = SDH(8).fit(X, Y.masked(seen))
     kernels = np.exp(-squared_distances(scaled_rows(XB), method._anchors) / method._sigma)
     np.testing.assert_allclose(method.project(XB), (kernels - method._mean) @ method._P, atol=1e-4)
-
-
-def test_supervised_methods_read_labelled_rows_alone() -> None:
-    seen = np.arange(0, len(X), 3)
-    others = np.setdiff1d(np.arange(len(X)), seen)
-    ids = Y.class_ids()
-    ids[others] = -1
-    blank = X.copy()
-    blank[others] = 0
-    np.testing.assert_array_equal(
-        SDH(8).fit(X, Y.masked(seen)).encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB)
-    )
-    # The other rows count for the scale of the classifier's inputs, whatever their labels.
-    one, two = (
-        quick("classifier", 12).fit(X, Y.masked(seen)),
-        quick("classifier", 12).fit(X, Labels.from_ids(ids, "abc")),
-    )
-    np.testing.assert_array_equal(one.encode(XB), two.encode(XB))
+    blank = np.where(np.isin(np.arange(len(X)), seen)[:, None], X, 0)
+    np.testing.assert_array_equal(method.encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB))
 
 
 # float and classifier -------------------------------------------------------------------------------------------------
@@ -477,11 +430,10 @@ def test_float_is_the_cosine() -> None:
     method = FloatFeatures(1).fit(X)
     assert method.bits == 32 * WIDTH
     expected = np.array([[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ])
-    np.testing.assert_allclose(method.score(XQ, method.encode(XB)), expected, atol=1e-5)
     np.testing.assert_allclose(method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("width", [1, 3, 10, 256, 9000])
+@pytest.mark.parametrize("width", [1, 3, 256, 9000])
 def test_inner_products_do_not_depend_on_the_place(width: int) -> None:
     rng = np.random.default_rng(width)
     xb = rng.standard_normal((101, width), dtype=np.float32)
@@ -491,54 +443,23 @@ def test_inner_products_do_not_depend_on_the_place(width: int) -> None:
         assert (scores[:, [0, 13, 50, 100]] == scores[:, 77:78]).all()
 
 
-def probabilities(name: str, labels: Labels, steps: int = 60) -> Floats:
-    method = quick(name, 12, steps=steps).fit(X, labels)
-    assert isinstance(method, Classifier)
-    return method.probabilities(XB)
-
-
 def test_classifiers() -> None:
-    p = probabilities("classifier", Y)
+    one, six = fitted("classifier", 12), fitted("classifier-6", 12)
+    assert isinstance(one, Classifier)
+    assert isinstance(six, Classifier)
+    p = one.probabilities(XB)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-5)
     assert (p.argmax(axis=1) == YB.class_ids()).mean() > 0.95
-    one = fitted("classifier", 12)
     np.testing.assert_allclose(one.score(XB[:9], one.encode(XB)), p[:9] @ p.T, atol=1e-6)
-    six = fitted("classifier-6", 12)
-    assert isinstance(six, Classifier)
-    assert len(six._nets) == 6
-    # The first is the one that is trained alone, and the mean of all is none of them.
+    # The first of six is the one that is trained alone, and the mean of all is none of them.
     with torch.inference_mode():
         each = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
+    assert len(each) == 6
     np.testing.assert_allclose(each[0], p, atol=1e-5)
     np.testing.assert_allclose(six.probabilities(XB), np.mean(each, axis=0), atol=1e-5)
     both = Y.dense(dtype=bool)
     both[both[:, 0], 1] = True  # class 0 always comes with class 1
-    shared = probabilities("classifier", Labels.from_multihot(both, "abc"), 300)[YB.column(0)].mean(axis=0)
+    several = quick("classifier", 12, steps=300).fit(X, Labels.from_multihot(both, "abc"))
+    assert isinstance(several, Classifier)
+    shared = several.probabilities(XB)[YB.column(0)].mean(axis=0)
     assert shared[:2] == pytest.approx([0.5, 0.5], abs=0.1)
-
-
-def test_a_classifier_learns_from_propagated_labels() -> None:
-    few = Y.masked(np.array([int(np.flatnonzero(Y.class_ids() == c)[0]) for c in range(CLASSES)]))
-    right = [
-        (probabilities(name, few).argmax(axis=1) == YB.class_ids()).mean()
-        for name in ("classifier", "classifier-propagated")
-    ]
-    assert right[1] > right[0]
-
-
-@pytest.mark.parametrize("bits", [2, 4, 12, 48])
-def test_class_confidence_is_the_probability_that_its_code_stands_for(bits: int) -> None:
-    method = quick("class-confidence", bits).fit(X, Y)
-    assert isinstance(method, ClassConfidence)
-    codes = method.encode(XB)
-    levels = 2 ** min(bits - 2, 16)  # two bits name three classes
-    p, asked = method.classifier.probabilities(XB), method.classifier.probabilities(XQ)
-    stands_for = np.empty_like(p)
-    for row, of in zip(stands_for, p, strict=True):
-        middle = (min(int(of.max() * levels), levels - 1) + 0.5) / levels
-        row[:] = (1 - middle) / (CLASSES - 1)
-        row[of.argmax()] = middle
-    np.testing.assert_allclose(method.score(XQ, codes), asked @ stands_for.T, atol=1e-6)
-    assert len(np.unique(codes, axis=0)) <= CLASSES * levels
-    with pytest.raises(UsageError, match="1 bits are too few to name one of 3 classes"):
-        ClassConfidence(1).fit(X, Y)

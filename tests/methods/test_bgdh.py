@@ -1,8 +1,7 @@
-"""BGDH: its terms against plain loops, its graph and walks, and that it learns."""
+"""BGDH: its graph and walks, and that graph, features and codes are learnt together."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from deep_training import digits, features, first_batch, logged, made, quick_config, trained
+from test_deep_losses import parts_of
 from torch import Tensor
 
 from gpq_faiss.errors import DataError
@@ -30,37 +30,8 @@ def groups(seed: int, n: int = 60) -> Tensor:
     return x
 
 
-def log_sigmoid(v: float) -> float:
-    return -math.log1p(math.exp(-v)) if v > -30 else v
-
-
-def test_pairwise_likelihood_against_a_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    u = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    y = (torch.rand(9, 3, generator=generator) < 0.4).double()
-    assert (~y.any(1)).any(), "one row without a label is needed"
-    losses: dict[bool, list[float]] = {True: [], False: []}
-    for i in range(9):
-        for j in range(9):
-            if i != j and y[i].any() and y[j].any():
-                p = 1 / (1 + math.exp(-float(u[i] @ u[j]) / 2))
-                similar = bool((y[i] * y[j]).any())
-                losses[similar].append(-math.log(p if similar else 1 - p))
-    expected = sum(sum(kind) / len(kind) for kind in losses.values()) / 2
-    assert float(pairwise_likelihood(u, y)) == pytest.approx(expected, abs=1e-12)
-    assert float(pairwise_likelihood(u, torch.zeros(9, 3))) == 0
-
-
-def test_context_loss_against_a_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    e, w = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (5, 7))
-    right = torch.randint(7, (5,), generator=generator)
-    wrong = torch.randint(7, (5, 3), generator=generator)
-    losses = []
-    for i in range(5):
-        losses.append(-log_sigmoid(float(w[right[i]] @ e[i])))
-        losses += [-log_sigmoid(-float(w[c] @ e[i])) for c in wrong[i]]
-    assert float(context_loss(e, w, right, wrong)) == pytest.approx(sum(losses) / len(losses), abs=1e-12)
+def sampler(batch: Tensor) -> Iterator[Tensor]:
+    yield batch
 
 
 def test_items_are_joined_to_their_nearest_anchors(graph: BipartiteGraph) -> None:
@@ -74,26 +45,20 @@ def test_items_are_joined_to_their_nearest_anchors(graph: BipartiteGraph) -> Non
         np.testing.assert_allclose(weight[i].numpy(), np.array(kernel) / sum(kernel), atol=1e-3)
 
 
-def test_steps_sum_over_the_items_on_the_way(graph: BipartiteGraph) -> None:
+def test_walks_have_the_probabilities_of_the_graph(graph: BipartiteGraph) -> None:
     sample = groups(0)
     Z = np.zeros((len(sample), 8))
     near, weight = graph.joined(sample)
-    for i in range(len(sample)):
-        Z[i, near[i].numpy()] = weight[i].numpy()
-    to_item = Z / Z.sum(0)  # probability of each item, from an anchor: [items, anchors]
-    np.testing.assert_allclose(graph.steps.numpy(), to_item.T @ Z, atol=1e-5)
-    np.testing.assert_allclose(graph.steps.sum(1).numpy(), 1, atol=1e-5)
-
-
-def test_walks_have_the_probabilities_of_the_graph(graph: BipartiteGraph) -> None:
+    np.put_along_axis(Z, near.numpy(), weight.numpy(), axis=1)
+    # Steps sum over the items on the way: by the probability of each item, from an anchor.
+    np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
     item = groups(1, 1)[:1]
     walks = graph.walk(item.expand(20_000, -1), 2, torch.Generator().manual_seed(0))
     near, weight = graph.joined(item)
     first = torch.zeros(8).scatter_(0, near[0], weight[0])
     expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
-    np.testing.assert_allclose(
-        torch.bincount(walks, minlength=8).numpy() / 20_000, expected.numpy(), atol=0.015
-    )
+    found = torch.bincount(walks, minlength=8) / 20_000
+    torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
 
 
 def test_few_items_make_few_anchors() -> None:
@@ -107,10 +72,6 @@ def test_few_items_make_few_anchors() -> None:
         graph.fit(sample[:1], seed=0)
 
 
-def sampler(batch: Tensor) -> Iterator[Tensor]:
-    yield batch
-
-
 def test_graph_waits_for_the_network_on_images_and_not_on_features() -> None:
     for data, when in ((digits(), 3), (features(), 0)):
         method, batch = made("bgdh", data), first_batch(data, 20, 20)
@@ -121,38 +82,34 @@ def test_graph_waits_for_the_network_on_images_and_not_on_features() -> None:
         assert there == [step >= when for step in range(5)]
 
 
-def test_frozen_view_keeps_the_graph_while_the_network_learns() -> None:
+def test_the_graph_stays_while_the_network_learns_and_a_training_resumes() -> None:
     method, batch = made("bgdh", digits()), first_batch(digits(), 20, 20)
     method.before_step(3, 9, lambda n: sampler(batch.x))
-    before = method._seen(batch.x).clone()
-    optimizer = method.optimizer(quick_config().training)
-    method.train()
-    method.losses(batch, amp=False)["total"].backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    torch.testing.assert_close(method._seen(batch.x), before, rtol=0, atol=0)
-    assert method.view is not None
-    assert not method.view.training
-
-
-def test_a_resumed_training_walks_on_the_same_graph() -> None:
-    method = made("bgdh", digits())
-    method.before_step(3, 9, lambda n: sampler(first_batch(digits(), 20, 20).x))
+    before = method.seen(batch.x).clone()
     resumed = made("bgdh", digits())
-    resumed.load_state_dict(copy.deepcopy(method.state_dict()))
+    resumed.load_state_dict(method.state_dict())
 
     def boom(n: int) -> Iterator[Tensor]:
         raise AssertionError("the graph is there")
 
     resumed.before_step(4, 9, boom)
-    one, two = (m.eval().losses(first_batch(digits(), 20, 20), amp=False)["total"] for m in (method, resumed))
-    assert float(one.detach()) == float(two.detach())
+    totals = []
+    for one in (method, resumed):
+        batch.generator.manual_seed(0)
+        totals.append(parts_of(one.eval(), batch)["total"])
+    assert totals[0] == totals[1]
+    optimizer = method.optimizer(quick_config().training)
+    method.train()
+    method.losses(batch, amp=False)["total"].backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    torch.testing.assert_close(method.seen(batch.x), before, rtol=0, atol=0)
 
 
 def test_losses_are_the_terms_on_the_right_rows() -> None:
     data = features()
     method, batch = made("bgdh", data).eval(), first_batch(data, 12, 9)
     method.before_step(0, 9, lambda n: sampler(batch.x))
-    losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
+    losses = parts_of(method, batch)
     with torch.no_grad():
         u = method.exported()(batch.x)
         e = method.network.backbone(batch.x)

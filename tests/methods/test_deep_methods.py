@@ -14,6 +14,7 @@ from deep_training import (
     codes_of,
     digits,
     features,
+    filled,
     fitted,
     logged,
     quality,
@@ -24,7 +25,6 @@ from deep_training import (
 )
 
 from gpq_faiss.data.base import Dataset
-from gpq_faiss.methods.coders import fill
 from gpq_faiss.methods.registry import METHODS, make_builder
 
 
@@ -78,7 +78,7 @@ def test_the_index_ranks_as_the_score(name: str) -> None:
     split, coder = split_of(features()), method.coder()
     xq, xb = vectors(method, features(), split.query), vectors(method, features(), split.database)
     codes = coder.encode(xb)
-    index = fill(coder.index(), codes)
+    index = filled(coder, codes)
     assert isinstance(index, EXPECTED[name].index)
     distances, ids = index.search(coder.search_input(xq), len(xb))
     scores = np.take_along_axis(coder.score(xq, codes), ids, axis=1)

@@ -22,7 +22,7 @@ from gpq_faiss.losses import NPairPQLoss, SubspaceClassification
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
-from gpq_faiss.nn.backbones import MLP, VGG, build_backbone
+from gpq_faiss.nn.backbones import MLP, VGG, BackboneSpec, build_backbone
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import soft_assign
@@ -110,7 +110,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(details: 
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
     labelled = torch.from_numpy(directions[:LABELLED])
     y = given.y.double()
-    classification = float(SubspaceClassification("code", 4.0)(labelled, W, y))
+    classification = float(SubspaceClassification(4.0, "code")(labelled, W, y))
     assert parts["classification"] == pytest.approx(classification, rel=1e-5)
     quantised = soft_assign(labelled, gpq.network.codebooks().detach().double(), 20.0)
     npair = float(NPairPQLoss()(labelled, quantised, y))
@@ -197,7 +197,9 @@ def test_without_imagenet_weights_it_is_an_error(pictures: str, imagenet: Path, 
 def test_it_starts_from_the_imagenet_weights_and_ends_in_a_model(
     pictures: str, imagenet: Path, tmp_path: Path
 ) -> None:
-    vgg = build_backbone("vgg", kind="images", image_size=16, out_width=4, seed=99)
+    vgg = build_backbone(
+        BackboneSpec("vgg", "images", 4, image_size=16), generator=torch.Generator().manual_seed(99)
+    )
     state = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.")}
     torch.save(state, imagenet)
     config = short(learning_rate=1e-9)
@@ -217,7 +219,9 @@ def test_it_starts_from_the_imagenet_weights_and_ends_in_a_model(
 def test_crops_are_padded_by_the_mean_colour(
     pictures: str, imagenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vgg = build_backbone("vgg", kind="images", image_size=16, out_width=4, seed=99)
+    vgg = build_backbone(
+        BackboneSpec("vgg", "images", 4, image_size=16), generator=torch.Generator().manual_seed(99)
+    )
     torch.save(vgg.state_dict(), imagenet)
     seen: list[torch.Tensor | None] = []
 

@@ -25,6 +25,7 @@ from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.model import build_network
+from gpq_faiss.nn.quantizer import intra_normalize
 from gpq_faiss.training.loop import RunOptions, fit
 
 BASES = {"paper": preset("paper"), "averaged": averaged()}
@@ -61,7 +62,7 @@ def test_gpq_t_replaces_the_npair_loss_by_triplets() -> None:
     assert set(parts) == {"total", "triplet", "classification", "entropy"}
     net, given = gpq.network, batch()
     with torch.no_grad():
-        x = net.directions(net.backbone(given.x[:12]))
+        x = intra_normalize(net.backbone(given.x[:12]), 3)
         q = net.codebooks()
         soft = torch.stack(
             [torch.stack([(20 * q[m] @ x[i, m]).softmax(0) @ q[m] for m in range(3)]) for i in range(12)]

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from deep_training import digits, features, first_batch, made
+from test_deep_losses import parts_of
 from torch import Tensor, nn
 
 from gpq_faiss.data.base import Dataset
-from gpq_faiss.methods.ssdh import squared_distances, triplet_ranking
+from gpq_faiss.methods.baseline import squared_distances, triplet_ranking
 from gpq_faiss.methods.ssgah import (
     SSGAH,
-    ImageDiscriminator,
+    Discriminator,
     ImageGenerator,
     draw_triplets,
     frozen,
@@ -36,52 +37,16 @@ def gradients(module: nn.Module) -> list[Tensor]:
     return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
 
 
-def test_ranking_against_a_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, p, n = (torch.rand(7, 3, generator=generator, dtype=torch.float64) for _ in range(3))
-    losses = [
-        max(
-            0.0,
-            0.2
-            + sum(
-                (float(x) - float(y)) ** 2 - (float(x) - float(w)) ** 2 for x, y, w in zip(*row, strict=True)
-            ),
-        )
-        for row in zip(a, p, n, strict=True)
-    ]
-    assert float(ranking(a, p, n, 0.2)) == pytest.approx(sum(losses) / 7, abs=1e-12)
-
-
-def test_triplets_are_of_one_class_and_another() -> None:
-    generator = torch.Generator().manual_seed(0)
-    y = (torch.rand(40, 5, generator=generator) < 0.3).float()
-    y[:3] = 0
-    a, p, n = draw_triplets(y, generator)
-    assert ((y[a] * y[p]).sum(1) > 0).all()
-    assert ((y[a] * y[n]).sum(1) == 0).all()
-    assert (y[n].sum(1) > 0).all()
-    assert (a != p).all()
-    shared = y @ y.T > 0
-    complete = [
-        i
-        for i in range(40)
-        if any(shared[i, j] for j in range(40) if j != i)
-        and any(not shared[i, j] and y[j].any() and y[i].any() for j in range(40))
-    ]
-    assert a.tolist() == complete
-    assert all(len(t) == 0 for t in draw_triplets(torch.eye(3), generator))
-
-
 def test_losses_are_the_terms_on_the_right_items(data: Dataset) -> None:
     method, batch = made("ssgah", data).eval(), first_batch(data, 12, 9)
     batch, method.blur = replace(batch, step=9), 0.0
-    losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
+    losses = parts_of(method, batch)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         v = method.network.backbone.input(batch.x)
         z = torch.randn(21, method.noise, generator=generator)
         pair = method.generator(v, z)
-        h, hp, hn = (method.network(t, normalised=True).sigmoid() for t in (v, *pair))
+        h, hp, hn = (method.network(t, True).sigmoid() for t in (v, *pair))
         a, p, n = draw_triplets(batch.y, generator)
         fake, swapped, real = (
             method.discriminator(*t).sigmoid() for t in ((v, *pair), (v[a], v[n], v[p]), (v[a], v[p], v[n]))
@@ -151,9 +116,7 @@ def test_synthetic_triplets_count_once_the_generator_has_learnt() -> None:
     shares = []
     for step in (0, 2, 5, 9):
         batch.generator.manual_seed(0)
-        losses = {
-            k: float(v.detach()) for k, v in method.losses(replace(batch, step=step), amp=False).items()
-        }
+        losses = parts_of(method, replace(batch, step=step))
         others = losses["rank"] + losses["discriminator"] + losses["generator"]
         others -= method.adversary * losses["adversary"]
         shares.append((losses["total"] - others) / losses["synthetic"] / method.synthetic)
@@ -185,4 +148,4 @@ def test_image_networks_take_any_size(size: int) -> None:
     x, z = torch.randn(2, 3, size, size), torch.randn(2, 5)
     similar, dissimilar = ImageGenerator(5, 16)(x, z)
     assert similar.shape == dissimilar.shape == x.shape
-    assert ImageDiscriminator(16)(x, similar, dissimilar).shape == (2,)
+    assert Discriminator(0, 16)(x, similar, dissimilar).shape == (2,)

