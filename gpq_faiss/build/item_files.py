@@ -38,11 +38,7 @@ class ItemSources:
 
     @classmethod
     def of(cls, paths: Sequence[str | Path]) -> ItemSources | None:
-        """None if a source has no data on its items (Parquet, an index without an items file), or none has names or labels.
-
-        Raises:
-            DataError: a damaged source.
-        """
+        """None if a source has no data on its items (Parquet, an index without an items file), or none has names or labels."""
         keys: list[str] = []
         unknown: list[Path] = []
         named = False
@@ -182,11 +178,7 @@ class ShardItems:
         self._opened: dict[str, Items | None] = {}
 
     def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
-        """Item of each id [n]; None for -1 and unknown ids.
-
-        Raises:
-            DataError: a damaged file of a shard.
-        """
+        """Item of each id [n]; None for -1 and unknown ids. Raises DataError: a damaged file of a shard."""
         known: list[Item | None] = [None] * len(ids)
         for shard in self._manifest.shards:
             rows = np.flatnonzero((ids >= shard.first_id) & (ids <= shard.last_id))

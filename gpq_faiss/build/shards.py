@@ -97,7 +97,7 @@ class ParquetShard:
         self.M, self.K = int(codebooks.shape[0]), int(codebooks.shape[1])
         self._size = code_size(self.M, self.K)
         self.row_bytes = 16 + 4 * self._size
-        self.kind = "codes"
+        self.kind, self.data_fingerprint = "codes", ""
         self._texts: tuple[str, ...] = ()
         with self._open() as file:
             names = file.schema_arrow.names
@@ -115,7 +115,6 @@ class ParquetShard:
                 elif values not in (self.rows, self.rows * self._size) or column.length > self._size:
                     raise self._uneven()
         self.fingerprint = _mark(self.path)
-        self.data_fingerprint = ""
 
     def _open(self) -> AbstractContextManager[Any]:
         return open_parquet(self.path, "a Parquet file of codes", self._texts)
@@ -174,7 +173,7 @@ class IndexShard:
 
     def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
         self.path = Path(path)
-        self.kind = "index"
+        self.kind, self.data_fingerprint = "index", ""
         with IndexFile(self.path) as source:
             header, stated = read_header(source), read_sidecar(self.path)
             check_header(source, header, stated)
@@ -190,7 +189,6 @@ class IndexShard:
         if not self.rows:
             raise DataError(f"{path} is empty: leave it out, or add codes first")
         self.fingerprint = _mark(self.path)
-        self.data_fingerprint = ""
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """Yield checked codes and ids of all rows in order, in blocks of at most ``size``.

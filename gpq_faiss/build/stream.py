@@ -72,9 +72,6 @@ def build_index(  # noqa: PLR0913
         beside: other files to put into place with the index.
         progress: called with rows done and total rows; with lists each row counts three times.
 
-    Returns:
-        ``out``
-
     Raises:
         UsageError: a budget below 16 MiB, no shards, or a form that these codebooks do not allow.
         DataError: a damaged shard, the id -1 or a repeated id, or a full disk; finished shards are kept.
@@ -126,11 +123,7 @@ class UnfitSourcesError(DataError):
 
 @contextlib.contextmanager
 def building(out: Path) -> Iterator[Path]:
-    """Context of the locked folder of a build, which is removed on success, and kept on failure if it can be resumed.
-
-    Raises:
-        DataError: in use by another process, or not writable.
-    """
+    """Context of the locked folder of a build, which is removed on success, and kept on failure if it can be resumed."""
     partial = out.with_name(f".{out.name}.building")
     try:
         with unfinished(partial, out, keep=_RECORDS):
@@ -155,11 +148,7 @@ def _next(file: IO[bytes], dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
 
 
 def check_stored_ids(path: Path, shards: Sequence[Shard], memory: int, out: Path) -> bool:
-    """Whether the ids of all shards, concatenated in ``path``, differ from 0, 1, 2, ...
-
-    Raises:
-        UnfitSourcesError: -1, or a repeated id.
-    """
+    """Whether the ids of all shards, in ``path``, differ from 0, 1, 2, ... Raises UnfitSourcesError: -1, or a repeated id."""
     rows = sum(shard.rows for shard in shards)
     step = max(1, min(_MAX_ROWS, memory // 64))
 

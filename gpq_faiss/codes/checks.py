@@ -16,8 +16,6 @@ Codes = NDArray[np.uint8]
 Ids = NDArray[np.int64]
 
 NORM_TOLERANCE = 1e-4
-
-
 MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit steps in 16 bits."""
 _MAX_COUNT = 1 << 31

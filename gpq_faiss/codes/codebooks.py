@@ -2,9 +2,6 @@
 
 Shapes: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
 uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least significant first.
-
-Scores follow one fixed order of float32 operations (:func:`score_tables`, then pairs of codebooks, then left to
-right), so items with equal codes have bit-equal scores for any batch, block or index kind.
 """
 
 from __future__ import annotations

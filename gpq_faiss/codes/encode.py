@@ -44,9 +44,8 @@ def _first_of_equals(Z: Floats) -> Codes | None:
 def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0) -> Codes:
     """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
 
-    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), computed faster where rounding cannot matter, and by
-    Faiss elsewhere. Ties go to the lowest index. (Faiss guarantees that only without BLAS.) Additional memory is bounded; there are as
-    many threads as Faiss is set to use.
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index. (Faiss guarantees that only without BLAS.)
+    Additional memory is bounded; there are as many threads as Faiss is set to use.
 
     Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose the direction of sub-vectors much
     longer or shorter than codewords; such sub-vectors (norm below 0.01, or at least 100) are scaled first.
@@ -231,13 +230,7 @@ def items_are_codewords(description: Mapping[str, Any]) -> bool:
 
 
 def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
-    """Check that vectors are items of a model whose item vectors consist of codewords, so equal their reconstruction.
-
-    Args:
-        x: float32 [n, M*d].
-        codes: uint8 [n, code_size], of :func:`encode`.
-        Z: float32 [M, K, d].
-        what, first_row: as :func:`encode`.
+    """Check that vectors are items of a model whose item vectors consist of codewords, so equal the reconstruction of their codes.
 
     Raises:
         DataError: a vector differs from its codewords, as query vectors do (rows are named).

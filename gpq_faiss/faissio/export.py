@@ -56,15 +56,10 @@ def export_codebooks(
     """Write a model's codebooks (z') for another tool. If query and item vectors differ, the log and the file say so.
 
     Args:
-        model_dir: a model folder.
         out: the file; for ``factory`` with a sidecar ``out + ".json"``.
         to: see the table above.
         factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``PQ6`` (byte-fused: half as
             many codebooks of 8 bits with the same code bytes; for even M). Default: ``IDMap2,PQ`` with the model's own M and bits.
-        overwrite: replace existing files.
-
-    Returns:
-        ``out``
 
     Raises:
         UsageError: a factory string of an unsupported index or of other codebooks; 8-bit codes with

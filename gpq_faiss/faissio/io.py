@@ -63,10 +63,7 @@ def save_index(
     beside: Beside | None = None,
     before: Callable[[tuple[Path, ...]], None] | None = None,
 ) -> Path:
-    """Write a Faiss index and its sidecar atomically, with the files ``beside`` it.
-
-    Args:
-        before: see :func:`gpq_faiss.files.atomic_paths`.
+    """Write a Faiss index and its sidecar atomically, with the files ``beside`` it; ``before`` as :func:`..files.atomic_paths`.
 
     Raises:
         DataError: an invalid index (:func:`.header.read_header`), or writing fails.
@@ -177,7 +174,6 @@ def load_index(path: str | Path, *, verify: bool = True) -> tuple[Contents, dict
     """Read an untrusted index file.
 
     Args:
-        path: the ``.faiss`` file.
         verify: check the sidecar's SHA-256, if any: about a second per GB.
 
     Returns:
@@ -197,11 +193,7 @@ def load_index(path: str | Path, *, verify: bool = True) -> tuple[Contents, dict
 
 
 def read_sidecar(path: str | Path) -> dict[str, Any] | None:
-    """Read the sidecar of an index file, without the index; None if missing.
-
-    Raises:
-        DataError: damaged or of another format.
-    """
+    """The sidecar of an index file, without the index; None if missing. Raises DataError: damaged or of another format."""
     sidecar = sidecar_path(path)
     if not sidecar.exists():
         return None
@@ -222,12 +214,7 @@ def read_sidecar(path: str | Path) -> dict[str, Any] | None:
 
 
 def check_stated(path: Path, stated: Mapping[str, Any], *, verify: bool) -> None:
-    """Check size, and with ``verify`` SHA-256, of an index file against the sidecar ``stated``.
-
-    Raises:
-        MismatchError: they differ.
-        DataError: the file cannot be read.
-    """
+    """Check size, and with ``verify`` SHA-256, of an index file against the sidecar ``stated``. Raises MismatchError: they differ."""
     changed = check_file(path, INDEX_FILE) != stated["bytes"]
     try:
         if verify and not changed:

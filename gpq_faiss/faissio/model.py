@@ -54,11 +54,7 @@ class ModelHeader:
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """``config.json`` of a model folder.
-
-    Raises:
-        DataError: not a model folder, damaged, or of a later format.
-    """
+    """``config.json`` of a model folder. Raises DataError: not a model folder, damaged, or of a later format."""
     path = Path(folder) / "config.json"
     if not path.parent.is_dir() or not path.exists():
         raise DataError(

@@ -119,6 +119,3 @@ class SerialisedIndex(IndexFile):
     def bytes(self, at: int, count: int) -> bytes:
         """As of a file."""
         return self._data[at : at + count].tobytes()
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -28,9 +28,7 @@ _LIST_ROWS = 1024  # minimum length of a list per thread block
 def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
     """Checked codes uint8 [n, code_size] as an ``IndexIVFPQ`` on the CPU with the same scores, which can be copied to a GPU.
 
-    Returns:
-        Inner product, 8-bit codes, residual to zero centroids. Its width is that of the padded codebooks: zero-pad queries
-        (:func:`..codes.codebooks.pad_vectors`).
+    Its width is that of the padded codebooks: zero-pad queries (:func:`..codes.codebooks.pad_vectors`).
 
     Raises:
         UsageError: K is neither 16 nor 256, or the code is longer than 48 bytes.
@@ -69,14 +67,9 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
 
 
 def to_faiss_gpu(source: Any, device: int = 0) -> Any:
-    """The items of an index as Faiss' ``GpuIndexIVFPQ``: its own scores, any of the items tied at rank k, k up to 2,048.
+    """The items of an index (as for :func:`.index.to_gpu`) as Faiss' ``GpuIndexIVFPQ``, with their ids.
 
-    Args:
-        source: as for :func:`.index.to_gpu`.
-        device: number of the GPU.
-
-    Returns:
-        The Faiss index, with the items' ids; see :func:`zero_lists` for its width.
+    It has Faiss' own scores, any of the items tied at rank k, and k up to 2,048. See :func:`zero_lists` for its width.
 
     Raises:
         DeviceError: no such GPU, too little memory, or Faiss left the index elsewhere (there is no silent fall-back).

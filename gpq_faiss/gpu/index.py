@@ -86,13 +86,6 @@ class DeviceIndex:
         ids: int64 [n], ascending (default: row numbers).
         memory: bytes of working memory, without codes and results.
 
-    Attributes:
-        ntotal: items.
-        width: D of the queries.
-        codebooks: float32 [M, K, d].
-        fingerprint: of the codebooks.
-        device: device of query tensors and results.
-
     Raises:
         DataError, UsageError: invalid codebooks, no codes, more than 2^32 - 1, or ``memory`` below 1.
     """
@@ -159,26 +152,16 @@ class DeviceIndex:
         where: Filter | None = None,
         threads: int | None = None,
     ) -> tuple[Any, Any]:
-        """The ``k`` best items of every query, for any k.
-
-        Scores are those of :func:`..codes.scores.score_codes`, ties are in ascending order of id.
+        """The ``k`` best items of every query, as :meth:`..indexes.memory.MemoryIndex.search`, for any k.
 
         Args:
-            xq: [Q, M*d]. For an array, results are arrays. For a tensor on :attr:`device`, results are tensors there, without host
-                copies.
-            k: 1..ntotal.
+            xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host copies.
             nprobe: must be None: the search is exact.
             threads: ignored.
-            where: search only items that pass this filter, as in :meth:`..indexes.memory.MemoryIndex.search`. It is evaluated on the
-                host; the passing codes are copied on the device and kept for the next search with the same filter.
-
-        Returns:
-            D float32 [Q, k], descending; I int64 [Q, k]; padded with -inf and -1 if fewer items pass.
+            where: evaluated on the host; the codes that pass are kept on the device for the next search with the same filter.
 
         Raises:
-            UsageError: ``k`` or ``nprobe`` out of range, or too large for the working memory; a tensor on another device; ``where`` is not
-                a filter.
-            DataError: queries empty, of another width, NaN or infinite; an invalid filter.
+            UsageError, DataError: see there; also ``k`` too large for the working memory, or a tensor on another device.
         """
         k = check_k(k, self.ntotal)
         check_threads(threads)
@@ -203,19 +186,7 @@ class DeviceIndex:
         limit: int = LIMIT,
         threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
-        """All items with an exact score of at least ``min_score``.
-
-        Args:
-            threads: ignored.
-            where: as :meth:`search`.
-
-        Returns:
-            As :meth:`..indexes.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
-
-        Raises:
-            UsageError: ``min_score`` is NaN; a tensor on another device; ``where`` is not a filter.
-            DataError: invalid queries or filter; more than ``limit`` results.
-        """
+        """All items with at least ``min_score``, as :meth:`..indexes.memory.MemoryIndex.range_search`; tensors for a tensor."""
         min_score = check_min_score(min_score)
         check_limit(limit)
         check_threads(threads)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from index_factory import IDS, codebooks, features, make_model, make_rows
 
-from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio.io import load_index, sidecar_path
@@ -23,7 +22,6 @@ from gpq_faiss.faissio.storage import FORMS, Form, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.stages.index import index
-from gpq_faiss.stages.info import info
 
 
 @pytest.fixture
@@ -84,15 +82,6 @@ def test_a_damaged_shard_leaves_the_finished_ones_to_the_next_build(
     index(model, [first, second], tmp_path / "out.faiss")
     assert not (tmp_path / ".out.faiss.building").exists()
     assert len(load_index(tmp_path / "out.faiss")[0].codes) == 700
-
-
-def test_info_says_whether_there_was_a_hash_to_compare_with(model: Path, codes: Path, tmp_path: Path) -> None:
-    path = index(model, codes, tmp_path / "i.faiss")
-    assert info(path)["verified"] is True
-    sidecar_path(path).unlink()
-    assert info(path)["verified"] is False
-    faiss.write_index(inject(codebooks()), str(tmp_path / "plain.faiss"))
-    assert info(tmp_path / "plain.faiss")["verified"] is False
 
 
 @pytest.mark.parametrize("way", ["truncated", "overwritten"])

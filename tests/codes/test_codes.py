@@ -14,7 +14,7 @@ from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
 from gpq_faiss.codes.checks import check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, unfuse
-from gpq_faiss.codes.encode import decode, encode, nearest, tolerance
+from gpq_faiss.codes.encode import decode, encode, tolerance
 from gpq_faiss.codes.scores import score_candidates, score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
 
@@ -145,15 +145,6 @@ def test_the_fast_way_gives_the_codes_of_faiss_bit_for_bit(K: int, d: int) -> No
         scale = np.square(x.reshape(-1, M, d)).sum(axis=2).max(axis=1)
         off = np.abs(scores[0] - scores[1]).max(axis=(1, 2))
         assert (off <= [tolerance(Z, float(s)) for s in scale]).all()
-
-
-def test_the_fast_way_decides_nearly_all_rows() -> None:
-    rng = np.random.default_rng(8)
-    Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 20_000, 12)
-    indices, unsure = nearest(x, Z, tolerance(Z, 1.0))
-    assert unsure.mean() < 0.01
-    assert np.array_equal(indices.T[~unsure], cosines(x, Z).argmax(axis=2)[~unsure])
-    assert nearest(x, Z, 10.0)[1].all()
 
 
 # Packing, fusing, scoring -------------------------------------------------------------------------------------------------

@@ -32,9 +32,6 @@ from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import of_faiss, open_in_memory
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-
 
 def codebooks(M: int = 6, K: int = 16, d: int = 12) -> np.ndarray:
     Z = np.random.default_rng([M, K]).normal(size=(M, K, d))
@@ -58,18 +55,6 @@ def by_id(held: Contents) -> dict[int, bytes]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     return save_index(made(), tmp_path / "index.faiss", model_fingerprint="m" * 16, extra={"a": 1})
-
-
-def run_alone(script: str, folder: Path, path: str = "") -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=folder,
-        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # There and back -------------------------------------------------------------------------------------------------------
@@ -150,37 +135,6 @@ def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: 
     index.by_residual = True
     with pytest.raises(DataError, match="damaged or truncated, or set up"):
         contents_of(index)
-
-
-def test_a_process_without_this_package_uses_the_file(tmp_path: Path) -> None:
-    """read_index, add, add_with_ids, search, reconstruct, write again: then it comes back unharmed."""
-    Z, x = codebooks(3), np.random.default_rng(1).normal(size=(60, 36)).astype(np.float32)
-    save_index(inject(Z), tmp_path / "empty.faiss")
-    np.save(tmp_path / "x.npy", x)
-    script = """
-        import sys
-        sys.modules["gpq_faiss"] = None  # importing it would fail
-        import faiss, numpy as np
-        x = np.load("x.npy")
-        index = faiss.read_index("empty.faiss")
-        assert index.is_trained and index.ntotal == 0 and index.metric_type == faiss.METRIC_INNER_PRODUCT
-        index.add(x)
-        D, I = index.search(x[:5], 60)
-        np.savez("flat.npz", D=D, I=I, codes=index.sa_encode(x))
-        mapped = faiss.IndexIDMap2(faiss.read_index("empty.faiss"))
-        mapped.add_with_ids(x, np.arange(60) * 10**10)
-        assert np.allclose(mapped.reconstruct(3 * 10**10), index.reconstruct(3))
-        mapped.remove_ids(np.array([0]))
-        faiss.write_index(mapped, "mapped.faiss")
-    """
-    run_alone(script, tmp_path)
-    result, codes = np.load(tmp_path / "flat.npz"), encode(x, Z)
-    assert np.array_equal(result["codes"], codes)
-    truth = x[:5] @ decode(codes, Z).T
-    assert np.abs(np.take_along_axis(truth, result["I"], axis=1) - result["D"]).max() < 1e-4
-    held, _ = load_index(tmp_path / "mapped.faiss")
-    assert np.array_equal(held.codes, codes[1:])
-    assert np.array_equal(held.ids, np.arange(1, 60) * 10**10)
 
 
 def test_fastscan_blocks_of_any_height_are_unpacked() -> None:
@@ -417,4 +371,12 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
                     counts["refused"] += 1
         assert counts["read"] > 30 and counts["refused"] > 200, counts
     """
-    run_alone(script, tmp_path, str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
