@@ -162,8 +162,7 @@ def notes_of(experiment: Experiment) -> list[str]:
         + (" (of the first run)." if differ else "."),
         *(f"{line}." for line in likeness),
         *_trainings(experiment),
-        f"The data are {about['data']['name']}; {_network(experiment)}; the average precision takes its expected value over the order of "
-        "equal scores. So these figures are to be compared with each other, not with the paper's.",
+        "Data, networks and budget are not the paper's: compare these figures with each other, not with its tables.",
         *([f"Departures from their papers that count: {'; '.join(departures)}."] if departures else []),
         *kept,
         *(f"{name} has no row: {why}." for name, why in about["left_out"].items()),
@@ -193,17 +192,6 @@ def _trainings(experiment: Experiment) -> list[str]:
         f"Trained methods have {usual}{', except those named next' if len(rows_of) > 1 else ''}; all have the same split and data.",
         *(f"{', '.join(names)}: {text}." for text, names in rows_of.items() if text != usual),
     ]
-
-
-def _network(experiment: Experiment) -> str:
-    settings = [run.about["settings"] for run in experiment.runs]
-    weights = {str(each["network"]["weights"]) for each in settings if "network" in each}
-    if experiment.about["data"]["perceptron"]:
-        return (
-            "there are no convolutions, where the paper trains a VGG (GPQ-F: CNN-F) on images: here GPQ has the network of its preset and "
-            "the other trained methods a perceptron with one hidden layer"
-        )
-    return f"networks on images have first weights: {', '.join(sorted(weights)) or 'none'}"
 
 
 def _machine(run: Run) -> str:

@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 
 ABOUT = "experiment.json"
 _PARTIAL = ".partial"
-_FORMAT = 1
 
 
 class _About(BaseModel):
@@ -54,12 +53,14 @@ class _About(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
+    experiment_format: Literal[1]
     grid: str
     title: str
     kind: str
     data: dict[str, Any]
     protocol: str
     labelled: list[str | None]
+    queries: str | None
     preset: str
     changes: dict[str, dict[str, Any]]
     variations: list[str]
@@ -69,16 +70,8 @@ class _About(BaseModel):
 
 @dataclass
 class Summary:
-    """Summary of a call.
-
-    Attributes:
-        folder: of the experiment.
-        total: number of runs of the grid.
-        there: number of runs finished before.
-        made: number of runs finished by this call.
-        failed: name of a run -> reason.
-        left_out: method -> reason why it has no run.
-    """
+    """Summary of a call: the folder; numbers of runs of the grid, of those that were there before, and of those made; name of a failed run
+    -> reason; method -> reason why it has no run."""
 
     folder: Path
     total: int
@@ -101,14 +94,8 @@ class RunContext:
     checkpoint_seconds: float = 60.0
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended; ``failure`` is empty if it is done."""
-
-    spec: RunSpec
-    failure: str = ""
-    map: float = 0.0
-    seconds: Mapping[str, float] = field(default_factory=dict)
+RunResult = tuple[str, str]
+"""Name of a run, and why it failed; empty if it is done."""
 
 
 def run_experiment(  # noqa: PLR0913
@@ -157,8 +144,10 @@ def run_experiment(  # noqa: PLR0913
     dataset = open_data(data, **(data_args or {}))
     specs, left_out = plan(grid, dataset, base)
     about = describe(grid, dataset, base, data_name, left_out)
-    with unfinished(folder / _PARTIAL, folder, keep=[_work_of(spec) for spec in specs]):
+    kept: list[str] = []
+    with unfinished(folder / _PARTIAL, folder, keep=kept):
         about = begin(folder, about, specs, renamed=data_name is not None)
+        kept += [_work_of(name, run["identity"]) for name, run in about["planned"].items()]
         for spec in specs:
             path = folder / f"split_{spec.split_hash}.json"
             recover(path)
@@ -176,49 +165,43 @@ def run_experiment(  # noqa: PLR0913
             contextlib.closing(results),
             stage(grid.name, len(specs), "run", done=summary.there) as runs,
         ):
-            for result in results:
-                _add(summary, result)
+            for name, failure in results:
                 runs.advance()
+                if failure:
+                    summary.failed[name] = failure
+                    log.warning("%s failed: %s", name, failure)
+                else:
+                    summary.made += 1
+                    run = read_run(folder / f"{name}.h5")
+                    seconds = ", ".join(f"{k} {v:.1f} s" for k, v in run.about["seconds"].items())
+                    log.info("%s: mAP %.4f (%s)", name, run.map, seconds)
     return summary
-
-
-def _add(summary: Summary, result: RunResult) -> None:
-    """Count and log a run that has ended."""
-    name = result.spec.name
-    if result.failure:
-        summary.failed[name] = result.failure
-        log.warning("%s failed: %s", name, result.failure)
-        return
-    summary.made += 1
-    seconds = ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items())
-    done = summary.there + summary.made
-    log.info("%s: mAP %.4f (%s) [%d of %d]", name, result.map, seconds, done, summary.total)
 
 
 # Runs -------------------------------------------------------------------------------------------------------------------
 
 
-def _work_of(spec: RunSpec) -> str:
-    """Name of the folder of its unfinished work."""
-    return f"{spec.name}-{spec.identity}"
+def _work_of(name: str, identity: str) -> str:
+    """Name of the folder of a run's unfinished work."""
+    return f"{name}-{identity}"
 
 
 def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: RunSpec) -> RunResult:
     """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
-    path, work = context.folder / f"{spec.name}.h5", context.folder / _PARTIAL / _work_of(spec)
+    path = context.folder / f"{spec.name}.h5"
+    work = context.folder / _PARTIAL / _work_of(spec.name, spec.identity)
     try:
         device = resolve_device(context.device)
         options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
         write_run(path, context.about, spec, *compute(spec, dataset, work, options, cache))
         shutil.rmtree(work, ignore_errors=True)
-        run = read_run(path)
-        return RunResult(spec, map=run.map, seconds=run.about["seconds"])
+        return spec.name, ""
     except GpqError as error:
-        return RunResult(spec, one_line(error, 500))
+        return spec.name, one_line(error, 500)
     except Exception as error:  # a bug in one method must not stop the others
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        return RunResult(spec, f"{type(error).__name__} in {where}: {one_line(error, 500)}")
+        return spec.name, f"{type(error).__name__} in {where}: {one_line(error, 500)}"
 
 
 def _make_here(context: RunContext, specs: Sequence[RunSpec], dataset: Dataset) -> Generator[RunResult]:
@@ -276,7 +259,7 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
         with ended_by_signals():
             return make_run(context, *_opened(context), spec)
     except KeyboardInterrupt:  # the parent is ending
-        return RunResult(spec, "interrupted")
+        return spec.name, "interrupted"
 
 
 # The folder's description -----------------------------------------------------------------------------------------------
@@ -301,21 +284,16 @@ def describe(
     # Without folders, which differ between machines.
     plain = f"{kind}:{Path(path).name}" if path else Path(kind).name
     return {
-        "experiment_format": _FORMAT,
+        "experiment_format": 1,
         "grid": grid.name,
-        "title": grid.title,
-        "kind": grid.kind,
+        **{name: getattr(grid, name) for name in ("title", "kind", "protocol", "queries")},
+        "labelled": list(grid.labelled),
         "data": {
             "name": data_name or plain,
             "fingerprint": dataset.fingerprint,
             "kind": dataset.kind,
             "perceptron": needs_perceptron(dataset),
-            "items": len(dataset),
-            "notes": list(dataset.notes),
         },
-        "protocol": grid.protocol,
-        "labelled": list(grid.labelled),
-        "queries": grid.queries,
         "preset": base.preset,
         "changes": _changes(base),
         "variations": [variation.name for variation in grid.variation],
@@ -324,22 +302,17 @@ def describe(
 
 
 def read_about(folder: str | Path) -> dict[str, Any]:
-    """The ``experiment.json`` of a folder.
-
-    Raises:
-        DataError: it is missing or damaged.
-        MismatchError: it has another format.
-    """
+    """The ``experiment.json`` of a folder. Raises DataError: it is missing, damaged or of another version."""
     path = Path(folder) / ABOUT
-    about = read_json(path, "an experiment (gpq experiment run makes one)")
-    if not isinstance(about, dict) or about.get("experiment_format") != _FORMAT:
-        raise MismatchError(f"{path} is not an experiment of this version: choose another folder")
     try:
-        _About.model_validate(about)
+        return _About.model_validate(
+            read_json(path, "an experiment (gpq experiment run makes one)")
+        ).model_dump()
     except ValidationError as error:
-        wrong = error.errors()[0]["loc"][0]
-        raise DataError(f"{path} is damaged ({wrong!r} is missing or wrong): choose another folder") from None
-    return about
+        wrong = ".".join(map(str, error.errors()[0]["loc"]))
+        raise DataError(
+            f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose another folder"
+        ) from None
 
 
 def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, renamed: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gpq_faiss.config import merge, preset, read_toml
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.split import Split
-from gpq_faiss.errors import BusyError, DataError, MismatchError, UsageError
+from gpq_faiss.errors import BusyError, DataError, UsageError
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
@@ -220,10 +220,10 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
         ({}, {"base": preset("recommended")}, "preset paper, not recommended"),
         ({}, {"base": changed}, "changes not set, not {'loss': {'beta': 3.0}}: choose"),
         ({"labelled": ("20-per-class",)}, {"data": other}, "runs on digits, and these data differ"),
-        ({}, {"out": tmp_path}, "not an experiment of this version"),
+        ({}, {"out": tmp_path}, "damaged or of another version"),
     ):
         arguments: dict[str, Any] = {"data": DIGITS, "out": done} | options
-        with pytest.raises(MismatchError, match=message):
+        with pytest.raises(DataError, match=message):
             run_experiment(grid.with_options(**change), **arguments)
     (tmp_path / "experiment.json").unlink()
     with pytest.raises(DataError, match="something other than an experiment"):
