@@ -180,11 +180,9 @@ def prepare(root: Path) -> dict[str, Stage]:
     settings = 'preset = "paper"\n[quantizer]\ncodebooks = 4\n[network]\nbackbone = "linear"\n[training]\n'
     settings += "steps = 40\nbatch_labelled = 30\nbatch_unlabelled = 30\nlearning_rate = 0.01\n"
     (root / "run.toml").write_text(settings)
-    (root / "grid-run.toml").write_text(
-        settings.replace("[quantizer]\ncodebooks = 4\n", "").replace("= 40", "= 20")
-    )
     (root / "grid.toml").write_text(
-        'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
+        'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\npreset = "paper"\n[config.network]\n'
+        'backbone = "linear"\n[config.training]\nsteps = 20\nbatch_labelled = 30\nbatch_unlabelled = 30\nlearning_rate = 0.01\n'
     )
     data = (f"features:{root}/x.npy", "--labels", f"{root}/y.npy")
     config = ("--config", f"{root}/run.toml")
@@ -210,8 +208,6 @@ def prepare(root: Path) -> dict[str, Stage]:
         "run",
         f"{root}/grid.toml",
         *data,
-        "--config",
-        f"{root}/grid-run.toml",
         "--checkpoint-seconds",
         "0.02",
     )

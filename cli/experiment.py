@@ -79,7 +79,7 @@ _OF_THE_GRID = {
     "methods": "Short names separated by commas, or all.",
     "bits": "Code lengths separated by commas.",
     "seeds": "Seeds of split, weights and batches, separated by commas.",
-    "labelled": "Labels for the training: N-per-class, a fraction or a file; several separated by commas.",
+    "labelled": "Labels for the training: N-per-class, a fraction or a file.",
     "protocol": "1, 2, transfer[:SHARE|CLASSES] or gpq-authors.",
     "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
     "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
@@ -88,7 +88,7 @@ _OF_THE_GRID = {
 
 def _grid_options(command: Any) -> Any:
     for i, (name, text) in reversed(list(enumerate(_OF_THE_GRID.items()))):
-        listed = _listed if i < 4 else None
+        listed = _listed if i < 3 else None
         command = click.option(f"--{name}", help=f"{text}  [default: the grid's]", callback=listed)(command)
     return command
 
@@ -113,10 +113,11 @@ Examples:
 @out_option
 @_grid_options
 @click.option(
-    "--config",
-    "config_file",
-    metavar="TOML",
-    help="Settings that override the grid's preset; rows with their own preset keep it.",
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Set one setting of all trained methods, as in the grid's [config]; repeatable.",
 )
 @click.option("--name", "data_name", help="Name of the data in tables.  [default: DATA without folders]")
 @click.option(
@@ -126,23 +127,16 @@ Examples:
 @device_option
 @overwrite_option
 @data_options
-def run(grid: str, data: str, config_file: str | None, **options: Any) -> None:
-    from gpq_faiss import config as settings
+def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
+    from gpq_faiss.config import parse_settings
     from gpq_faiss.experiment.grid import read_grid
     from gpq_faiss.experiment.run import run_experiment
 
-    changes = {key: options.pop(key) for key in _OF_THE_GRID}
-    chosen = read_grid(grid).with_options(**changes)
-    base = settings.preset(chosen.preset)
-    if config_file is not None:
-        base = settings.read_toml(config_file, base)
-        if changes["preset"] not in (None, base.preset):
-            raise UsageError(
-                f'--preset {changes["preset"]} contradicts preset = "{base.preset}" in {config_file}: keep one'
-            )
+    chosen = read_grid(grid).with_options(**{key: options.pop(key) for key in _OF_THE_GRID})
+    chosen = chosen.with_settings(parse_settings(changes))
     # The steps of every training are many; what is of interest here is each run as it ends.
     with only_warnings("gpq_faiss.training.loop"):
-        summary = run_experiment(chosen, data, base=settings.validate(base), **options)
+        summary = run_experiment(chosen, data, **options)
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
     emit(f"{summary.folder}: {'; '.join(parts)}")

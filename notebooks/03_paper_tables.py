@@ -55,7 +55,7 @@ methods = ["posterior", "gpq", "opq", "pq", "sdh", "itq", "float"]
 bits = [12, 24]
 seeds = [0]
 protocol = "1"
-labelled = ["20-per-class"]
+labelled = "20-per-class"
 preset = "recommended"
 
 [config.posterior]
@@ -120,7 +120,7 @@ kind = "sensitivity"
 methods = ["gpq"]
 bits = [12]
 seeds = [0]
-labelled = ["20-per-class"]
+labelled = "20-per-class"
 preset = "paper"
 
 [config.training]
@@ -152,7 +152,7 @@ kind = "voronoi"
 methods = ["gpq"]
 bits = [8]
 seeds = [0]
-labelled = ["20-per-class"]
+labelled = "20-per-class"
 preset = "paper"
 vectors = 150
 

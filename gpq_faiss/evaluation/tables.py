@@ -21,8 +21,6 @@ Format = Literal["text", "markdown", "latex", "html", "csv", "json"]
 Row = Mapping[str, Any]
 
 _MISSING = "–"
-
-
 _SHOWN = 60
 """Rows that a result prints."""
 
@@ -128,7 +126,7 @@ def render(
         columns: columns and their order (default: all, in order of first appearance).
         headers: display names of columns (not in CSV and JSON).
         digits: decimals of floats.
-        caption: a line above the table (text, Markdown), or the caption in LaTeX and HTML.
+        caption: a line above the table (text, Markdown), or the caption in LaTeX.
 
     Raises:
         UsageError: unknown form.
@@ -147,14 +145,14 @@ def render(
         plain = [{name: _plain(row.get(name)) for name in names} for row in rows]
         return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     if form == "csv":
-        return _csv(rows, names)
+        return _csv([{name: _plain(row.get(name)) for name in names} for row in rows], names)
     lines = [[(headers or {}).get(name, name) for name in names]]
     lines += [[_cell(row.get(name), digits) for name in names] for row in rows]
     right = [_numeric([row.get(name) for row in rows]) for name in names]
     if form == "latex":
         return _latex(lines, right, caption)
     if form == "html":
-        return _html(lines, right, caption)
+        return _html(lines, right)
     above = [] if caption is None else [caption]
     if form == "markdown":
         lines = [[text.replace("\\", "\\\\").replace("|", "\\|") for text in line] for line in lines]
@@ -192,15 +190,16 @@ def _numeric(values: Sequence[Any]) -> bool:
     )
 
 
-def _html(lines: list[list[str]], right: Sequence[bool], caption: str | None) -> str:
-    def row(tag: str, texts: Sequence[str]) -> str:
-        pairs = zip(texts, right, strict=True)
-        cells = (f"<{tag}{' class=n' if r else ''}>{escape(text)}</{tag}>" for text, r in pairs)
-        return f"<tr>{''.join(cells)}</tr>"
-
-    above = "" if caption is None else f"<caption>{escape(caption)}</caption>"
-    body = "".join(f"{row('td', texts)}\n" for texts in lines[1:])
-    return f"<table>{above}<thead>{row('th', lines[0])}</thead><tbody>\n{body}</tbody></table>\n"
+def _html(lines: list[list[str]], right: Sequence[bool]) -> str:
+    head, *body = (
+        "".join(
+            f"<{tag}{' class=n' if r else ''}>{escape(text)}</{tag}>"
+            for text, r in zip(line, right, strict=True)
+        )
+        for tag, line in zip(["th", *["td"] * len(lines)], lines, strict=False)
+    )
+    rows = "".join(f"<tr>{cells}</tr>\n" for cells in body)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
 
 
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
@@ -236,19 +235,19 @@ def _latex(lines: list[list[str]], right: Sequence[bool], caption: str | None) -
 
 def _csv(rows: Sequence[Row], names: Sequence[str]) -> str:
     """All digits; a :class:`Spread` has a column each for mean, deviation and number."""
-    spread = {name for name in names if any(isinstance(row.get(name), Spread) for row in rows)}
-    parts = {name: [name, f"{name}_deviation", f"{name}_n"] if name in spread else [name] for name in names}
+    endings = {"mean": "", "deviation": "_deviation", "n": "_n"}
+    heads: list[str] = []
+    lines: list[dict[str, Any]] = [{} for _ in rows]
+    for name in names:
+        cells = [row[name] if isinstance(row[name], dict) else {"mean": row[name]} for row in rows]
+        parts = [part for part in endings if part == "mean" or any(part in cell for cell in cells)]
+        heads += [f"{name}{endings[part]}" for part in parts]
+        for line, cell in zip(lines, cells, strict=True):
+            line.update({f"{name}{endings[part]}": value for part, value in cell.items()})
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(head for heads in parts.values() for head in heads)
-    for row in rows:
-        line: list[Any] = []
-        for name, heads in parts.items():
-            value = _plain(row.get(name))
-            cells = list(value.values()) if isinstance(row.get(name), Spread) else [value]
-            line += [repr(cell) if isinstance(cell, float) else cell for cell in cells]
-            line += [None] * (len(heads) - len(cells))
-        writer.writerow(line)
+    writer = csv.DictWriter(stream, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return stream.getvalue()
 
 
@@ -256,14 +255,10 @@ def _plain(value: Any) -> Any:
     """A value for JSON: NaN and infinity become null, numpy numbers plain numbers."""
     if isinstance(value, Spread):
         return {"mean": _plain(value.mean), "deviation": _plain(value.deviation), "n": value.n}
-    if isinstance(value, np.ndarray):
-        return [_plain(item) for item in value.tolist()]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

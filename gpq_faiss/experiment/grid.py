@@ -52,7 +52,7 @@ class Grid(_Strict):
         kind: which pictures it has.
         methods: short names.
         seeds: of split, weights and batches.
-        labelled: each in turn; None: the protocol's own number; ``queries``, of protocol 1, likewise.
+        labelled: None: the protocol's own number; ``queries``, of protocol 1, likewise.
         preset: of the trained methods.
         vectors: items of the database whose vectors are kept, for pictures.
         config: settings of all trained methods, as in a run's TOML.
@@ -68,7 +68,7 @@ class Grid(_Strict):
     bits: tuple[Annotated[int, Ge(1), Le(4096)], ...] = (12, 24, 32, 48)
     seeds: tuple[Annotated[int, Ge(0), Le(MOST_SEED)], ...] = (0,)
     protocol: str = "1"
-    labelled: tuple[str | None, ...] = (None,)
+    labelled: str | None = None
     queries: str | None = None
     preset: str = "recommended"
     vectors: Annotated[int, Ge(0)] = 0
@@ -81,7 +81,7 @@ class Grid(_Strict):
             raise UsageError(
                 "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
             )
-        lists = {what: getattr(self, what) for what in ("methods", "bits", "seeds", "labelled")}
+        lists = {what: getattr(self, what) for what in ("methods", "bits", "seeds")}
         for what, values in (lists | {"variation": [each.name for each in self.variation]}).items():
             if not values or len(set(values)) < len(values):
                 wrong = "has an entry twice" if values else "is empty: give at least one"
@@ -92,7 +92,12 @@ class Grid(_Strict):
                 find_method(name)
             for changes in (self.config, variation.config):
                 merge(base, changes)
-                refuse_the_grids_own(changes)
+                for name, key in _OF_THE_GRID.items():
+                    section, dot, setting = name.partition(".")
+                    if section in changes and (not dot or setting in changes[section]):
+                        raise UsageError(
+                            f"{name} is not changed as a setting: it follows from the grid's {key}"
+                        )
         return self
 
     def methods_of(self, variation: Variation) -> list[str]:
@@ -108,13 +113,12 @@ class Grid(_Strict):
         )
         return _grid(self.model_dump() | {"title": title} | given)
 
-
-def refuse_the_grids_own(changes: Mapping[str, Any]) -> None:
-    """Raises UsageError: ``changes`` contain settings that the grid determines; the message names the grid's key."""
-    for name, key in _OF_THE_GRID.items():
-        section, dot, setting = name.partition(".")
-        if section in changes and (not dot or setting in changes[section]):
-            raise UsageError(f"{name} is not changed as a setting: it follows from the grid's {key}")
+    def with_settings(self, changes: Changes) -> Grid:
+        """A copy whose trained methods have these settings."""
+        config = dict(self.config)
+        for section, values in changes.items():
+            config[section] = config.get(section, {}) | values if isinstance(values, dict) else values
+        return self.with_options(config=config)
 
 
 def built_in_grids() -> dict[str, Path]:
@@ -220,17 +224,16 @@ def _variant_base(config: Config, *, perceptron: bool) -> Config:
     return merge(own, BASELINE_PERCEPTRON) if perceptron else own
 
 
-def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:
+def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool) -> Config:
     """Settings of a trained method in a variation, without code length and seed.
 
-    From low to high: the preset and the run's own file (``base``); what makes the method itself; the grid's ``[config]``; the variation.
+    From low to high: the preset; what makes the method itself; the grid's ``[config]``; the variation.
 
     Args:
         perceptron: whether the items are features, or images too small for convolutions; so is every method with the backbone ``mlp``.
-        base: the preset with the changes of ``--config``.
     """
     entry = find_method(method)
-    config = base if variation.preset is None else preset(variation.preset)
+    config = preset(variation.preset or grid.preset)
     own = (entry.changes, grid.config, variation.config)
     backbones = [
         changes["network"]["backbone"] for changes in own if "backbone" in changes.get("network", {})

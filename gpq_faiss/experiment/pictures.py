@@ -15,7 +15,7 @@ from ..files import check_output
 from ..methods.registry import METHODS
 from ..report.gallery import Ranked, save_gallery
 from ..report.plots import plot_curves, plot_heat_map, plot_points
-from .results import Experiment, labelled_name, read_experiment
+from .results import Experiment, read_experiment
 from .runs import Run, read_run
 
 _GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
@@ -67,7 +67,7 @@ def _title(experiment: Experiment, at: str = "") -> str:
 
 
 def _runs_at(experiment: Experiment, names: Sequence[str]) -> list[Run]:
-    """The runs at the longest code and the most labels of the first seed, with these arrays."""
+    """The runs at the longest code of the first seed, with these arrays."""
     runs = [experiment.runs[i] for i in experiment.longest]
     found = [read_run(run.path, names) for run in runs if run.seed == experiment.seeds[0]]
     found = [run for run in found if names[0] in run.arrays]
@@ -83,7 +83,7 @@ def _curves(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
     """mAP over bits and over likeness; precision-recall, precision at k and recall at k at the longest code."""
     bits, title = max(experiment.bits), _title(experiment, experiment.at)
     made = {}
-    if len(experiment.bits) > 1 and len(experiment.labelled) == 1:
+    if len(experiment.bits) > 1:
         lines = {}
         for row in experiment.by_length("mAP"):
             there = [(b, row[str(b)]) for b in experiment.bits if row[str(b)]]
@@ -116,12 +116,12 @@ def _curves(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
 
 
 def _heat_maps(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
-    """mAP over the weights λ1 and λ2, one picture per variant of GPQ, length and number of labels."""
-    groups: dict[tuple[str, int, str], dict[tuple[float, float], dict[int, float]]] = {}
+    """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length."""
+    groups: dict[tuple[str, int], dict[tuple[float, float], dict[int, float]]] = {}
     for run in experiment.runs:
         if run.method in METHODS and METHODS[run.method].module == ".gpq":
             loss = run.about["settings"]["loss"]
-            panel = groups.setdefault((run.method, run.bits, labelled_name(run.about["labelled"])), {})
+            panel = groups.setdefault((run.method, run.bits), {})
             of_seeds = panel.setdefault((float(loss["lambda1"]), float(loss["lambda2"])), {})
             if run.seed in of_seeds:
                 raise DataError(
@@ -136,8 +136,8 @@ def _heat_maps(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
     for key, panel in groups.items():
         down, across = (sorted(set(weights)) for weights in zip(*panel, strict=True))
         values = [[np.mean(list(panel.get((a, b), {0: np.nan}).values())) for b in across] for a in down]
-        parts = [str(part).replace(" ", "-") for part, varies in zip(key, differ, strict=True) if varies]
-        at = "{} at {} bits, {} labelled".format(*key)
+        parts = [str(part) for part, varies in zip(key, differ, strict=True) if varies]
+        at = f"{key[0]} at {key[1]} bits"
         made[f"mAP of {at}, over the weights"] = draw(
             plot_heat_map,
             "-".join(["sensitivity", *(parts or [str(key[1])])]),

@@ -102,7 +102,7 @@ def tables_of(experiment: Experiment) -> list[Table]:
     curve = experiment.means([f"{level:g}" for level in LEVELS])
     seconds = experiment.means(("fit", "encode", "rank"), longest=False)
     return [
-        Table("map", caption + short, rows, "" if len(experiment.labelled) > 1 else "bits"),
+        Table("map", caption + short, rows, "bits"),
         Table("depth", f"Precision and recall at k, {at}{short}", depth, "k"),
         Table("pr", f"Precision at levels of recall, {at}{short}", curve, "recall"),
         Table("seconds", f"Seconds per run, over all lengths and seeds, one thread{short}", seconds, "", 1),
@@ -157,7 +157,7 @@ def notes_of(experiment: Experiment) -> list[str]:
     return [
         *missing_note(experiment),
         f"{over[0].upper()}{over[1:]}. {runs[0].about['convention']}. {about['data']['name']}, protocol {about['protocol']}, labelled "
-        f"{', '.join(experiment.labelled)}: {counts['queries']:,} queries, {counts['labelled']:,} labelled and "
+        f"{about['labelled'] or 'by the protocol'}: {counts['queries']:,} queries, {counts['labelled']:,} labelled and "
         f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database"
         + (" (of the first run)." if differ else "."),
         *(f"{line}." for line in likeness),
@@ -184,7 +184,12 @@ def _trainings(experiment: Experiment) -> list[str]:
             rows_of.setdefault(text, {})[experiment.row_name(run)] = None
     if not rows_of:
         return []
-    changed = [f"{part}.{k} = {v}" for part, values in about["changes"].items() for k, v in values.items()]
+    changed = [
+        f"{part}.{k} = {v}"
+        for part, of in about["config"].items()
+        if isinstance(of, dict)
+        for k, v in of.items()
+    ]
     usual = max(rows_of, key=lambda text: len(rows_of[text]))
     return [
         f"Rows that do not say otherwise have the settings of the preset {about['preset']}"

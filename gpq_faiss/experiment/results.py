@@ -1,6 +1,6 @@
 """The runs of a folder as a table: a line per run, from which reports and pictures take means over seeds.
 
-A *row* of a report is a method in one variation; columns are code lengths (and numbers of labels, if several).
+A *row* of a report is a method in one variation; columns are code lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Experiment:
     Attributes:
         folder: its path.
         about: contents of ``experiment.json``.
-        runs: in the order of the tables: methods as in the paper, then variations as in the grid, labels, lengths, seeds.
+        runs: in the order of the tables: methods as in the paper, then variations as in the grid, lengths, seeds.
     """
 
     folder: Path
@@ -50,12 +50,6 @@ class Experiment:
         return of_first and all(run.method == first for run in self.runs)
 
     @property
-    def labelled(self) -> list[str]:
-        """The kinds of labelled set, as :func:`labelled_name` calls them, in the order of the grid."""
-        found = {run.about["labelled"] for run in self.runs}
-        return [labelled_name(value) for value in self.about["labelled"] if value in found]
-
-    @property
     def over_seeds(self) -> str:
         """The seeds of the figures, for captions."""
         several = f"mean ± deviation over seeds {', '.join(map(str, self.seeds))}"
@@ -63,8 +57,8 @@ class Experiment:
 
     @property
     def at(self) -> str:
-        """The longest code (and the most labels, if there are several kinds), for captions."""
-        return f"{max(self.bits)} bits" + (f", {self.labelled[-1]}" if len(self.labelled) > 1 else "")
+        """The longest code, for captions."""
+        return f"{max(self.bits)} bits"
 
     def row_name(self, run: Run) -> str:
         """The name of a run's row."""
@@ -80,11 +74,8 @@ class Experiment:
 
     @property
     def longest(self) -> list[int]:
-        """Positions of the runs at the longest code (and the most labels), and of methods without codes."""
-        bits, labelled = (0, max(self.bits)), self.labelled[-1]
-        return [
-            i for i, line in enumerate(self.table) if line["bits"] in bits and line["labelled"] == labelled
-        ]
+        """Positions of the runs at the longest code, and of methods without codes."""
+        return [i for i, line in enumerate(self.table) if line["bits"] in (0, max(self.bits))]
 
     def means(self, columns: Sequence[str], *, longest: bool = True) -> list[dict[str, Any]]:
         """A line per row with the means of columns of the table that any run has: of :attr:`longest`, or of all runs."""
@@ -93,22 +84,15 @@ class Experiment:
         return summarise(lines, by=["method"], values=there)
 
     def by_length(self, figure: str) -> list[dict[str, Any]]:
-        """A line per row with the means of a figure by code length (and labels). A method without codes has one figure for all."""
-        columns = {
-            (labelled, bits): f"{bits} bits, {labelled}" if len(self.labelled) > 1 else str(bits)
-            for labelled in self.labelled
-            for bits in self.bits
-        }
+        """A line per row with the means of a figure by code length. A method without codes has one figure for all."""
         rows: dict[str, dict[str, Any]] = {
-            line["method"]: {"method": line["method"], **dict.fromkeys(columns.values())}
+            line["method"]: {"method": line["method"], **dict.fromkeys(map(str, self.bits))}
             for line in self.table
         }
-        for (labelled, bits), column in columns.items():
-            lines = [
-                line for line in self.table if (line["labelled"], line["bits"] or bits) == (labelled, bits)
-            ]
+        for bits in self.bits:
+            lines = [line for line in self.table if line["bits"] in (0, bits)]
             for found in summarise(lines, ["method"], [figure]):
-                rows[found["method"]][column] = found[figure]
+                rows[found["method"]][str(bits)] = found[figure]
         return list(rows.values())
 
     def missing(self) -> list[str]:
@@ -122,10 +106,7 @@ def _figures(run: Run) -> dict[str, Any]:
     about, arrays = run.about, run.arrays
     figures: dict[str, Any] = {
         "bits": run.bits,
-        "labelled": labelled_name(about["labelled"]),
         "seed": run.seed,
-        "unlabelled": about["counts"]["unlabelled"],
-        "database": about["counts"]["database"],
         "mAP": run.map,
     }
     if about["likeness"]:
@@ -141,12 +122,6 @@ def _figures(run: Run) -> dict[str, Any]:
 def position(name: str) -> int:
     """Position of a method in the paper's tables; last if it is not one of ours."""
     return list(METHODS).index(name) if name in METHODS else len(METHODS)
-
-
-def labelled_name(value: Any) -> str:
-    """A value of ``labelled`` as shown in tables: all, a file's name, or such as "20 per class"."""
-    text = "all" if value is None else Path(str(value)).name
-    return text.removesuffix("-per-class") + " per class" if text.endswith("-per-class") else text
 
 
 def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Experiment:
@@ -165,7 +140,7 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
 
     def place(run: Run) -> tuple[Any, ...]:
         variation = variations.get(run.variation, len(variations)), run.variation
-        return position(run.method), run.method, variation, str(run.about["labelled"]), run.bits, run.seed
+        return position(run.method), run.method, variation, run.bits, run.seed
 
     runs.sort(key=place)
     for run, following in itertools.pairwise(runs):

@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..config import Config, preset, to_dict
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.protocols import make_split
@@ -39,13 +38,14 @@ from ..progress import stage
 from ..signals import ended_by_signals
 from ..training.loop import RunOptions
 from .compute import TrainingCache, compute
-from .grid import Grid, read_grid, refuse_the_grids_own
+from .grid import Grid, read_grid
 from .runs import RunSpec, is_done, plan, read_run, write_run
 
 log = logging.getLogger(__name__)
 
 ABOUT = "experiment.json"
 _PARTIAL = ".partial"
+_OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
 
 
 class _About(BaseModel):
@@ -53,16 +53,16 @@ class _About(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    experiment_format: Literal[1]
+    experiment_format: Literal[2]
     grid: str
     title: str
     kind: str
     data: dict[str, Any]
     protocol: str
-    labelled: list[str | None]
+    labelled: str | None
     queries: str | None
     preset: str
-    changes: dict[str, dict[str, Any]]
+    config: dict[str, Any]
     variations: list[str]
     left_out: dict[str, str]
     planned: dict[str, dict[str, Any]]
@@ -104,7 +104,6 @@ def run_experiment(  # noqa: PLR0913
     out: str | Path,
     *,
     data_args: Mapping[str, Any] | None = None,
-    base: Config | None = None,
     device: str = "cpu",
     jobs: int = 1,
     data_name: str | None = None,
@@ -118,7 +117,6 @@ def run_experiment(  # noqa: PLR0913
         data: anything that :func:`gpq_faiss.open_data` accepts; several jobs need a DATA name.
         out: folder of the experiment.
         data_args: for :func:`gpq_faiss.data.open.open_data`.
-        base: base settings of trained methods (default: the grid's preset).
         device: device of networks.
         jobs: concurrent runs, each in its own process with one thread.
         data_name: name of the data in tables (default: the data set's name without folders).
@@ -135,15 +133,13 @@ def run_experiment(  # noqa: PLR0913
     if jobs > 1 and not isinstance(data, str):
         raise UsageError("several jobs open the data themselves: give its name, not a data set")
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
-    base = base or preset(grid.preset)
-    refuse_the_grids_own(_changes(base))
     resolve_device(device)
     folder = check_output(out, overwrite=True, folder=True)
     if folder.exists() and not (folder / ABOUT).exists() and any(folder.glob("[!.]*")):
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
     dataset = open_data(data, **(data_args or {}))
-    specs, left_out = plan(grid, dataset, base)
-    about = describe(grid, dataset, base, data_name, left_out)
+    specs, left_out = plan(grid, dataset)
+    about = describe(grid, dataset, data_name, left_out)
     kept: list[str] = []
     with unfinished(folder / _PARTIAL, folder, keep=kept):
         about = begin(folder, about, specs, renamed=data_name is not None)
@@ -265,37 +261,23 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
 # The folder's description -----------------------------------------------------------------------------------------------
 
 
-def _changes(base: Config) -> dict[str, dict[str, Any]]:
-    """The settings in which ``base`` differs from its preset, nested."""
-    original, now = to_dict(preset(base.preset)), to_dict(base)
-    changed = {
-        section: {k: v for k, v in values.items() if v != original[section].get(k)}
-        for section, values in now.items()
-        if isinstance(values, dict)
-    }
-    return {section: values for section, values in changed.items() if values}
-
-
 def describe(
-    grid: Grid, dataset: Dataset, base: Config, data_name: str | None, left_out: Mapping[str, str]
+    grid: Grid, dataset: Dataset, data_name: str | None, left_out: Mapping[str, str]
 ) -> dict[str, Any]:
     """The description of an experiment, without its runs."""
     kind, _, path = dataset.name.partition(":")
     # Without folders, which differ between machines.
     plain = f"{kind}:{Path(path).name}" if path else Path(kind).name
     return {
-        "experiment_format": 1,
+        "experiment_format": 2,
         "grid": grid.name,
-        **{name: getattr(grid, name) for name in ("title", "kind", "protocol", "queries")},
-        "labelled": list(grid.labelled),
+        **{name: getattr(grid, name) for name in ("title", "kind", *_OF_ONE_FOLDER[1:])},
         "data": {
             "name": data_name or plain,
             "fingerprint": dataset.fingerprint,
             "kind": dataset.kind,
             "perceptron": needs_perceptron(dataset),
         },
-        "preset": base.preset,
-        "changes": _changes(base),
         "variations": [variation.name for variation in grid.variation],
         "left_out": dict(left_out),
     }
@@ -317,11 +299,11 @@ def read_about(folder: str | Path) -> dict[str, Any]:
 
 def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, renamed: bool) -> dict[str, Any]:
     """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested
-    and left out is kept, so that reports can list it."""
+    is kept, so that reports can list what is missing."""
     planned = {spec.name: {"variation": spec.variation, "identity": spec.identity} for spec in specs}
     if (folder / ABOUT).exists():
         before = read_about(folder)
-        for what in ("grid", "protocol", "labelled", "queries", "preset", "changes"):
+        for what in _OF_ONE_FOLDER:
             old, new = (of.get(what) or "not set" for of in (before, about))
             if old != new:
                 raise MismatchError(
@@ -334,7 +316,6 @@ def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, rena
         # Variations that are no longer in the grid are not expected.
         kept = {k: run for k, run in before["planned"].items() if run["variation"] in about["variations"]}
         planned = kept | planned
-        about = about | {"left_out": before["left_out"] | about["left_out"]}
         about |= {} if renamed else {"data": before["data"]}
     about = about | {"planned": planned}
     write_json(folder / ABOUT, about)

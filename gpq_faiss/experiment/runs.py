@@ -39,7 +39,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..config import Config, codebooks_for_bits, merge, to_dict, validate
+from ..config import codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
 from ..errors import DataError, UsageError
@@ -87,14 +87,11 @@ class RunSpec:
     name: str
 
 
-def plan(grid: Grid, dataset: Dataset, base: Config) -> tuple[list[RunSpec], dict[str, str]]:
+def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
     """The runs of ``grid`` on ``dataset``, seeds outermost, so that an interrupted grid is a complete table of fewer seeds; and
     method -> reason why it has no run on these data.
 
     A run that differs from an earlier one only in the name of its variation, as those of methods without settings do, is left out.
-
-    Args:
-        base: base settings of trained methods, to which the grid's are applied: the preset with the changes of ``--config``.
 
     Raises:
         UsageError: invalid settings; a code length that a method does not support; a method that is not installed.
@@ -107,44 +104,39 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> tuple[list[RunSpec], dic
     left_out = {name: no_room for name, e in entries.items() if perceptron and e.convolutional}
     for name in entries.keys() - left_out.keys():
         entries[name].load()
-    hashes: dict[str, str] = {}
     computing = json.dumps(versions(), sort_keys=True)
     specs: dict[str, RunSpec] = {}
-    for seed, labelled, variation in itertools.product(grid.seeds, grid.labelled, grid.variation):
-        split_args: dict[str, Any] = {
-            "protocol": grid.protocol,
-            "seed": seed,
-            "labelled": labelled,
-            "queries": grid.queries,
-        }
-        key = str(split_args)
-        if key not in hashes:
-            hashes[key] = make_split(dataset, **split_args).hash
-        # What the runs of a grid differ in.
-        more = [variation.name] if variation.name else []
-        more += [labelled or "labelled by the protocol"] if len(grid.labelled) > 1 else []
+    splits = {seed: make_split(dataset, **split_args(grid, seed)).hash for seed in grid.seeds}
+    for seed, variation in itertools.product(grid.seeds, grid.variation):
         for method in grid.methods_of(variation):
             lengths = () if method in left_out else grid.bits if entries[method].any_length else (0,)
             for bits in lengths:
-                settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron, base=base)
+                settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron)
                 condition = fingerprint(
                     str(RUN_FORMAT),
                     f"{method} {entries[method].revision}",
                     str(bits),
                     dataset.fingerprint,
-                    hashes[key],
+                    splits[seed],
                     computing,
                     str(grid.vectors),
                 )
                 identity = fingerprint(condition, json.dumps(settings, sort_keys=True))
                 length = f"{bits}bits" if bits else "any"
-                name = "_".join([method, length, f"seed{seed}", *map(_slug, more)])
-                of_run = (method, bits, seed, variation.name, settings, split_args, grid.vectors)
-                specs.setdefault(identity, RunSpec(*of_run, hashes[key], identity, name))
+                name = f"{method}_{length}_seed{seed}" + (
+                    f"_{_slug(variation.name)}" if variation.name else ""
+                )
+                of_run = (method, bits, seed, variation.name, settings, split_args(grid, seed), grid.vectors)
+                specs.setdefault(identity, RunSpec(*of_run, splits[seed], identity, name))
     if not specs:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
     return list(specs.values()), left_out
+
+
+def split_args(grid: Grid, seed: int) -> dict[str, Any]:
+    """Arguments of :func:`gpq_faiss.data.protocols.make_split` besides the data."""
+    return {"protocol": grid.protocol, "seed": seed, "labelled": grid.labelled, "queries": grid.queries}
 
 
 def _slug(text: str) -> str:
@@ -154,11 +146,11 @@ def _slug(text: str) -> str:
 
 
 def _settings(
-    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, perceptron: bool, base: Config
+    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, perceptron: bool
 ) -> dict[str, Any]:
     if not find_method(method).deep:
         return make_method(method, bits or 32, seed).settings()
-    config = method_config(grid, variation, method, perceptron=perceptron, base=base)
+    config = method_config(grid, variation, method, perceptron=perceptron)
     M = codebooks_for_bits(bits, config.quantizer.codewords)
     return to_dict(validate(merge(config, {"quantizer": {"codebooks": M}, "training": {"seed": seed}})))
 

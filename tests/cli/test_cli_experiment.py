@@ -100,7 +100,7 @@ def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
         (["run", "table2", "digits", "--device", "tpu", "--out", "x"], 2, "tpu"),
         (["run", "table2", "digits", "--methods", "pq", "--out", "x"], 1, "500-per-class"),
         (["run", "table2", "features:none.npy", "--out", "x"], 1, "none.npy"),
-        (["run", "table2", "digits", "--config", "none.toml", "--out", "x"], 1, "none.toml not found"),
+        (["run", "table2", "digits", "--set", "training.step=3", "--out", "x"], 2, "setting 'training.step' is unknown"),
         (["report", "nowhere"], 1, "experiment.json not found"),
         (["report", "nowhere", "--images", "digits"], 2, "give --plots as well"),
     ],

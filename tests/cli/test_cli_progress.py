@@ -160,7 +160,7 @@ def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_pat
     for arguments in placed:
         result = call(*arguments)
         assert result.exit_code == 0, result.stderr
-        assert ("pq 12 bits" in result.stderr) == ("q" not in flag)
+        assert ("pq_12bits" in result.stderr) == ("q" not in flag)
 
 
 def test_every_command_takes_both_and_says_so() -> None:

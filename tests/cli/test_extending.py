@@ -75,7 +75,7 @@ def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: P
     listed = {row["method"]: row for row in json.loads(done("experiment", "methods", "--format", "json"))}
     assert listed["lsh"]["from"] == "Charikar, STOC 2002"
     (tmp_path / "grid.toml").write_text(
-        'methods = ["lsh", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = ["20-per-class"]\n'
+        'methods = ["lsh", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\n'
     )
     done("experiment", "run", tmp_path / "grid.toml", "digits", "--out", tmp_path / "runs")
     report = done("experiment", "report", tmp_path / "runs")

@@ -16,7 +16,7 @@ def small_grid(**changes: Any) -> Grid:
         "methods": ["gpq", "pq", "float"],
         "bits": [12, 24],
         "seeds": [0, 1],
-        "labelled": ["20-per-class"],
+        "labelled": "20-per-class",
         "preset": "paper",
         "config": {"training": SMALL},
     }

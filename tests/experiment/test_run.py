@@ -22,7 +22,6 @@ import pytest
 from experiment.experiments import SMALL, small_grid
 
 from gpq_faiss import files
-from gpq_faiss.config import merge, preset, read_toml
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.split import Split
@@ -208,18 +207,18 @@ def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -
 
 
 def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
-    grid, changed = small_grid(vectors=30), merge(preset("paper"), {"loss": {"beta": 3.0}})
+    grid = small_grid(vectors=30)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32))
     np.save(tmp_path / "y.npy", np.arange(200) % 2)
     other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
     (tmp_path / "experiment.json").write_text("[]")
     for change, options, message in (
         ({"protocol": "2"}, {}, "protocol 1, not 2"),
-        ({"labelled": ("9-per-class",)}, {}, "labelled"),
+        ({"labelled": "9-per-class"}, {}, "labelled 20-per-class, not 9-per-class"),
         ({"name": "other"}, {}, "grid small, not other"),
-        ({}, {"base": preset("recommended")}, "preset paper, not recommended"),
-        ({}, {"base": changed}, "changes not set, not {'loss': {'beta': 3.0}}: choose"),
-        ({"labelled": ("20-per-class",)}, {"data": other}, "runs on digits, and these data differ"),
+        ({"preset": "recommended"}, {}, "preset paper, not recommended"),
+        ({"config": {"loss": {"beta": 3.0}}}, {}, "not {'loss': {'beta': 3.0}}: choose"),
+        ({}, {"data": other}, "runs on digits, and these data differ"),
         ({}, {"out": tmp_path}, "damaged or of another version"),
     ):
         arguments: dict[str, Any] = {"data": DIGITS, "out": done} | options
@@ -235,10 +234,7 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
         run_experiment("table2", DIGITS, tmp_path, jobs=0)
     with pytest.raises(UsageError, match="give its name"):
         run_experiment("table2", DIGITS, tmp_path, jobs=2)
-    for changes, key in (({"training": {"seed": 5}}, "seeds"), ({"quantizer": {"codebooks": 9}}, "bits")):
-        with pytest.raises(UsageError, match=f"it follows from the grid's {key}"):
-            run_experiment(small_grid(), DIGITS, tmp_path, base=merge(preset("paper"), changes))
-    summary = run_experiment(small_grid(**PQ, bits=[12], labelled=["all"]), DIGITS, tmp_path)
+    summary = run_experiment(small_grid(**PQ, bits=[12], labelled="all"), DIGITS, tmp_path)
     assert "0 items to search: label fewer" in summary.failed["pq_12bits_seed0"]
 
 
@@ -328,11 +324,10 @@ def test_processes_give_what_one_process_gives_and_a_killed_one_is_an_error(
 def gpq(folder: Path, steps: int, out: str) -> list[str]:
     """The command of two trainings of so many steps in two processes, which save their state twenty times a second."""
     config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": steps}).items())
-    (folder / "c.toml").write_text(f"[training]\n{config}")
-    keys = 'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
-    (folder / "g.toml").write_text(keys)
+    keys = 'methods = ["gpq"]\nbits = [12, 24]\nlabelled = "20-per-class"\npreset = "paper"\n'
+    (folder / "g.toml").write_text(f"{keys}[config.training]\n{config}")
     command = [sys.executable, "-c", "from gpq_cli.main import cli; cli()", "-q", "experiment", "run"]
-    command += [str(folder / "g.toml"), "digits", "--config", str(folder / "c.toml"), "--jobs", "2"]
+    command += [str(folder / "g.toml"), "digits", "--jobs", "2"]
     return [*command, "--checkpoint-seconds", "0.05", "--out", str(folder / out)]
 
 
@@ -369,9 +364,8 @@ def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> No
         process.kill()
     assert not list((tmp_path / "killed").glob("*.h5"))
     time.sleep(1.5)  # the processes see that their parent is gone
-    base = read_toml(tmp_path / "c.toml", preset("paper"))
     for out in ("killed", "whole"):
-        summary = run_experiment(tmp_path / "g.toml", "digits", tmp_path / out, base=base)
+        summary = run_experiment(tmp_path / "g.toml", "digits", tmp_path / out)
         assert (summary.made, summary.there, summary.failed) == (2, 0, {})
     for bits in (12, 24):
         name = f"gpq_{bits}bits_seed0.h5"
