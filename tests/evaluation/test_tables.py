@@ -88,8 +88,8 @@ def test_columns_choose_and_order():
 
 
 def test_html_is_escaped_and_aligned():
-    table = render([{"a<b": "x & y", "n": 1234, "f": None}], "html", caption="<i>")
+    table = render([{"a<b": "x & y", "n": 1234, "f": None}], "html")
     assert table == (
-        "<table><caption>&lt;i&gt;</caption><thead><tr><th>a&lt;b</th><th class=n>n</th><th>f</th></tr></thead><tbody>\n"
+        "<table><thead><tr><th>a&lt;b</th><th class=n>n</th><th>f</th></tr></thead><tbody>\n"
         "<tr><td>x &amp; y</td><td class=n>1,234</td><td>–</td></tr>\n</tbody></table>\n"
     )
