@@ -114,7 +114,7 @@ def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], fo
             "expected value over random order within ties",
             "20 steps of up to 40 labelled items",
             "Rows that do not say otherwise have the settings of the preset paper, with training.steps = 20, ",
-            "protocol 1, labelled 20 per class: 100 queries, 200 labelled and 1,497 unlabelled",
+            "protocol 1, labelled 20-per-class: 100 queries, 200 labelled and 1,497 unlabelled",
             "NN10@100: share of a query's 10 nearest items",
             "Machine: ",
         ):
