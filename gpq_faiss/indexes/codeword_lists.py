@@ -39,6 +39,7 @@ DEPTH = 3
 _ALL = 1 << 62
 _LARGE = 1e30  # |q|^2 from which scores might overflow
 _MOST = 8192  # maximum size of a shortlist
+_FIRST = 16  # queries of a batch that come before all others
 _AGAIN = 64  # of so many queries, one tries the lists where they cost more than scans of late
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
@@ -342,14 +343,15 @@ class CodewordLists(ListSearch):
             fill: Callable[..., Any] = partial(self._search_some, k, nprobe, passing)
         else:
             fill = partial(self._search, k, passing)
-        if len(xq) == 1:  # in this thread, without the cost of a pool
-            fill(xq, least, D, found)
-            return D, found
+        # The first queries, in this thread, also tell what the lists cost.
+        fill(xq[:_FIRST], least[:_FIRST], D[:_FIRST], found[:_FIRST])
 
         def run(part: slice) -> None:
+            part = slice(part.start + _FIRST, part.stop + _FIRST)
             fill(xq[part], least[part], D[part], found[part])
 
-        in_parallel(run, len(xq), 256 if self._cost > 1 else 16, threads)
+        if len(xq) > _FIRST:
+            in_parallel(run, len(xq) - _FIRST, 256, threads)
         return D, found
 
     def _search_some(

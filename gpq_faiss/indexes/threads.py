@@ -13,7 +13,7 @@ import numpy as np
 from ..codes.checks import check_count
 from ..errors import UsageError
 
-_PER_THREAD = 16  # minimum queries per thread
+_PER_THREAD = 64  # minimum queries per thread
 
 
 def check_k(k: int, ntotal: int) -> int:
