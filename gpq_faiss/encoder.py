@@ -147,7 +147,7 @@ class Encoder(Embedder):
             vectors, fine = self._on_device(values, False)
             return vectors, fine.cpu().numpy()
 
-        for positions, vectors in self._batches(dataset, rows, start, batch_size, run=run):
+        for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size, run=run):
             yield positions, encode_vectors(vectors.cpu().numpy(), self.model.codebooks)
 
 

@@ -102,31 +102,18 @@ class Embedder(ABC):
         start: int = 0,
         batch_size: int = 0,
         queries: bool = False,
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield rows and vectors of the items at ``rows`` (default: all) in batches, without broken images.
+        run: Callable[[NDArray[Any]], tuple[Any, NDArray[np.bool_]]] | None = None,
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield rows and vectors (or the output of ``run``) of the items at ``rows`` (default: all) in batches, without broken images.
         ``queries`` as in :meth:`embed`.
         """
-        return self._batches(
-            dataset, rows, start, batch_size, run=lambda values: self._vectors(values, queries)
-        )
-
-    def _batches(
-        self,
-        dataset: Dataset,
-        rows: NDArray[np.int64] | None,
-        start: int,
-        batch_size: int,
-        *,
-        run: Callable[[NDArray[Any]], tuple[Any, NDArray[np.bool_]]],
-    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Yield rows, and the output of ``run`` for their items."""
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
         size = batch_size or self.batch_size(dataset)
         with Reader(dataset, self.image_size) as reader:
             parts = [positions[i : i + size] for i in range(start, len(positions), size)]
             for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
-                vectors, fine = run(values)
+                vectors, fine = self._vectors(values, queries) if run is None else run(values)
                 if not fine.all():
                     raise DataError(
                         f"{dataset.name}: {rows_that(part[ok][~fine], 'have')} a zero or infinite sub-vector after the "

@@ -15,7 +15,6 @@ from PIL import Image
 
 from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
-from ..inputs import check_memory
 from ..progress import stage
 from .arrays import without_gradient
 from .base import About, Dataset
@@ -23,7 +22,6 @@ from .features import FileFeatures, held_features
 from .images import (
     ArrayImages,
     BrokenImageError,
-    FileImages,
     decode_image,
     file_images,
     pillow_to_rgb,
@@ -141,72 +139,62 @@ def open_array(values: Any) -> FileFeatures | ArrayImages:
 
 @dataclass
 class _Items:
-    """Items of a map-style data set, read by one thread at a time: (image, label), (vector, label), an image or a vector."""
+    """Images of a map-style data set, read by one thread at a time."""
 
     source: Any
     lock: Any = field(default_factory=threading.Lock)
 
     def item(self, i: int) -> tuple[Any, Any]:
-        """Value and label (or None) of an item. Raises BrokenImageError: the source fails."""
+        """Image and label (or None) of an item. Raises BrokenImageError: the source fails."""
         try:
             with self.lock:
                 found = self.source[i]
         except Exception as error:  # any error of the source
             raise BrokenImageError(f"item {i}", one_line(error)) from None
-        pair = isinstance(found, tuple | list) and len(found) > 0
-        return (found[0], found[1] if len(found) > 1 else None) if pair else (found, None)
+        pair = isinstance(found, tuple | list) and len(found) == 2
+        return (found[0], found[1]) if pair else (found, None)
 
     def __call__(self, i: int) -> NDArray[np.uint8]:
-        value = self.item(i)[0]
+        image = self.item(i)[0]
         try:
-            return to_pixels(value, f"item {i}")
+            return to_pixels(image, f"item {i}")
         except DataError as error:
-            raise BrokenImageError(f"item {i}", str(error)) from None
+            raise BrokenImageError(f"item {i}", getattr(error, "why", str(error))) from None
+
+    def labels(self, n: int) -> Labels | None:
+        """Labels by ``targets`` (with class names in ``classes``), else inside the items, which are then all read."""
+        targets = getattr(self.source, "targets", None)
+        if targets is None:
+            targets = []
+            with stage("reading labels", n) as reading:
+                for i in range(n):
+                    try:
+                        targets.append(self.item(i)[1])
+                    except BrokenImageError:  # counted when it is read as an image
+                        targets.append(None)
+                    reading.advance()
+        if all(target is None for target in targets):
+            return None
+        plain = [without_gradient(target) for target in targets]
+        classes = getattr(self.source, "classes", None)
+        if classes is not None:
+            return Labels.from_ids(np.asarray(plain), [str(text) for text in classes])
+        hot = all(isinstance(target, np.ndarray) and target.ndim == 1 for target in plain)
+        return labels_of(np.stack(plain) if hot else plain, n)
 
 
 def open_items(source: Any, *, with_labels: bool, max_bad: float = 0.01) -> Dataset:
-    """A map-style data set: items are (image, label), (vector, label), an image or a vector.
+    """A list or a map-style data set of images, in any form that :func:`to_images` takes, or of (image, label).
 
-    Labels are its ``targets`` (with class names in ``classes``), else they are taken from the items, which are all read once. Vectors are
-    kept in memory; images are read on demand, so the source must return the same image each time.
+    Images are read on demand, so the source must return the same image each time.
     """
     name = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
-    n, items, labels, values = len(source), _Items(source), None, []
+    n, items = len(source), _Items(source)
     if not n:
         raise DataError(f"{name} has no items")
-    first = items.item(0)[0]
-    vectors = not _is_one(first) and as_array(first, f"{name}: item 0").ndim == 1
-    targets = getattr(source, "targets", None) if with_labels else None
-    classes = getattr(source, "classes", None)
-    if vectors or (with_labels and targets is None):
-        check_memory(8 * n * (len(first) if vectors else 1), f"{name}: {n:,} items")
-        with stage("reading", n) as reading:
-            for i in range(n):
-                try:
-                    value, target = items.item(i)
-                except BrokenImageError:
-                    if vectors:
-                        raise
-                    value, target = None, None  # counted when it is read as an image
-                values.append((as_array(value, f"item {i}") if vectors else None, target))
-                reading.advance()
-        targets = targets if targets is not None or not with_labels else [target for _, target in values]
-    if targets is not None and any(target is not None for target in targets):
-        plain = [without_gradient(target) for target in targets]
-        if classes is not None:
-            labels = Labels.from_ids(np.asarray(plain), [str(text) for text in classes])
-        else:
-            hot = all(isinstance(target, np.ndarray) and target.ndim == 1 for target in plain)
-            labels = labels_of(np.stack(plain) if hot else plain, n)
-    if vectors:
-        rows = as_array([value for value, _ in values], f"{name}: vectors of one width are needed")
-        return held_features(name, rows, About(labels))
-    return _images(items, name, n, labels, max_bad)
-
-
-def _images(items: _Items, name: str, n: int, labels: Labels | None, max_bad: float) -> FileImages:
+    labels = items.labels(n) if with_labels else None
     about = About(labels, notes=[] if labels is not None else ["no labels"])
     own = [f"item {i}" for i in range(n)]
     found = file_images(name, "items", own, [0] * n, "", about, own, max_bad, items)

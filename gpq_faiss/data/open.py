@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,8 +54,6 @@ _SOURCES: dict[str, Opener] = {
 }
 """Prefix of a DATA argument -> its opener, whose keywords are the options that it takes."""
 _WITHOUT_PATH = {"digits", "cifar10", "fashion-mnist"}
-_ROOTS = {"cifar10", "fashion-mnist", "nuswide"}
-"""Sources whose path may also be given as the option ``root``."""
 _TABLE, _HUB = "a table", "a Hugging Face data set"
 
 
@@ -76,10 +73,11 @@ def form_of(path: str, image_column: str | None = None) -> str:
     bare = without_secrets(path)
     name = shown(bare)
     ending = os.path.splitext(bare.lower().removesuffix(".gz"))[1]
-    local = None if is_url(path) or not path or "\0" in path else Path(path).expanduser()
-    if local is not None and local.is_dir():
-        is_hub = any((local / info).is_file() for info in ("dataset_info.json", "dataset_dict.json"))
-        return "hf" if is_hub else "nuswide" if (local / "ImageList").is_dir() else "folder"
+    local = "" if is_url(path) else os.path.expanduser(path)
+    if os.path.isdir(local):
+        there = set(os.listdir(local))
+        is_hub = there & {"dataset_info.json", "dataset_dict.json"}
+        return "hf" if is_hub else "nuswide" if "ImageList" in there else "folder"
     if ending in (".parquet", ".pq"):
         return _form_of_parquet(path, image_column or "image")
     if ending in (".tar", ".tgz"):
@@ -90,10 +88,10 @@ def form_of(path: str, image_column: str | None = None) -> str:
         return of_ending[ending]
     if ending in IMAGE_SUFFIXES:
         raise UsageError(f"{name} is one image: give the folder of several, which are queries or items")
-    if local is not None and os.path.exists(local):
+    if os.path.exists(local):
         what = f"its ending tells no form ({', '.join([*of_ending, '.tar'])} do)"
         raise UsageError(f"{name}: {what}: rename it, or write list:{name} if it lists images")
-    if local is not None and (ending or "/" in bare):
+    if local and "\0" not in local and (ending or "/" in bare):
         raise DataError(f"{name} not found: give a path that exists, or a form such as features:FILES")
     raise _unknown(path)
 
@@ -124,25 +122,22 @@ def _of_object(source: object) -> tuple[str, Opener]:
     return "a list of items", open_items
 
 
-def _of_spec(spec: str, root: str | None) -> tuple[str, Opener, object]:
+def _of_spec(spec: str) -> tuple[str, Opener, object]:
     """Scheme, opener and path of a DATA argument with its prefix. Raises UsageError: it lacks its path, or has one too many."""
     scheme, colon, path = spec.partition(":")
     plugin = find_plugin("data", scheme, _SOURCES)
     if plugin is not None:
         return scheme, partial(_of_plugin, plugin), path
-    if scheme in _ROOTS and path and root is not None:
-        raise UsageError(f"{spec} names its folder already: leave out --read root={root}")
-    where = path or (root if scheme in _ROOTS else None)
     if scheme == "digits" and path:
         raise UsageError(f"digits takes no path ({path!r}): it is inside scikit-learn")
-    if where is None and (colon or scheme not in _WITHOUT_PATH):
+    if not path and (colon or scheme not in _WITHOUT_PATH):
         raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
-    if where is not None and "\0" in where:
+    if "\0" in path:
         raise UsageError(f"{spec!r} is not a path")
-    one = where is not None and scheme not in {*_WITHOUT_PATH, "features", "webdataset"} and not is_url(where)
-    if one and not os.path.exists(Path(str(where)).expanduser()):
-        raise DataError(f"{shown(str(where))} not found: give the path of the data after {scheme}:")
-    return scheme, _SOURCES[scheme], where
+    one = scheme not in {*_WITHOUT_PATH, "features", "webdataset"} and not is_url(path)
+    if one and not os.path.exists(os.path.expanduser(path)):
+        raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
+    return scheme, _SOURCES[scheme], path or None
 
 
 def open_data(  # noqa: PLR0913
@@ -178,8 +173,7 @@ def open_data(  # noqa: PLR0913
         vectors: for these: column of vectors, or of a table columns of numbers, one per dimension.
         id_from: source of ids if none are given: ``position`` or ``path`` (:func:`.ids.with_ids`).
         keep: text columns of tables to show in results; a list, or separated by commas.
-        root: base folder of the paths of ``list:``, ``csv:`` and ``parquet:`` (default: that of the file); folder of
-            ``cifar10``, ``fashion-mnist`` and ``nuswide``, as an alternative to ``:ROOT``.
+        root: base folder of the paths of ``list:``, ``csv:`` and ``parquet:`` (default: that of the file).
         image_column, label_column: for tables and Hugging Face data sets (default: ``image``, and the first of ``label``, ``class`` ...);
             for ``webdataset:`` extensions, or a field of ``.json``.
         concepts: for ``nuswide``: the number of most frequent ones (default: 21).
@@ -196,7 +190,7 @@ def open_data(  # noqa: PLR0913
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    scheme, opener, opened = _found(source, root, image_column)
+    scheme, opener, opened = _found(source, image_column)
     if not 0 <= max_bad <= 1:
         raise UsageError(f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)")
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
@@ -221,7 +215,7 @@ def open_data(  # noqa: PLR0913
     options = {
         "vectors": vectors,
         "keep": keep or None,
-        "root": None if scheme in _ROOTS else root,
+        "root": root,
         "image_column": image_column,
         "label_column": None if from_table else label_column,
         "concepts": concepts,
@@ -247,12 +241,12 @@ def open_data(  # noqa: PLR0913
     return dataset
 
 
-def _found(source: object, root: str | None, image_column: str | None) -> tuple[str, Opener, object]:
+def _found(source: object, image_column: str | None) -> tuple[str, Opener, object]:
     """The form of a source, its opener, and what that opens."""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
         path = os.fspath(source)
         source = f"{form_of(path, image_column)}:{path}"
-    return _of_spec(source, root) if isinstance(source, str) else (*_of_object(source), source)
+    return _of_spec(source) if isinstance(source, str) else (*_of_object(source), source)
 
 
 def _opened(
@@ -272,7 +266,7 @@ def _opened(
 def _takes(opener: Opener) -> set[str]:
     """The options of an opener."""
     kinds = inspect.signature(opener).parameters.items()
-    return {name for name, one in kinds if one.kind is one.KEYWORD_ONLY or name == "root"} - {"form"}
+    return {name for name, one in kinds if one.kind is one.KEYWORD_ONLY} - {"form"}
 
 
 def _of_plugin(plugin: Plugin, path: str, *, max_bad: float = 0.01) -> Dataset:

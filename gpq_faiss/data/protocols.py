@@ -167,6 +167,7 @@ def protocol1(
     queries: int | str | Path | None = None,
     *,
     ids: NDArray[np.int64] | None = None,
+    name: str = "1",
 ) -> Split:
     """Some queries and labelled items of each class; the rest is unlabelled and is the database.
 
@@ -175,6 +176,7 @@ def protocol1(
         queries: number per class, or a file; default max(n // 60, min(10, n // 10)) of n items.
             Items of a ``labelled`` file are not drawn as queries.
         ids: int64 [N]; default the row numbers.
+        name: ``none`` for no queries: a model that is not evaluated.
     """
     ids = np.arange(len(labels)) if ids is None else ids
     free = labels.has()
@@ -191,11 +193,13 @@ def protocol1(
             raise DataError(f"{there}; {count:,} queries are requested: lower --queries")
         return min(left, count)
 
-    if queries is None or isinstance(queries, int):
+    if name == "none":
+        query = np.empty(0, np.int64)
+    elif queries is None or isinstance(queries, int):
         query = _draw(labels, free, wanted, seed, _QUERY)
     else:
         query = _labelled_rows(queries, labels, ids, "queries")
-    if not len(query):
+    if not len(query) and name != "none":
         raise DataError(
             f"{len(labels):,} items are too few to set queries apart: take more, or protocol none"
         )
@@ -203,7 +207,7 @@ def protocol1(
     free[query] = False
     reserved = f"{queries:,} queries" if isinstance(queries, int) else "queries"
     chosen = resolve_labelled(labelled, labels, free, seed=seed, ids=ids, reserved=reserved)
-    return _rest_is_database(labels, query, chosen, "1", seed)
+    return _rest_is_database(labels, query, chosen, name, seed)
 
 
 def _rest_is_database(labels: Labels, query: Rows, labelled: Rows, name: str, seed: int) -> Split:
@@ -213,15 +217,13 @@ def _rest_is_database(labels: Labels, query: Rows, labelled: Rows, name: str, se
     return Split(len(labels), query, labelled, np.flatnonzero(rest), database, name, seed)
 
 
-def _seen_by_share(labels: Labels, seed: int, name: str) -> NDArray[np.int64]:
+def _seen_by_seed(labels: Labels, seed: int, protocol: str) -> NDArray[np.int64]:
     """Seen classes, ascending: three quarters of the classes with items, rounded down; at least one seen and one unseen."""
     present = np.flatnonzero(labels.counts())
     if len(present) < 2:
-        raise DataError(
-            f"protocol {name} needs two classes with items, there are {len(present)}: use protocol 1"
-        )
-    n_seen = max(1, int(SEEN_SHARE * len(present)))
-    return np.sort(_permuted(present, seed, _CLASSES)[:n_seen])
+        what = f"needs two classes with items, there are {len(present)}: use protocol 1"
+        raise DataError(f"protocol {protocol} {what}")
+    return np.sort(_permuted(present, seed, _CLASSES)[: max(1, int(SEEN_SHARE * len(present)))])
 
 
 def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
@@ -237,15 +239,23 @@ def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> 
     return first
 
 
-def _of_unseen_classes(
+def unseen_classes(
     labels: Labels,
-    seen: NDArray[np.int64],
-    seed: int,
-    labelled: str | None,
-    ids: NDArray[np.int64] | None,
-    name: str,
+    protocol: str,
+    seed: int = 0,
+    labelled: str | None = None,
+    *,
+    ids: NDArray[np.int64] | None = None,
 ) -> Split:
-    """Protocols 2 and transfer: half of the items with an unseen class are queries."""
+    """Protocols 2 and transfer (see the module docstring): half of the items with an unseen class are queries.
+
+    Args:
+        protocol: ``2``, ``transfer``, or ``transfer:`` and the names of the unseen classes, separated by commas, with wildcards ``*`` and
+            ``?`` (``transfer:Balinese-*,Latin-*``).
+        labelled: as in :func:`resolve_labelled`, within the training items of the seen classes; default all of them.
+    """
+    names = protocol.partition(":")[2]
+    seen = _seen_by_name(labels, names) if names else _seen_by_seed(labels, seed, protocol)
     has = labels.has()
     unseen = labels.counts() > 0
     unseen[seen] = False
@@ -253,8 +263,8 @@ def _of_unseen_classes(
     first = _first_halves(labels, hidden, seed)
     query = np.flatnonzero(hidden & ~first)
     if not len(query):
-        raise DataError(f"{len(labels):,} items are too few for protocol {name}: no query is left")
-    if name == "2":
+        raise DataError(f"{len(labels):,} items are too few for protocol {protocol}: no query is left")
+    if protocol == "2":
         database, train = has & (hidden == first), has & ~hidden & first
         others = database | ~has
     else:
@@ -266,51 +276,14 @@ def _of_unseen_classes(
         train.copy(),
         seed=seed,
         ids=np.arange(len(labels)) if ids is None else ids,
-        reserved="not in the seen training half" if name == "2" else "not of the seen classes",
+        reserved="not in the seen training half" if protocol == "2" else "not of the seen classes",
     )
     rest = train | others
     rest[chosen] = False
-    return Split(
-        len(labels),
-        query,
-        chosen,
-        np.flatnonzero(rest),
-        np.flatnonzero(database),
-        name,
-        seed,
-        tuple(int(c) for c in seen),
-        (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",),
-    )
-
-
-def protocol2(
-    labels: Labels, seed: int = 0, labelled: str | None = None, *, ids: NDArray[np.int64] | None = None
-) -> Split:
-    """Queries of classes unseen in training (see the module docstring). 7 of 10 and 15 of 21 classes are seen.
-
-    ``labelled``: None or ``all`` for all of train75; else as in :func:`resolve_labelled`, within train75 (the others are then unlabelled,
-    and not in the database).
-    """
-    seen = _seen_by_share(labels, seed, "2")
-    return _of_unseen_classes(labels, seen, seed, labelled, ids, "2")
-
-
-def transfer(
-    labels: Labels,
-    seed: int = 0,
-    labelled: str | None = None,
-    unseen: str = "",
-    *,
-    ids: NDArray[np.int64] | None = None,
-) -> Split:
-    """Training on some classes, queries and database of the others (see the module docstring).
-
-    ``unseen`` names the unseen classes, separated by commas, with wildcards ``*`` and ``?`` (``Balinese-*,Latin-*``); default: those of
-    protocol 2.
-    """
-    name = f"transfer:{unseen}" if unseen else "transfer"
-    seen = _seen_by_name(labels, unseen) if unseen else _seen_by_share(labels, seed, name)
-    return _of_unseen_classes(labels, seen, seed, labelled, ids, name)
+    rows = query, chosen, np.flatnonzero(rest), np.flatnonzero(database)
+    classes = tuple(int(c) for c in seen)
+    note = f"seen classes: {', '.join(labels.class_names[c] for c in seen)}"
+    return Split(len(labels), *rows, protocol, seed, classes, (note,))
 
 
 def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
@@ -365,15 +338,6 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
     return _rest_is_database(labels, query, picked, "gpq-authors", seed)
 
 
-def no_queries(
-    labels: Labels, seed: int = 0, labelled: str | None = None, *, ids: NDArray[np.int64] | None = None
-) -> Split:
-    """No queries: for models that are not evaluated. ``labelled`` and errors as in :func:`protocol1`."""
-    ids = np.arange(len(labels)) if ids is None else ids
-    chosen = resolve_labelled(labelled, labels, labels.has(), seed=seed, ids=ids)
-    return _rest_is_database(labels, np.empty(0, np.int64), chosen, "none", seed)
-
-
 def make_split(
     dataset: Dataset,
     protocol: str | int = "1",
@@ -407,14 +371,10 @@ def make_split(
         queries = 100 if queries is None else queries
         labelled = labelled or "500-per-class"
     try:
-        if name == "1":
-            return protocol1(labels, seed, labelled, queries, ids=ids)
-        if name == "2":
-            return protocol2(labels, seed, labelled, ids=ids)
-        if name == "transfer":
-            return transfer(labels, seed, labelled, protocol.partition(":")[2], ids=ids)
-        if name == "none":
-            return no_queries(labels, seed, labelled, ids=ids)
-        return authors_split(labels, labelled, seed=seed)
+        if name in ("1", "none"):
+            return protocol1(labels, seed, labelled, queries, ids=ids, name=name)
+        if name == "gpq-authors":
+            return authors_split(labels, labelled, seed=seed)
+        return unseen_classes(labels, protocol, seed, labelled, ids=ids)
     except DataError as error:
         raise DataError(f"{dataset.name}: {error}") from error

@@ -52,7 +52,7 @@ def _by_torchvision(name: str, kind: Any, root: str | None, download: bool, file
         parts = [kind(str(folder), train=train, download=download) for train in (True, False)]
     # RuntimeError is torchvision's, for a missing or altered file and for mirrors that cannot be reached; it asserts the rest.
     except (OSError, RuntimeError, AssertionError, ValueError) as error:
-        remedy = f"put {files} in {folder}, or name its folder with --read root; images by class are read by folder:PATH"
+        remedy = f"put {files} in {folder}, or name its folder ({name}:FOLDER); images by class are read by folder:PATH"
         raise DataError(f"{name} is not available, or damaged ({one_line(error)}): {remedy}") from None
     finally:
         socket.setdefaulttimeout(before)

@@ -28,7 +28,6 @@ LISTS: dict[str, tuple[str, ...]] = {
     "--labelled": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--labelled", "BAD"),
     "--queries": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--queries", "BAD"),
     "--labels": ("train", "DATA", *TRAIN, "--labels", "BAD"),
-    "labels of a list": ("train", "list:IMAGES/list.txt", *TRAIN, "--labels", "BAD"),
 }
 """Every option that takes numbers from a file."""
 ARRAYS = LISTS | {
@@ -387,18 +386,6 @@ def test_an_image_size_that_no_memory_holds_is_one_line(shop: Shop, tmp_path: Pa
     assert "image_size" in line
 
 
-@pytest.mark.parametrize("key", ["hash", "roles", "n", "split_format", "seen_classes", "notes", "protocol"])
-def test_a_split_without_an_entry_is_one_line(shop: Shop, tmp_path: Path, key: str) -> None:
-    folder = tmp_path / "bad-model"
-    shutil.copytree(shop.model, folder)
-    split = json.loads((folder / "split.json").read_text())
-    del split[key]
-    (folder / "split.json").write_text(json.dumps(split))
-    with untouched(tmp_path):
-        assert "split.json" in refused("evaluate", folder, shop.data, "--labels", shop.labels)
-        assert "split.json" in refused("info", folder)
-
-
 TOMLS = {
     "brackets": "a = " + "[" * 200_000,
     "tables": "a = " + "{a=" * 200_000,
@@ -523,14 +510,4 @@ def test_a_link_to_itself_or_nowhere_is_one_broken_image(shop: Shop, tmp_path: P
     assert "loop.png" in line
     result = gpq(*encode, "--read", "max_bad=0.1")
     assert result.exit_code == 0
-    assert "12 codes" in result.stdout
-
-
-def test_folders_that_link_to_each_other_are_read_once(shop: Shop, tmp_path: Path) -> None:
-    folder = tmp_path / "images"
-    shutil.copytree(shop.images, folder)
-    (folder / "a" / "up").symlink_to("..")
-    (folder / "a" / "round").symlink_to("round")
-    result = gpq("encode", shop.image_model, f"folder:{folder}", "--no-features", "--out", tmp_path / "c.h5")
-    assert result.exit_code == 0, result.stderr
     assert "12 codes" in result.stdout

@@ -181,8 +181,7 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
     ("folder:images", {"label_column": "x"}, "--read label_column does not apply"),
     ("list:l.txt", {"image_column": "x"}, "--read image_column does not apply"),
     ("csv:t.csv", {"concepts": "81"}, "--read concepts does not apply to csv"),
-    ("cifar10:a", {"root": "b"}, "names its folder already"),
-    ("nuswide:images", {"root": "b"}, "names its folder already"),
+    ("cifar10:a", {"root": "b"}, "--read root does not apply to cifar10"),
     ("cifar10:", {}, "lacks its path"),
     ("folder:a\0b", {}, "is not a path"),
 ]

@@ -140,15 +140,6 @@ def test_images_of_torch_data_sets(form: str) -> None:
     np.testing.assert_array_equal(np.stack([image for image in images if image is not None]), PIXELS)
 
 
-def test_vectors_of_torch_data_sets() -> None:
-    check(gpq.open_data(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))), names=("0", "1", "2", "3"))
-    assert gpq.open_data(TensorDataset(torch.from_numpy(X))).labels is None
-    hot = torch.eye(4)[torch.from_numpy(Y).clip(0)]
-    labels = gpq.open_data(TensorDataset(torch.from_numpy(X), hot)).labels
-    assert labels is not None
-    assert labels.class_ids().tolist() == Y.clip(0).tolist()
-
-
 def test_items_that_fail_follow_the_limit() -> None:
     values: list[Any] = [(p, 0) for p in PIXELS]
     values[17] = OSError("the disk\nis gone")
@@ -207,7 +198,7 @@ class Stream(IterableDataset[Any]):
         (PIXELS / 255, {}, "images uint8"),
         (Items([]), {}, "Items has no items"),
         (Items([{"image": 1}]), {}, "item 0: dict is not an array of numbers, nor an image"),
-        (Items([(X[0], 0), (X[1, :3], 0)]), {}, "vectors of one width are needed"),
+        (Items([(X[0], 0)]), {}, r"item 0: \[6\], expected \[H, W, 3\]"),
         (Changing([0] * 9), {}, "differs at each read"),
         (Stream(), {}, "Stream has no access by index"),
         (3, {}, "int has no access by index"),
@@ -219,26 +210,3 @@ def test_what_cannot_be_used_is_one_line(source: Any, options: dict[str, Any], w
     with pytest.raises((DataError, UsageError), match=why) as caught:
         gpq.open_data(source, **options).read(slice(None))
     assert "\n" not in str(caught.value)
-
-
-def test_the_whole_path_from_a_table(tmp_path: Path) -> None:
-    y = np.arange(N) % 2
-    table = pd.DataFrame({"v": list(X + 4 * y[:, None]), "label": y, "name": [f"n{i}" for i in range(N)]})
-    config = gpq.preset("paper")
-    gpq.train(table, tmp_path / "model", config=_short(config), protocol="none")
-    gpq.encode(tmp_path / "model", table, tmp_path / "codes.h5")
-    gpq.index(tmp_path / "model", tmp_path / "codes.h5", tmp_path / "index.faiss")
-    found = gpq.search(tmp_path / "model", tmp_path / "index.faiss", table, k=3, rows="0:4")
-    assert found.ids.shape == (4, 3)
-    assert found.items is not None
-    named = found.items[int(found.ids[0, 0])].name
-    assert named == f"n{found.ids[0, 0]}"
-
-
-def _short(config: gpq.Config) -> gpq.Config:
-    from gpq_faiss.config import merge
-
-    return merge(
-        config,
-        {"quantizer": {"codebooks": 3}, "training": {"steps": 3, "batch_labelled": 10, "validation": 0.0}},
-    )

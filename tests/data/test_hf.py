@@ -97,17 +97,6 @@ def test_parts_follow_each_other_the_test_part_last(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.read(np.array([25]))[0], pixels(25))
 
 
-def test_names_and_ids_of_a_folder_are_files_as_of_any_source(tmp_path: Path) -> None:
-    vectors(key=[f"k{i}" for i in range(N)]).save_to_disk(str(tmp_path / "hub"))
-    (tmp_path / "names.txt").write_text("".join(f"n{i}\n" for i in range(N)))
-    (tmp_path / "ids.txt").write_text("".join(f"{i + 7}\n" for i in range(N)))
-    given = {"names": str(tmp_path / "names.txt"), "ids": str(tmp_path / "ids.txt")}
-    dataset = gpq.open_data(f"hf:{tmp_path}/hub", **given)  # type: ignore[arg-type]
-    assert dataset.texts["name"][2] == "n2"
-    assert dataset.ids[2] == 9
-    assert gpq.open_data(vectors(key=[f"k{i}" for i in range(N)]), names="key").texts["name"][2] == "k2"
-
-
 def test_several_labels_of_an_item() -> None:
     kind = datasets.Features(
         {

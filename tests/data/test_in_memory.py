@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -55,20 +54,6 @@ def test_sizes_and_kinds_may_be_mixed(tmp_path: Path) -> None:
     assert (to_images(mixed, 8) == 90).all()
     assert to_images(mixed, 8).shape == (3, 3, 8, 8)
     assert to_images([], 8).shape == (0, 3, 8, 8)
-
-
-def test_pictures_are_turned_upright() -> None:
-    stream = io.BytesIO()
-    image = Image.new("RGB", (8, 4))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    pixels = np.arange(96, dtype=np.uint8).reshape(4, 8, 3)
-    image = Image.fromarray(pixels)
-    image.save(stream, "PNG", exif=exif)
-    upright = np.rot90(pixels, -1)
-    np.testing.assert_array_equal(
-        to_images(Image.open(io.BytesIO(stream.getvalue())), 4), to_images(np.ascontiguousarray(upright), 4)
-    )
 
 
 @pytest.mark.parametrize(
