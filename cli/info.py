@@ -18,7 +18,7 @@ def info(path: str, format_: str) -> None:
     PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported
     encoder (.onnx, .pt2), or arrays (.npy, .npz).
 
-    Checksums are compared where there are any. "verified" tells whether there was one and it matched, for an index, an encoder and .npz.
+    "verified" tells of an index or shards whether there was a checksum and it matched.
 
     \b
     Examples:
@@ -28,32 +28,30 @@ def info(path: str, format_: str) -> None:
     from gpq_faiss.stages.info import info as run
 
     found = run(path)
-    emit(found if format_ == "json" else _table(found))
-
-
-def _table(found: dict[str, Any]) -> str:
-    """Two columns; nested values have dotted names, and long lists are truncated."""
+    if format_ == "json":
+        emit(found)
+        return
     rows = _flat(found)
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+    width = max(map(len, rows))
+    emit("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows.items()))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Texts by name; nested values have dotted names."""
+    rows: dict[str, str] = {}
     for key, value in values.items():
-        name = f"{prefix}{key}"
-        rows += _flat(value, f"{name}.") if isinstance(value, dict) else [(name, _text(name, value))]
+        inner = (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _text(value)}
+        )
+        rows |= inner
     return rows
 
 
-def _text(name: str, value: Any) -> str:
+def _text(value: Any) -> str:
+    """A value; of a long list the beginning."""
     if value is None or value == []:
         return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, list):
         more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
-        return (" x " if "shape" in name else ", ").join(_text("", v) for v in value[:20]) + more
-    if isinstance(value, int) and name.rsplit(".", maxsplit=1)[-1] not in {"format_version", "seed"}:
-        return f"{value:,}"
-    return str(value)
+        return ", ".join(map(_text, value[:20])) + more
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import functools
 import importlib
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError, needs
+from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError, needs, one_line
 from gpq_faiss.progress import stage
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.training.launch import is_first, launched
@@ -22,31 +21,13 @@ from .progress import shown
 
 # In the order of the path. A command is imported when it is used, so that --help does not wait for torch.
 COMMANDS = (
-    "train",
-    "encode",
-    "export-faiss",
-    "export",
-    "index",
-    "search",
-    "serve",
-    "evaluate",
-    "export-encoder",
-    "experiment",
-    "info",
+    *("train", "encode", "export-faiss", "export", "index", "search", "serve", "evaluate", "export-encoder"),
+    *("experiment", "info"),
 )
-ENDLESS = {"serve"}
 
 # Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
 # process each wait takes the rest of a time slice. What the user has set goes first.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
-
-_NO_MEMORY = (
-    "failed to map segment",
-    "cannot allocate memory",
-    "can't allocate memory",
-    "can't start new thread",
-)
-
 
 LOUDNESS = (
     click.Option(["-q", "--quiet"], is_flag=True, help="No progress and no log; errors only."),
@@ -67,15 +48,10 @@ def loud(command: click.Command) -> click.Command:
         ctx.obj = {"quiet": quiet, "verbose": verbose or before["verbose"]}
         if inner is None or isinstance(made, click.Group):
             return None
-        launch = launched()
-        if launch is not None and made.name != "train":
-            raise UsageError(
-                f"{launch.size} processes run '{ctx.command_path}', which is made for one: start it without torchrun "
-                "(gpq train takes several)"
-            )
-        # The stage of the whole: no work goes on without a word, whether or not it has stages of its own.
-        # A service has no end to wait for: only the stages within it are shown.
-        whole = contextlib.nullcontext() if made.name in ENDLESS else stage(ctx.command_path)
+        if launched() is not None and made.name != "train":
+            raise UsageError(f"'{ctx.command_path}' is made for one process: start it without torchrun")
+        # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
+        whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
         with shown(**ctx.obj), whole:
             return inner(*args, **kwargs)
 
@@ -169,50 +145,39 @@ def _said_by_another(error: GpqError) -> bool:
     )
 
 
-_SMALLER = "use a smaller batch (--batch-size, or training.batch_labelled and batch_unlabelled)"
+_NO_MEMORY = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+)
 
 
-def _lack_of_memory(error: BaseException | None) -> BaseException | None:
-    """The lack of memory in an error and its causes, nearest the start: Python's, the system's, or of the loader of shared libraries."""
-    found = None
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error or its causes say so: Python's, the system's, torch's (which is not imported here), or the loader's of libraries."""
     while error is not None:
-        text = (
-            str(error).lower().replace("memory in static tls", "")
-        )  # a lack of slots, whatever memory there is
-        out = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-        if out or any(part in text for part in _NO_MEMORY):
-            found = error
+        out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if out or any(part in str(error).lower() for part in _NO_MEMORY):
+            return True
         error = error.__cause__ or error.__context__
-    return found
+    return False
 
 
 def _end(error: Exception) -> str:
     """The line on an error of the machine or of the installation; what is a bug is raised again."""
+    if _lacks_memory(error):
+        return (
+            f"out of memory ({one_line(error)}): end other programs, or lower --memory, --batch-size, training.batch_labelled "
+            "and batch_unlabelled, or use another --device or machine"
+        )
     package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
-    lack = _lack_of_memory(error)
-    # torch's errors are recognised by their names and texts: it is not imported here.
-    if type(error).__name__ == "OutOfMemoryError":
-        return f"out of memory on the GPU: {_SMALLER}, or --device cpu"
-    if isinstance(lack, ImportError | OSError):  # Faiss makes a RuntimeError of it
-        return (
-            f"too little memory for this command ({_short(lack)}): end other programs, raise the limit "
-            "(ulimit -v, or the container's), or use a machine with more memory"
-        )
-    if lack is not None:
-        return f"out of memory: {_SMALLER}, --memory where the command has it, or a machine with more memory"
-    if isinstance(error, ImportError) and package not in ("", "gpq_faiss", "gpq_cli"):
-        return (
-            f"this command needs the package {package}, which is missing or damaged ({_short(error)}): "
-            "install gpq-faiss again"
-        )
-    if isinstance(error, OSError):
-        # What no stage foresaw, a disk that fills up in the middle of a print, say.
+    if package not in ("", "gpq_faiss", "gpq_cli"):
+        return f"the package {package} is missing or damaged ({one_line(error)}): install gpq-faiss again"
+    if isinstance(
+        error, OSError
+    ):  # what no stage foresaw, a disk that fills up in the middle of a print, say
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
     raise error  # a bug
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]
 
 
 @click.group(

@@ -14,71 +14,41 @@ paths and return a path or a result.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import Config, preset
-    from .data.open import open_data
-    from .encoder import Encoder, open_encoder
-    from .errors import GpqError
-    from .evaluation.ranking import rank_codes, rank_scores
-    from .evaluation.tables import render
-    from .experiment.pictures import draw_experiment
-    from .experiment.report import report_experiment
-    from .experiment.run import run_experiment
-    from .gpu.faiss_form import to_faiss_gpu
-    from .gpu.index import to_gpu
-    from .indexes.base import Index
-    from .indexes.filters import Allow, Deny
-    from .indexes.memory import MemoryIndex
-    from .indexes.opening import open_index
-    from .nn.model import Model, load_model
-    from .stages.encode import encode, encode_shards
-    from .stages.evaluate import evaluate
-    from .stages.export import export
-    from .stages.export_encoder import export_encoder
-    from .stages.export_faiss import export_faiss
-    from .stages.index import index, index_shards
-    from .stages.info import info
-    from .stages.search import search
-    from .stages.train import train
-    from .store.reader import RowReader
+    from .config import Config as Config
+    from .config import preset as preset
+    from .data.open import open_data as open_data
+    from .encoder import Encoder as Encoder
+    from .encoder import open_encoder as open_encoder
+    from .errors import GpqError as GpqError
+    from .evaluation.ranking import rank_codes as rank_codes
+    from .evaluation.ranking import rank_scores as rank_scores
+    from .evaluation.tables import render as render
+    from .experiment.pictures import draw_experiment as draw_experiment
+    from .experiment.report import report_experiment as report_experiment
+    from .experiment.run import run_experiment as run_experiment
+    from .gpu.faiss_form import to_faiss_gpu as to_faiss_gpu
+    from .gpu.index import to_gpu as to_gpu
+    from .indexes.base import Index as Index
+    from .indexes.filters import Allow as Allow
+    from .indexes.filters import Deny as Deny
+    from .indexes.memory import MemoryIndex as MemoryIndex
+    from .indexes.opening import open_index as open_index
+    from .nn.model import Model as Model
+    from .nn.model import load_model as load_model
+    from .stages.encode import encode as encode
+    from .stages.encode import encode_shards as encode_shards
+    from .stages.evaluate import evaluate as evaluate
+    from .stages.export import export as export
+    from .stages.export_encoder import export_encoder as export_encoder
+    from .stages.export_faiss import export_faiss as export_faiss
+    from .stages.index import index as index
+    from .stages.index import index_shards as index_shards
+    from .stages.info import info as info
+    from .stages.search import search as search
+    from .stages.train import train as train
+    from .store.reader import RowReader as RowReader
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Allow",
-    "Config",
-    "Deny",
-    "Encoder",
-    "GpqError",
-    "Index",
-    "MemoryIndex",
-    "Model",
-    "RowReader",
-    "__version__",
-    "draw_experiment",
-    "encode",
-    "encode_shards",
-    "evaluate",
-    "export",
-    "export_encoder",
-    "export_faiss",
-    "index",
-    "index_shards",
-    "info",
-    "load_model",
-    "open_data",
-    "open_encoder",
-    "open_index",
-    "preset",
-    "rank_codes",
-    "rank_scores",
-    "render",
-    "report_experiment",
-    "run_experiment",
-    "search",
-    "to_faiss_gpu",
-    "to_gpu",
-    "train",
-]
 
 _WHERE = {
     "Allow": "indexes.filters",
@@ -115,6 +85,7 @@ _WHERE = {
     "to_gpu": "gpu.index",
     "train": "stages.train",
 }
+__all__ = ["__version__", *_WHERE]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -54,47 +54,29 @@ class Encoder(Embedder):
         from .nn.device import resolve_device
         from .nn.model import load_model
 
-        torch_device = resolve_device(device)
-        model = load_model(folder, torch_device)
-        if torch_device.type == "cuda" and model.input_kind == "images":
+        place = resolve_device(device)
+        model = load_model(folder, place)
+        if place.type == "cuda" and model.input_kind == "images":
             model.network.to(memory_format=torch.channels_last)
-        return cls(model, torch_device, amp)
+        return cls.of(model, place, amp=amp)
 
-    @property
-    def source(self) -> Path:
-        """The model folder."""
-        return self.model.folder
-
-    @property
-    def input_kind(self) -> str:
-        """``features`` or ``images``."""
-        return self.model.input_kind
-
-    @property
-    def input_width(self) -> int:
-        """Width of input features (0 for images)."""
-        return self.model.input_width
-
-    @property
-    def image_size(self) -> int:
-        """Side of input images in pixels (0 for features)."""
-        return self.model.image_size
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, K and d of the codebooks."""
-        M, K, d = self.model.codebooks.shape
-        return M, K, d
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of weights and codebooks, stored in features, codes and indexes."""
-        return self.model.fingerprint
-
-    @property
-    def codebooks_fingerprint(self) -> str:
-        """Hash of the codebooks; an index must have the same."""
-        return str(self.model.description["codebooks_fingerprint"])
+    @classmethod
+    def of(cls, model: Model, device: torch.device, *, amp: bool = False) -> Encoder:
+        """An encoder of a model that is on ``device``."""
+        M, K, d = model.codebooks.shape
+        codebooks = str(model.description["codebooks_fingerprint"])
+        return cls(
+            source=model.folder,
+            input_kind=model.input_kind,
+            input_width=model.input_width,
+            image_size=model.image_size,
+            shape=(M, K, d),
+            fingerprint=model.fingerprint,
+            codebooks_fingerprint=codebooks,
+            model=model,
+            device=device,
+            amp=amp,
+        )
 
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
         """Packed codes uint8 [n, code_size] of item vectors float32 [n, M·d] on the model's device.
@@ -136,7 +118,7 @@ class Encoder(Embedder):
 
         if isinstance(dataset, FeatureDataset):
             return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
-        return image_batch(1024, self.model.image_size) if self.device.type == "cuda" else 128
+        return image_batch(1024, self.image_size) if self.device.type == "cuda" else 128
 
     def code_batches(
         self, dataset: Dataset, rows: NDArray[np.int64] | None = None, *, start: int = 0, batch_size: int = 0

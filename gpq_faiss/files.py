@@ -9,7 +9,6 @@ the next start completes them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import json
@@ -18,12 +17,11 @@ import os
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import BusyError, DataError, OutputExistsError, UsageError
+from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
 from .inputs import parse_json, read_text
 
 try:
@@ -37,14 +35,12 @@ _ELSEWHERE = "no permission to write there: choose another folder"
 _NO_FOLDER = "a part of the path is a file, not a folder"
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
-    errno.EDQUOT: "the disk quota is used up: free some space, or write elsewhere",
+    errno.EDQUOT: "the disk is full: free some space, or write elsewhere",
     errno.EACCES: _ELSEWHERE,
     errno.EPERM: _ELSEWHERE,
-    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EROFS: _ELSEWHERE,
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: _NO_FOLDER,  # what making that folder meets
-    errno.EISDIR: "that is a folder: name a file",
-    errno.ENAMETOOLONG: "the name is too long",
     errno.ELOOP: "a symbolic link is in the way: remove it",
 }
 
@@ -56,12 +52,11 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 def write_error(path: Path, error: OSError) -> DataError:
     """One-line error with a remedy for an operating-system error on writing ``path``."""
-    number, text = error.errno, str(error)
+    number, text = error.errno, one_line(error)
     if number is None and ("No space left" in text or "errno = 28" in text):  # HDF5 hides it in its text
         number = errno.ENOSPC
-    if number is None:
-        return DataError(f"cannot write {path}: {text.splitlines()[0] if text else type(error).__name__}")
-    return DataError(f"cannot write {path}: {_WRITE_ERRORS.get(number, os.strerror(number))}")
+    why = text if number is None else _WRITE_ERRORS.get(number, os.strerror(number))
+    return DataError(f"cannot write {path}: {why}")
 
 
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
@@ -246,11 +241,8 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
         ours: this process holds the lock of the unfinished work to remove; else it is removed only if unlocked.
     """
     parent = workspace.parent
-    # By its number: where two folders were exchanged, the old one lies under the name of the new.
     waiting = [
-        name
-        for name, number in journal["outputs"].items()
-        if (workspace / name).exists() and (workspace / name).stat().st_ino == number
+        name for name, written in journal["outputs"].items() if written and (workspace / name).exists()
     ]
     first, *others = journal["outputs"]
     if first in waiting:
@@ -270,35 +262,18 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
 
 
 def _put(new: Path, target: Path) -> None:
-    """Rename, also over a non-empty folder, which is moved to the workspace."""
+    """Rename, also over a non-empty folder, which is moved to the workspace. A kill between the two leaves a gap, which :func:`recover`
+    closes."""
     if not (new.is_dir() and target.is_dir()):
         os.replace(new, target)
-    elif not _exchange(new, target):
-        # A kill between the two leaves a gap, which recover() closes.
-        old = new.with_name(_OLD)
-        os.replace(target, old)
-        try:
-            os.replace(new, target)
-        except OSError:
-            os.replace(old, target)
-            raise
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names atomically; False if not supported."""
-    if not sys.platform.startswith("linux"):
-        return False
+        return
+    old = new.with_name(_OLD)
+    os.replace(target, old)
     try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+        os.replace(new, target)
+    except OSError:
+        os.replace(old, target)
+        raise
 
 
 def fsync(path: Path) -> None:
@@ -368,7 +343,7 @@ def atomic_paths(
             for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
                 fsync(file)
         journal = {
-            "outputs": {path.name: path.stat().st_ino if path in written else None for path in made},
+            "outputs": {path.name: path in written for path in made},
             "done_with": None if done_with is None else done_with.name,
         }
         with publishing(out.parent):

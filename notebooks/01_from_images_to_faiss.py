@@ -181,7 +181,7 @@ display(Image(filename=gallery, width=760))
 # file gives the same vectors as the model.
 
 # %%
-encoder = gpq.export_encoder(model, run / "encoder.onnx", check=digits, overwrite=True)
+encoder = gpq.export_encoder(model, run / "encoder.onnx", overwrite=True)
 np.save(run / "queries.npy", np.stack([digits.read(asked)[i].transpose(2, 0, 1) for i in range(len(asked))]))
 
 # %% [markdown]

@@ -96,7 +96,7 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"nprobe": 3}, UsageError, "on cpu it is exact"),
+        ({"nprobe": 3}, UsageError, "on a device it is exact"),
         (
             {"memory": "1kB", "k": 5000},
             UsageError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +19,32 @@ from .labels import rows_that
 from .reader import Reader
 
 
+@dataclass(frozen=True)
 class Embedder(ABC):
-    """Turns items into vectors float32 [n, M·d]."""
+    """Turns items into vectors float32 [n, M·d].
+
+    Attributes:
+        source: file or folder it was loaded from.
+        input_kind: ``features`` or ``images``.
+        input_width: width of input features (0 for images).
+        image_size: side of input images in pixels (0 for features).
+        shape: M, K and d of the codebooks.
+        fingerprint: hash of weights and codebooks, stored in features, codes and indexes.
+        codebooks_fingerprint: hash of the codebooks; an index must have the same.
+    """
+
+    source: Path
+    input_kind: str
+    input_width: int
+    image_size: int
+    shape: tuple[int, int, int]
+    fingerprint: str
+    codebooks_fingerprint: str
 
     @property
-    @abstractmethod
-    def source(self) -> Path:
-        """File or folder it was loaded from."""
-
-    @property
-    @abstractmethod
-    def input_kind(self) -> str:
-        """``features`` or ``images``."""
-
-    @property
-    @abstractmethod
-    def input_width(self) -> int:
-        """Width of input features (0 for images)."""
-
-    @property
-    @abstractmethod
-    def image_size(self) -> int:
-        """Side of input images in pixels (0 for features)."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int, int]:
-        """M, K and d of the codebooks."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Hash of weights and codebooks, stored in features, codes and indexes."""
-
-    @property
-    @abstractmethod
-    def codebooks_fingerprint(self) -> str:
-        """Hash of the codebooks; an index must have the same."""
+    def bits(self) -> int:
+        """Length of a code."""
+        return self.shape[0] * (self.shape[1].bit_length() - 1)
 
     @abstractmethod
     def batch_size(self, dataset: Dataset) -> int:

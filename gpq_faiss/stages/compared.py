@@ -20,15 +20,8 @@ from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_n
 _USUAL_PRESET = {"gpq": "gpq", "posterior": "recommended"}
 
 
-def code_bits(encoder: Encoder) -> int:
-    """Length of a model's codes."""
-    M, K, _ = encoder.model.codebooks.shape
-    return int(M * (K.bit_length() - 1))
-
-
 def model_name(description: Mapping[str, Any]) -> str:
-    """Table name of a model, from its ``config.json``: its method, and its preset unless that is the usual one: ``posterior``, ``gpq``,
-    ``gpq (paper)``."""
+    """Table name of a model, from its ``config.json``: its method, and its preset unless that is the usual one: ``gpq (paper)``."""
     method, used = str(description.get("method", "gpq")), str(description["config"].get("preset", "paper"))
     return method if _USUAL_PRESET.get(method) == used else f"{method} ({used})"
 
@@ -45,12 +38,7 @@ def _trained_on(folder: Path, description: Mapping[str, Any]) -> tuple[str, str,
 
 
 def _check_same_split(first: Path, other: Path) -> None:
-    """Check that both models were trained on the same split, so that their figures are comparable.
-
-    Raises:
-        DataError: an incomplete model folder.
-        MismatchError: other data or another split.
-    """
+    """Raises MismatchError: the models were trained on other data or another split, so their figures are not comparable."""
     one, two = (_trained_on(folder, read_description(folder)) for folder in (first, other))
     if one[0] != two[0]:
         raise MismatchError(
@@ -75,21 +63,21 @@ def open_compared(
     Raises:
         DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
-    folder, bits = first.model.folder, code_bits(first)
-    models = {str(folder): first}
+    models = {str(first.source): first}
     for i, name in enumerate(compare):
-        if name in compare[:i]:
-            raise UsageError(f"--compare names {name} twice: name it once")
-        if name in method_names() and (not find_method(name).deep or not Path(name).is_dir()):
-            make_method(name, bits)
+        folder = Path(name)
+        method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
+        known = [] if method else [Path(path).resolve() for path in models]
+        if name in compare[:i] or folder.resolve() in known:
+            raise UsageError(f"--compare {name}: it has a row already: name it once")
+        if method:
+            make_method(name, first.bits)
             continue
-        if not Path(name).is_dir():
+        if not folder.is_dir():
             raise UsageError(
                 f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
             )
-        if any(Path(name).resolve() == Path(known).resolve() for known in models):
-            raise UsageError(f"--compare {name}: this model has a row already: leave it out")
-        _check_same_split(folder, Path(name))
+        _check_same_split(first.source, folder)
         models[name] = Encoder.load(name, device)
         models[name].check(dataset)
     names = [model_name(one.model.description) for one in models.values()]
@@ -97,38 +85,30 @@ def open_compared(
         path: f"{name}: {path}" if names.count(name) > 1 else name
         for path, name in zip(models, names, strict=True)
     }
-    return {rows.get(name, name): models.get(name) for name in (str(folder), *compare)}
+    return {rows.get(name, name): models.get(name) for name in (str(first.source), *compare)}
 
 
 def resolve_split(
     encoder: Encoder, dataset: Dataset, protocol: str | None, seed: int | None, labelled: str | None
 ) -> tuple[Split, list[str]]:
-    """The split to evaluate on: the training split for the training data, else a new one.
-
-    Returns:
-        The split, and notes for the user.
+    """The split to evaluate on: the training split for the training data, else a new one; and notes for the user.
 
     Raises:
         MismatchError: another protocol or seed for the training data: its queries may have been trained on.
     """
-    model = encoder.model
-    data, trained, trained_seed = _trained_on(model.folder, model.description)
+    data, *trained = _trained_on(encoder.source, encoder.model.description)
     if data != dataset.fingerprint:
         split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
         return split, [
             f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
         ]
-    if protocol is not None and protocol != trained:
-        raise MismatchError(
-            f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "
-            f"seen the labels of queries. Train with --protocol {protocol}"
-        )
-    if seed is not None and seed != trained_seed:
-        raise MismatchError(
-            f"{model.folder} was trained on the split of seed {trained_seed}: with seed {seed} it may have seen the "
-            "labels of queries. Leave out the seed, or train with it"
-        )
+    for name, asked, found in zip(("protocol", "seed"), (protocol, seed), trained, strict=True):
+        if asked is not None and asked != found:
+            raise MismatchError(
+                f"{encoder.source} was trained with {name} {found}: with {name} {asked} it may have seen the labels of queries. "
+                f"Leave out the {name}, or train with it"
+            )
     # The labels of the training decide which items are the database.
     ignored = labelled is not None and labelled != "all"
     notes = ["labelled items are those of the training: labelled has no effect"] if ignored else []
-    return load_split(model.folder / "split.json"), notes
+    return load_split(encoder.source / "split.json"), notes

@@ -41,8 +41,7 @@ _FLUSH_BYTES = 4 << 20
 
 
 def _header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
-    M, K, d = encoder.shape
-    labels = dataset.labels
+    (M, K, d), labels = encoder.shape, dataset.labels
     return Header(
         kind=kind,
         width=M * d if kind == "features" else code_size(M, K),
@@ -50,20 +49,9 @@ def _header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Datas
         codebooks=encoder.model.codebooks,
         data_fingerprint=dataset.fingerprint,
         class_names=labels.class_names if labels else (),
-        multi_label=labels.multi_label if labels else False,
+        multi_label=labels is not None and labels.multi_label,
         extra={"amp": encoder.amp, **({"texts": sorted(dataset.texts)} if dataset.texts else {})},
     )
-
-
-def _finished(path: Path, wanted: Header) -> bool:
-    """Whether ``path`` holds the finished features that ``wanted`` describes: of this model, data and precision."""
-    if not path.exists():
-        return False
-    with RowReader(path) as reader:
-        header = reader.header
-        if header.kind != "features":
-            raise DataError(f"{path} contains {header.kind}, not features: name another file with --features")
-        return header.fingerprint() == wanted.fingerprint()
 
 
 def default_features_path(out: Path) -> Path:
@@ -125,35 +113,37 @@ def encode(
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
         if not keep_features:
-            _from_network(encoder, dataset, writer, batch_size, as_codes=True)
-            return writer.finish(dataset.texts_of_ids())
+            return _from_network(encoder, dataset, writer, batch_size, as_codes=True)
         feature_header = _header("features", encoder, dataset)
         recover(path)
-        if not overwrite and _finished(path, feature_header):
+        there = None
+        if path.exists() and not overwrite:
+            with RowReader(path, kind="features") as reader:
+                there = reader.header.fingerprint()
+        if there == feature_header.fingerprint():
             log.info("%s is of this model and data: the network does not run again", path)
         else:
             check_output(path, overwrite=overwrite)
-            with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as vectors_writer:
-                _from_network(encoder, dataset, vectors_writer, batch_size, as_codes=False)
-                vectors_writer.finish(dataset.texts_of_ids())
+            with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as vectors:
+                _from_network(encoder, dataset, vectors, batch_size, as_codes=False)
         return _from_features(encoder, dataset, path, writer)
 
 
 def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWriter) -> Path:
     """Write the codes of a features file."""
-    with RowReader(path) as reader:
+    Z = encoder.model.codebooks
+    with RowReader(path) as reader, stage("features to codes", reader.ntotal, done=writer.rows) as coding:
         block = max(1, _FLUSH_BYTES // (4 * reader.header.width))
         codewords = items_are_codewords(encoder.model.description)  # the file may be another program's
-        with stage("features to codes", reader.ntotal, done=writer.rows) as coding:
-            for start in range(writer.rows, reader.ntotal, block):
-                stop = min(start + block, reader.ntotal)
-                vectors = reader.block(start, stop)
-                codes = encode_vectors(vectors, encoder.model.codebooks, what=str(path), first_row=start)
-                if codewords:
-                    check_items(vectors, codes, encoder.model.codebooks, what=str(path), first_row=start)
-                writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
-                coding.done = stop
-        return writer.finish(dataset.texts_of_ids())
+        for start in range(writer.rows, reader.ntotal, block):
+            stop = min(start + block, reader.ntotal)
+            vectors = reader.block(start, stop)
+            codes = encode_vectors(vectors, Z, what=str(path), first_row=start)
+            if codewords:
+                check_items(vectors, codes, Z, what=str(path), first_row=start)
+            writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
+            coding.done = stop
+    return writer.finish(dataset.texts_of_ids())
 
 
 def _from_network(
@@ -164,10 +154,11 @@ def _from_network(
     *,
     as_codes: bool,
     span: range | None = None,
-) -> None:
-    """Write the network's vectors of the items at ``span`` (default: all)."""
+) -> Path:
+    """Write the network's vectors, or codes, of the items at ``span`` (default: all)."""
     size = batch_size or encoder.batch_size(dataset)
     span = range(len(dataset)) if span is None else span
+    images = dataset if isinstance(dataset, ImageDataset) else None
     if writer.rows and "position" not in writer.state:
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(
@@ -177,14 +168,9 @@ def _from_network(
     position = int(writer.state.get("position", 0))
     if position:
         log.info("resumed at item %d of %d", position, len(span))
-        if isinstance(dataset, ImageDataset):
-            for bad in writer.state.get("bad", []):
-                name = dataset.image_path(int(bad)) or f"item {dataset.ids[bad]}"
-                dataset.bad.add(int(bad), name, "broken when it was read before")
-    batches: Iterator[tuple[NDArray[np.int64], NDArray[Any]]]
-    batches = (encoder.code_batches if as_codes else encoder.batches)(
-        dataset, np.arange(span.start, span.stop), start=position, batch_size=size
-    )
+        for bad in writer.state.get("bad", []) if images else []:
+            name = images.image_path(int(bad)) or f"item {images.ids[bad]}"  # type: ignore[union-attr]
+            images.bad.add(int(bad), name, "broken when it was read before")  # type: ignore[union-attr]
     waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
 
     def flush() -> None:
@@ -193,23 +179,26 @@ def _from_network(
             labels = None if dataset.labels is None else dataset.labels.packed[rows]
             # The limit of unreadable images holds for a run and its resumption together. The position goes with its rows: set before,
             # a full disk would leave it ahead of them, and resuming would skip items.
-            bad = dataset.bad.positions if isinstance(dataset, ImageDataset) else []
+            bad = images.bad.positions if images else []
             writer.append(values, dataset.ids[rows], labels, state={"position": position, "bad": bad})
             waiting.clear()
 
+    made = encoder.code_batches if as_codes else encoder.batches
+    batches: Iterator[tuple[NDArray[np.int64], NDArray[Any]]]
+    batches = made(dataset, np.arange(span.start, span.stop), start=position, batch_size=size)
     flushed = time.monotonic()
     with stage("encoding", len(span), done=position) as encoding:
         for batch in batches:
-            position = min(position + size, len(span))
+            encoding.done = position = min(position + size, len(span))
             waiting.append(batch)
             held = sum(values.nbytes for _, values in waiting)
             if held >= _FLUSH_BYTES or time.monotonic() - flushed >= _FLUSH_SECONDS:
                 flush()
                 flushed = time.monotonic()
-            encoding.done = position
     flush()
-    if isinstance(dataset, ImageDataset) and dataset.bad.count:
-        log.warning("%s", dataset.bad.summary())
+    if images and images.bad.count:
+        log.warning("%s", images.bad.summary())
+    return writer.finish(dataset.texts_of_ids())
 
 
 # On a cluster --------------------------------------------------------------------------------------------------------------
@@ -258,9 +247,7 @@ def encode_shards(
         UsageError: options out of range; Ray is not installed.
     """
     if batch_size < 0 or shard_items < 1:
-        raise UsageError(
-            f"--batch-size {batch_size}, shard_items {shard_items}: they must not be negative, or 0"
-        )
+        raise UsageError(f"--batch-size {batch_size}, shard_items {shard_items}: they must be positive")
     data_args = dict(data_args or {})
     # On the CPU: this process looks at the data alone, and may have no GPU.
     encoder, dataset = Encoder.load(model, "cpu", amp=amp), open_data(data, **data_args)
@@ -282,14 +269,9 @@ def encode_shards(
         paths = [call[1] for call in calls]
         _clear(folder, paths, again=overwrite or not resume, overwrite=overwrite)
         with stage("encoding", len(dataset)) as encoding:
-            rows = run_all(
-                _encode_shard,
-                calls,
-                ray,
-                gpus=int(place != "cpu"),
-                workers=workers,
-                done=lambda at: encoding.advance(calls[at][3] - calls[at][2]),
-            )
+            gpus = int(place != "cpu")
+            ended = lambda at: encoding.advance(calls[at][3] - calls[at][2])  # noqa: E731
+            rows = run_all(_encode_shard, calls, ray, gpus=gpus, workers=workers, done=ended)
     bad = len(dataset) - sum(rows)
     if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
         raise DataError(
@@ -341,6 +323,5 @@ def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) ->
         header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
         with RowWriter(path, header, overwrite=True, resume=resume) as writer:
             _from_network(encoder, dataset, writer, size, as_codes=True, span=range(start, stop))
-            writer.finish(dataset.texts_of_ids())
     with RowReader(path) as reader:
         return reader.ntotal

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
+from ..codes.checks import check_count
 from ..codes.codebooks import pad_vectors
 from ..codes.scores import score_candidates, score_tables
 from ..data.base import Dataset, ImageDataset
@@ -27,46 +28,28 @@ from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.ranking import rank_codes, usable_cores
 from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
-from ..indexes.memory import MemoryIndex
-from ..indexes.opening import open_index
+from ..indexes.opening import open_in_memory
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import find_method
 from ..progress import stage
 from ..store import RowReader
-from .compared import code_bits, model_name, open_compared, resolve_split
+from .compared import model_name, open_compared, resolve_split
 from .evaluation_result import DEFAULT_KS, Evaluation, Row, first_results
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
-
-
-def _database(split: Split, labels: Labels, notes: list[str]) -> NDArray[np.int64]:
-    """Rows of the labelled database; if the split has none, the labelled training items, with a note."""
-    rows = split.database[labels.has(split.database)]
-    if len(rows):
-        return rows
-    notes.append(
-        "every labelled item but the queries was trained on, so the database is the labelled training items "
-        "(train with --labelled to hold some back)"
-    )
-    return split.labelled
 
 
 def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
     """Encode queries and database with a model."""
     query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
-    readable: list[NDArray[np.int64]] = []
-    codes: list[NDArray[np.uint8]] = []
+    parts = []
     with stage("encoding", len(rows)) as encoding:
-        for positions, packed in encoder.code_batches(dataset, rows):
-            readable.append(positions)
-            codes.append(packed)
-            encoding.advance(len(positions))
-    coder = ProductCoder(encoder.model.codebooks)
-    return Coded(coder, query_rows, np.concatenate(readable), xq, np.concatenate(codes))
+        for part in encoder.code_batches(dataset, rows):
+            parts.append(part)
+            encoding.advance(len(part[0]))
+    readable, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Coded(ProductCoder(encoder.model.codebooks), query_rows, readable, xq, codes)
 
 
 def _rank_all(
@@ -80,34 +63,29 @@ def _rank_all(
     items that it could read."""
     first = next(iter(entries.values()))
     assert first is not None
-    labels, image_size = dataset.require_labels(), first.model.image_size
+    labels, size = dataset.require_labels(), first.image_size
     seed = int(first.model.description["config"]["training"]["seed"])
+    of_first = _encode(first, dataset, split.query, database)
+    rows = {"queries": of_first.query_rows, "database": of_first.base_rows}
+    neighbours = input_neighbours(dataset, size, rows["queries"], rows["database"])
+    options = _within(options, len(of_first.base_rows))
     measured: dict[str, Row] = {}
-    of_first: Coded | None = None
-    neighbours: NDArray[np.int64] | None = None
     for name, encoder in entries.items():
-        if of_first is not None:
+        if encoder is first:
+            coded = of_first
+        elif encoder is not None:
             log.info("comparing with %s", name)
-        if encoder is not None:
             coded = _encode(encoder, dataset, split.query, database)
         else:
-            assert of_first is not None
-            rows = {"queries": of_first.query_rows, "database": of_first.base_rows}
+            log.info("comparing with %s", name)
             with stage(name):
-                coded = fit_and_encode(
-                    name, code_bits(first), seed, dataset, split, image_size=image_size, **rows
-                )
-        if of_first is None:
-            of_first, options = coded, _within(options, len(coded.base_rows))
-            neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
-        ranking = coded.rank(labels, **options)
+                coded = fit_and_encode(name, first.bits, seed, dataset, split, image_size=size, **rows)
         measured[name] = Row(
-            ranking,
+            coded.rank(labels, **options),
             None if neighbours is None else coded.likeness(neighbours),
-            code_bits(encoder or first) if encoder or find_method(name).any_length else None,
+            (encoder or first).bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
-    assert of_first is not None
     return measured, of_first
 
 
@@ -117,12 +95,7 @@ def _within(options: Mapping[str, Any], n: int) -> dict[str, Any]:
 
 
 def _evaluate_codes(
-    model: str | Path,
-    queries: Dataset,
-    codes: str | Path,
-    options: Mapping[str, Any],
-    *,
-    device: str,
+    model: str | Path, queries: Dataset, codes: str | Path, options: Mapping[str, Any], device: str
 ) -> Evaluation:
     """:func:`evaluate` with a codes file as the database."""
     encoder = open_encoder(model, device)
@@ -144,18 +117,20 @@ def _evaluate_codes(
     if not len(database):
         raise DataError(f"{codes}: no item has a label, so nothing is relevant")
     rows, xq = encoder.embed_rows(queries, rows, queries=True)
-    M, K, _ = encoder.shape
     result = rank_codes(
         score_tables(xq, Z),
-        unpack_codes(base[database], M, K),
+        unpack_codes(base[database], *encoder.shape[:2]),
         query_labels.over(classes).take(rows),
         labels.over(classes).take(database),
         ids=ids[database],
         **_within(options, len(database)),
     )
-    name = model_name(encoder.model.description) if isinstance(encoder, Encoder) else encoder.path.name
+    if isinstance(encoder, Encoder):
+        name, place = model_name(encoder.model.description), str(encoder.device)
+    else:
+        name, place = encoder.source.name, "cpu"
     return Evaluation(
-        {name: Row(result, bits=M * (K.bit_length() - 1), model_fingerprint=encoder.fingerprint)},
+        {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)},
         protocol="none",
         split_hash="",
         data=queries.name,
@@ -163,7 +138,7 @@ def _evaluate_codes(
             f"queries are all labelled items of {queries.name}, the database those of {codes}",
             "NN10@100 is not measured: it needs the inputs, and only codes are given",
         ),
-        device=str(encoder.device) if isinstance(encoder, Encoder) else "cpu",
+        device=place,
         queries=rows,
     )
 
@@ -173,12 +148,8 @@ def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: N
 
     An item counts whose exact score is at least that of the exact tenth.
     """
-    exact = open_index(index)
-    if not isinstance(exact, MemoryIndex):
-        raise UsageError(f"--index {index} is a manifest of shards: name an index file")
-    if exact.fingerprint != encoder.model.fingerprint and not np.array_equal(
-        exact.codebooks, encoder.model.codebooks
-    ):
+    exact = open_in_memory(index)
+    if exact.fingerprint != encoder.codebooks_fingerprint:
         raise MismatchError(f"{index} has other codebooks than the model: build the index with this model")
     xq = encoder.embed_rows(dataset, rows, queries=True)[1]
     k = min(10, exact.ntotal)
@@ -234,31 +205,19 @@ def evaluate(
         UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
     """
     compare = compare.split(",") if isinstance(compare, str) else compare
-    # Before the data are encoded, which may take hours.
-    measures: dict[str, Any] = {
-        "ties": ties,
-        "k": k,
-        "denominator": denominator,
-        "ks": list(ks),
-        "levels": RECALL_LEVELS,
-    }
-    Convention(**measures)
-    threads = usable_cores() if threads is None else threads
-    if threads < 1:
-        raise UsageError(f"{threads} threads: it must be at least 1")
-    options = {**measures, "threads": threads}
+    measures: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
+    measures["levels"] = RECALL_LEVELS
+    Convention(**measures)  # before the data are encoded, which may take hours
+    options = {**measures, "threads": usable_cores() if threads is None else threads}
+    check_count(options["threads"], "threads")
     dataset = open_data(data)
     if codes is not None:
-        if (
-            compare
-            or ray is not None
-            or index is not None
-            or (protocol, seed, labelled or "all") != (None, None, "all")
-        ):
+        more = (*compare, *([protocol, seed, index, ray]), None if labelled == "all" else labelled)
+        if any(value is not None for value in more):
             raise UsageError(
                 "--codes ranks the file against all labelled items: leave out --compare, --index, --protocol, --ray, seed and labelled"
             )
-        return _evaluate_codes(model, dataset, codes, options, device=device)
+        return _evaluate_codes(model, dataset, codes, options, device)
     if is_onnx(model):
         raise UsageError(
             f"{model} encodes queries only: give the model folder, or --codes FILE of the database"
@@ -269,13 +228,21 @@ def evaluate(
     split, notes = resolve_split(encoder, dataset, protocol, seed, labelled)
     if not len(split.query):
         raise UsageError(
-            f"{encoder.model.folder} was trained with --protocol none: there are no queries set apart to evaluate"
+            f"{encoder.source} was trained with --protocol none: there are no queries set apart to evaluate"
         )
-    database = _database(split, dataset.require_labels(), notes)
+    labels = dataset.require_labels()
+    database = split.database[labels.has(split.database)]
+    if not len(database):
+        database = split.labelled
+        notes.append(
+            "every labelled item but the queries was trained on, so the database is the labelled training items "
+            "(train with --labelled to hold some back)"
+        )
     with connected(ray):  # once for all rankings
-        measured, coded = _rank_all(entries, dataset, split, database, options | {"ray": ray})
+        options["ray"] = ray
+        measured, coded = _rank_all(entries, dataset, split, database, options)
     name, queries = next(iter(measured)), coded.query_rows
-    if encoder.model.class_names != dataset.require_labels().class_names:
+    if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
     if measured[name].likeness is None:
         notes.append(NO_LIKENESS)
@@ -283,8 +250,9 @@ def evaluate(
     if index is not None:
         with stage("searching by plain Faiss"):
             recall = _plain_recall(index, encoder, dataset, queries)
-        found = f"plain Faiss finds {recall:.3f} of the exact top 10 of {index}"
-        notes.append(f"{found} (share by scores, all {len(queries):,} queries)")
+        notes.append(
+            f"plain Faiss finds {recall:.3f} of the exact top 10 of {index} (share by scores, all {len(queries):,} queries)"
+        )
     images = isinstance(dataset, ImageDataset)
     return Evaluation(
         measured,

@@ -21,9 +21,8 @@ from ..evaluation.tables import Shown
 from ..files import check_output
 from ..methods.measure import Coded
 from ..report import html
-from ..report.gallery import Ranked
 from ..report.plots import plot_curves
-from .search_result import class_text
+from .search_result import ranked
 
 DEFAULT_KS = (1, 10, 100, 1000)
 _SHOWN, _RESULTS = 10, 8
@@ -84,24 +83,19 @@ class Evaluation(Shown):
         return next(iter(self.measured))
 
     @property
-    def model(self) -> Row:
-        """Figures of the model."""
-        return self.measured[self.method]
-
-    @property
     def ranking(self) -> RankingResult:
         """Of the model."""
-        return self.model.ranking
+        return self.measured[self.method].ranking
 
     @property
     def likeness(self) -> Likeness | None:
         """Of the model."""
-        return self.model.likeness
+        return self.measured[self.method].likeness
 
     @property
     def bits(self) -> int | None:
         """Code length of the model."""
-        return self.model.bits
+        return self.measured[self.method].bits
 
     @property
     def compared(self) -> dict[str, RankingResult]:
@@ -114,7 +108,7 @@ class Evaluation(Shown):
         compared = {name: row.to_dict() for name, row in self.measured.items() if name != self.method}
         stated = ("method", "protocol", "split_hash", "data", "device", "faiss_recall")
         return {
-            **self.model.to_dict(),
+            **self.measured[self.method].to_dict(),
             **{name: getattr(self, name) for name in stated},
             "compared": compared,
             "notes": list(self.notes),
@@ -152,15 +146,12 @@ class Evaluation(Shown):
             UsageError: another extension.
             DataError: the file cannot be written.
         """
-        same = len({row.bits for row in self.measured.values() if row.bits}) == 1
         curves = {}
         for name, row in self.measured.items():
-            length = f", {row.bits} bits" if row.bits and not same else ""
-            curves[f"{name}{length}  (mAP {row.ranking.map:.3f})"] = (
-                row.ranking.pr_recall,
-                row.ranking.pr_precision,
-            )
-        title = f"{self.data}{f', {self.bits} bits' if same else ''}, protocol {self.protocol}"
+            length = f", {row.bits} bits" if row.bits else ""
+            label = f"{name}{length}  (mAP {row.ranking.map:.3f})"
+            curves[label] = row.ranking.pr_recall, row.ranking.pr_precision
+        title = f"{self.data}, protocol {self.protocol}"
         return plot_curves(curves, out, x="recall", y="precision", title=title, overwrite=overwrite)
 
     def save_page(
@@ -214,23 +205,15 @@ def first_results(coded: Coded, ap: NDArray[Any]) -> dict[int, NDArray[np.int64]
 
 
 def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
-    """The queries, and for images their results, which are relevant if they share a label."""
-    rows = evaluation.queries[chosen]
+    """The queries, and for images their results."""
+    rows = evaluation.queries[chosen].tolist()
     names = data.texts.get("name")
-    labels = [str(names[row]) if names is not None else f"id {data.ids[row]}" for row in rows.tolist()]
+    labels = [str(names[row]) if names is not None else f"id {data.ids[row]}" for row in rows]
     aps = evaluation.ranking.ap[chosen].tolist()
     if not isinstance(data, ImageDataset):
         return html.table([{"query": label, "AP": ap} for label, ap in zip(labels, aps, strict=True)])
-    packed = data.require_labels().packed
-    shown = []
-    for query, row, image, label, ap in zip(chosen.tolist(), rows, data.read(rows), labels, aps, strict=True):
-        found = evaluation.results.get(query, np.empty(0, np.int64))
-        images = [
-            (at, one) for at, one in zip(found.tolist(), data.read(found), strict=True) if one is not None
-        ]
-        relevant = [bool((packed[row] & packed[at]).any()) for at, _ in images]
-        texts = [class_text(data, at) for at, _ in images]
-        if image is not None:
-            text = f"{label}: AP {ap:.4f}"
-            shown.append(Ranked(image, [one for _, one in images], None, relevant, text, texts))
+    shown = [
+        ranked(data, row, data, evaluation.results[query].tolist(), f"{label}: AP {ap:.4f}")
+        for query, row, label, ap in zip(chosen.tolist(), rows, labels, aps, strict=True)
+    ]
     return html.gallery(shown)

@@ -11,7 +11,7 @@ from typing import Any
 import faiss
 
 from ..build.item_files import ItemSources
-from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
+from ..build.shards import Shard, is_index, is_parquet, open_shard
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
@@ -24,10 +24,10 @@ from ..faissio.storage import check_form
 from ..files import atomic_path, check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
 from ..inputs import parse_bytes
-from ..progress import Progress, stage
-from ..store import RowReader, codebooks_fingerprint, items_path
+from ..progress import stage
+from ..store import RowReader, items_path
 
-BLOCK = 65_536
+_BLOCK = 65_536
 
 
 def index(
@@ -39,8 +39,6 @@ def index(
     memory: str | int | None = None,
     names: bool = True,
     overwrite: bool = False,
-    block: int = BLOCK,
-    progress: Progress | None = None,
 ) -> Path:
     """Build a searchable index from codes (or features, which are encoded), with the items' ids.
 
@@ -57,8 +55,6 @@ def index(
         memory: budget of the build: bytes, or ``"2GB"``.
         names: write names, labels and kept columns of the items to ``out + ".items.sqlite"``, for search results.
         overwrite: replace existing files.
-        block: rows per block (without ``memory``).
-        progress: called after each block.
 
     Returns:
         ``out``
@@ -69,11 +65,14 @@ def index(
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
         UsageError: an unknown kind, one that these codebooks do not allow, or too small a budget.
     """
-    if block < 1:
-        raise UsageError(f"block of {block} rows: it must be at least 1")
-    sources = _sources(source, out)
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise UsageError("nothing to index: name at least one file of codes or features")
+    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
+        raise UsageError(f"{out} is the source itself: choose another output")
     items = ItemSources.of(sources) if names else None
-    build = _build_key(model_dir, kind)
+    model = read_model(model_dir)
+    build = fingerprint("build", model.model_fingerprint, model.codebooks_fingerprint, kind)
     recover(out)
     recover(items_path(out))
     if items is not None and not overwrite and items.missing(out, build):
@@ -81,52 +80,14 @@ def index(
         with atomic_path(items_path(out)) as temporary:
             items.write(temporary)
         return Path(out)
-    return _build(
-        model_dir,
-        sources,
-        out,
-        kind=kind,
-        memory=memory,
-        overwrite=overwrite,
-        block=block,
-        known={} if items is None else {"items": items.key, "build": build},
-        beside={items_path(out): None if items is None else items.write},
-        progress=progress,
-    )
-
-
-def _build_key(model_dir: str | Path, kind: str) -> str:
-    """Identifies model and kind of an index."""
-    model = read_model(model_dir)
-    return fingerprint("build", str(model.model_fingerprint), codebooks_fingerprint(model.codebooks), kind)
-
-
-def _build(
-    model_dir: str | Path,
-    sources: Sequence[str | Path],
-    out: str | Path,
-    *,
-    kind: str,
-    memory: str | int | None,
-    overwrite: bool,
-    block: int,
-    known: dict[str, str],
-    beside: Beside,
-    progress: Progress | None,
-) -> Path:
-    """The index with the files ``beside`` it, and its sidecar, which gets ``known`` too. Raises as :func:`index`."""
+    known = {} if items is None else {"items": items.key, "build": build}
+    beside: Beside = {items_path(out): None if items is None else items.write}
     out = check_index_output(out, overwrite=overwrite)
-    model = read_model(model_dir)
     form = check_form(kind, *model.codebooks.shape[:2])
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
     if form == "flat" and memory is None and len(sources) == 1 and rows:
-        return _flat(model, sources[0], out, known, beside, block, progress)
-    shards = [
-        open_shard(
-            path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
-        )
-        for path in sources
-    ]
+        return _flat(model, sources[0], out, known, beside)
+    shards = [_shard(model, path) for path in sources]
     return build_index(
         shards,
         out,
@@ -137,18 +98,39 @@ def _build(
         overwrite=True,
         extra=_origin(shards[0]) | known,
         beside=beside,
-        progress=progress,
     )
 
 
-def _sources(source: str | Path | Sequence[str | Path], out: str | Path) -> list[str | Path]:
-    """The sources as a list. Raises UsageError: there is none, or ``out`` is one."""
-    sources = [source] if isinstance(source, str | Path) else list(source)
-    if not sources:
-        raise UsageError("nothing to index: name at least one file of codes or features")
-    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
-        raise UsageError(f"{out} is the source itself: choose another output")
-    return sources
+def _shard(model: ModelHeader, path: str | Path) -> Shard:
+    """A source of rows. Raises MismatchError: it is of another model."""
+    return open_shard(
+        path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+    )
+
+
+def _origin(source: Shard) -> dict[str, str]:
+    """For the sidecar: sources of the index, and their data if known."""
+    named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
+    return {"source": source.kind, **named}
+
+
+def _flat(model: ModelHeader, source: str | Path, out: Path, known: dict[str, str], beside: Beside) -> Path:
+    """Build the plain form in memory. Raises as :func:`index`."""
+    shard = _shard(model, source)
+    with RowReader(source) as reader:
+        # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
+        repeated = repeated_id(reader.ids())
+    if repeated is not None:
+        raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
+    # The index is filled through C++ (no copy of the whole in Python).
+    filled = faiss.IndexIDMap2(inject(model.codebooks))
+    with stage("indexing", shard.rows, "row") as indexing:
+        for codes, ids in shard.blocks(_BLOCK):
+            filled.add_sa_codes(codes, ids)
+            indexing.advance(len(ids))
+    extra, name = _origin(shard) | known, model.model_fingerprint
+    with stage("writing the index"):
+        return save_index(filled, out, model_fingerprint=name, overwrite=True, extra=extra, beside=beside)
 
 
 def index_shards(
@@ -198,9 +180,7 @@ def index_shards(
     model = read_model(model_dir)
     check_form(kind, *model.codebooks.shape[:2])
     for path in sources:  # before any work
-        open_shard(
-            path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
-        )
+        _shard(model, path)
     budget = STREAM_MEMORY if memory is None else parse_bytes(memory)
     folder = out.with_name(f"{out.stem}.shards")
     check_output(folder / "shard", overwrite=True)
@@ -223,14 +203,8 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
     items = ItemSources.of([source]) if names else None
     with open(source, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    key = fingerprint(
-        "shard",
-        content,
-        str(model.model_fingerprint),
-        codebooks_fingerprint(model.codebooks),
-        kind,
-        "" if items is None else items.key,
-    )
+    of = model.model_fingerprint, model.codebooks_fingerprint
+    key = fingerprint("shard", content, *of, kind, "" if items is None else items.key)
     path = Path(folder) / f"shard-{key}.faiss"
     recover(path)
     # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
@@ -238,57 +212,5 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
         if path.exists() and (items is None or not items.missing(path)):
             break
         with contextlib.suppress(OutputExistsError):
-            index(
-                model_dir,
-                source,
-                path,
-                kind=kind,
-                memory=memory,
-                names=names,
-                overwrite=overwrite,
-            )
+            index(model_dir, source, path, kind=kind, memory=memory, names=names, overwrite=overwrite)
     return str(path)
-
-
-def _origin(source: Shard) -> dict[str, str]:
-    """For the sidecar: sources of the index, and their data if known."""
-    named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
-    return {"source": source.kind, **named}
-
-
-def _flat(
-    model: ModelHeader,
-    source: str | Path,
-    out: Path,
-    known: dict[str, str],
-    beside: Beside,
-    block: int,
-    progress: Progress | None,
-) -> Path:
-    """Build the plain form in memory. Raises as :func:`index`."""
-    shard = Hdf5Shard(
-        source, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
-    )
-    with RowReader(source) as reader:
-        # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
-        repeated = repeated_id(reader.ids())
-    if repeated is not None:
-        raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
-    # The index is filled through C++ (no copy of the whole in Python).
-    filled = faiss.IndexIDMap2(inject(model.codebooks))
-    with stage("indexing", shard.rows, "row") as indexing:
-        for codes, ids in shard.blocks(block):
-            filled.add_sa_codes(codes, ids)
-            indexing.advance(len(ids))
-            if progress is not None:
-                progress(indexing.done, shard.rows)
-    extra = _origin(shard) | known
-    with stage("writing the index"):
-        return save_index(
-            filled,
-            out,
-            model_fingerprint=model.model_fingerprint,
-            overwrite=True,
-            extra=extra,
-            beside=beside,
-        )

@@ -12,17 +12,20 @@ from ..data.base import BadItems, Dataset
 from ..data.images import FileImages, is_image_name
 from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
-from ..encoder import open_encoder
+from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..exported import OnnxEncoder
 from ..faissio.model import read_description
 from ..files import fingerprint
 from ..inputs import check_memory
-from ..store import RowReader, describe
+from ..store import RowReader
+
+Queries = tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]
+"""Vectors float32 [Q, M·d], ids int64 [Q], and names."""
 
 
-def parse_rows(text: str, n: int) -> NDArray[np.int64]:
-    """Row numbers from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (Python slices) for ``n`` items.
+def parse_rows(text: str | None, n: int) -> NDArray[np.int64]:
+    """Row numbers from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (Python slices) for ``n`` items; all for None.
 
     Raises:
         UsageError: another form, or rows out of range.
@@ -31,23 +34,24 @@ def parse_rows(text: str, n: int) -> NDArray[np.int64]:
         >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
         ([0, 1, 2], [5, 9])
     """
-    rows: list[int] = []
+    every = np.arange(n)
+    if text is None:
+        return every
+    parts = []
     try:
         for part in text.split(","):
-            numbers = [int(p) if p.strip() else None for p in part.split(":")]
-            if len(numbers) == 1 and numbers[0] is not None:
-                if not -n <= numbers[0] < n:
-                    raise UsageError(f"--rows {text}: there are only {n:,} items (0 to {n - 1})")
-                rows.append(numbers[0] % n)
-            elif 2 <= len(numbers) <= 3:
-                rows += range(n)[slice(*numbers)]
+            if ":" in part:
+                parts.append(every[slice(*(int(p) if p.strip() else None for p in part.split(":")))])
             else:
-                raise ValueError
-    except ValueError:
+                parts.append(every[[int(part)]])
+    except (ValueError, TypeError):
         raise UsageError(f"--rows {text}: write row numbers (3,5,9) or a range (0:8)") from None
-    if not rows:
+    except IndexError:
+        raise UsageError(f"--rows {text}: there are only {n:,} items (0 to {n - 1})") from None
+    rows = np.concatenate(parts)
+    if not len(rows):
         raise UsageError(f"--rows {text} selects none of the {n:,} items")
-    return np.array(rows, dtype=np.int64)
+    return rows
 
 
 def own_features(queries: object) -> Path | None:
@@ -55,7 +59,8 @@ def own_features(queries: object) -> Path | None:
     if not isinstance(queries, str) or not queries.endswith((".h5", ".hdf5")) or not Path(queries).is_file():
         return None
     try:
-        return Path(queries) if describe(Path(queries))["type"] == "features" else None
+        with RowReader(queries) as reader:
+            return Path(queries) if reader.header.kind == "features" else None
     except DataError:
         return None
 
@@ -68,72 +73,52 @@ def open_queries(queries: object, **options: Any) -> Dataset:
     """
     if not isinstance(queries, str) or is_form(queries) or not is_image_name(without_secrets(queries)):
         return open_data(queries, **options)
-    if Path(queries).is_dir():
-        return open_data(queries, **options)
     path, name = local_path(queries), without_secrets(queries)
+    if path.is_dir():
+        return open_data(queries, **options)
     if not path.is_file():
         raise DataError(f"{name} not found: no such image")
+    ids = np.zeros(1, dtype=np.int64)
     return FileImages(
-        name=name,
-        ids=np.zeros(1, dtype=np.int64),
-        fingerprint=fingerprint(queries),
-        bad=BadItems(1, 0.0),
-        paths=[str(path)],
+        name=name, ids=ids, fingerprint=fingerprint(queries), bad=BadItems(1, 0.0), paths=[str(path)]
     )
 
 
-def _read_features(
-    path: Path, model: str | Path | OnnxEncoder, rows: str | None, memory: int | None
-) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
-    """:func:`query_vectors` from a ``features.h5`` of the same model: no network runs."""
-    description = {"asymmetric": True} if isinstance(model, OnnxEncoder) else read_description(model)
-    with RowReader(path) as reader:
-        found, own = reader.header.model_fingerprint, description.get("model_fingerprint", "")
-        if own and found != own:
-            raise MismatchError(
-                f"{path} holds features of another model (fingerprint {found}, {model} has {own}): "
-                "encode the queries with this model"
-            )
-        if description.get("asymmetric", False):
-            where = model.path if isinstance(model, OnnxEncoder) else model
-            raise MismatchError(
-                f"{path} holds vectors of items, but {where} encodes queries differently: give the data of the queries instead"
-            )
-        n = reader.ntotal
-        positions = None if rows is None else parse_rows(rows, n)
-        if positions is None:
-            needed = n * (4 * reader.header.width + 8)
-            check_memory(needed, f"{path}: {n:,} queries", memory, "select some with --rows")
+def read_vectors(path: Path, model: str | Path, rows: str | None, memory: int | None) -> Queries:
+    """The vectors in a ``features.h5`` of the same model: no network runs.
+
+    Raises:
+        MismatchError: features of another model, or of items where queries differ.
+    """
+    about = {"asymmetric": True} if Path(model).is_file() else read_description(model)
+    if about.get("asymmetric", False):
+        raise MismatchError(
+            f"{path} holds vectors of items, but {model} encodes queries differently: give the data of the queries instead"
+        )
+    with RowReader(path, model_fingerprint=str(about["model_fingerprint"])) as reader:
+        chosen = parse_rows(rows, reader.ntotal)
+        needed = len(chosen) * (4 * reader.header.width + 8)
+        check_memory(needed, f"{path}: {len(chosen):,} queries", memory, "select some with --rows")
+        if rows is None:
             vectors, ids = reader.block(), reader.ids()
         else:
-            vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
-            ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
-        return vectors, ids, tuple(str(i) for i in ids)
+            vectors = np.concatenate([reader.block(p, p + 1) for p in chosen.tolist()])
+            ids = np.concatenate([reader.ids(p, p + 1) for p in chosen.tolist()])
+        return vectors, ids, tuple(map(str, ids))
 
 
 def query_vectors(
-    model: str | Path | OnnxEncoder,
-    queries: Dataset | Path,
-    *,
-    rows: str | None = None,
-    device: str = "cpu",
-    memory: int | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
-    """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
-
-    The path of a ``features.h5`` of the same model is read directly; the network does not run. ``memory`` limits the vectors in bytes
-    (default: the free memory).
+    encoder: Encoder | OnnxEncoder, queries: Dataset, *, rows: str | None = None, memory: int | None = None
+) -> Queries:
+    """Run the network on queries. ``memory`` limits the vectors in bytes (default: the free memory).
 
     Raises:
-        MismatchError: features of another model, or data that does not fit the model.
+        MismatchError: data that does not fit the model.
         DataError: no queries, or unreadable ones.
     """
-    if isinstance(queries, Path):
-        return _read_features(queries, model, rows, memory)
     if not len(queries):
         raise DataError(f"{queries.name} has no queries")
-    encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
-    positions = np.arange(len(queries)) if rows is None else parse_rows(rows, len(queries))
+    positions = parse_rows(rows, len(queries))
     M, _, d = encoder.shape
     check_memory(
         2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "select some with --rows"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..build.item_files import known_items
 from ..cluster.search import ClusterIndex, Holders
 from ..data.base import ImageDataset
-from ..encoder import is_onnx
+from ..encoder import is_onnx, open_encoder
 from ..errors import MismatchError, UsageError
 from ..exported import OnnxEncoder
 from ..faissio.io import read_sidecar
@@ -33,7 +33,7 @@ from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import stage
 from ..store import Item
-from .queries import open_queries, own_features, query_vectors
+from .queries import open_queries, own_features, query_vectors, read_vectors
 from .search_result import SearchResult
 
 if TYPE_CHECKING:
@@ -43,12 +43,11 @@ log = logging.getLogger(__name__)
 
 _QUERIES = 1 << 14
 """Queries per call, so that progress shows."""
+_FITS = "the index and its search do not fit: lower --memory, free the GPU, or use --device cpu"
 
 
 def open_on_device(index: str | Path, device: str, memory: str | int | None = None) -> DeviceIndex:
     """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU.
-
-    The file is loaded as by :func:`open_index` and copied to the device.
 
     Args:
         device: see :func:`.nn.device.resolve_device`.
@@ -114,36 +113,25 @@ def search(
         DeviceError: the device does not exist, or the index does not fit on it; there is no fall-back to another device.
         UsageError: options out of range, in conflict, or not supported on the device.
     """
+    if min_score is not None and nprobe is not None:
+        raise UsageError("a search by minimum score is exact: leave out nprobe")
     queries = str(queries) if isinstance(queries, Path) else queries
-    shards, place = is_manifest(index), "cpu" if on_cpu(device) else str(resolve_device(device))
-    if device == "auto" and place != "cpu" and (nprobe is not None or shards):
-        log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
-        place = "cpu"
-    uses_device = on_device or place != "cpu"
-    _check_options(k, nprobe, min_score, place if uses_device else None)
     encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
     fingerprint = (
         read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
     )
-    if shards and uses_device:
-        raise UsageError(f"the shards of {index} are searched on the CPU: take --device cpu")
-    if ray is not None and not shards:
-        raise UsageError(
-            f"{index} is not a manifest of shards, which --ray needs: gpq index --out NAME.json writes one"
-        )
     with contextlib.ExitStack() as stack:
         opened: Index | DeviceIndex
-        with stage("opening the index"):
-            if ray is not None:
+        with stage("opening the index"), gpu_memory(_FITS):
+            if ray is None:
+                place = _device_of(index, device, nprobe)
+                on_device = on_device or place != "cpu"
+                opened = open_on_device(index, place, memory) if on_device else open_index(index, memory)
+            else:
                 holders = Holders(ray, workers)
                 stack.callback(holders.close)
                 budget = None if memory is None else parse_bytes(memory)
                 opened = ClusterIndex(index, holders, budget, replicas=replicas, allow_partial=allow_partial)
-            elif uses_device:
-                with gpu_memory(_FITS):
-                    opened = open_on_device(index, place, memory)
-            else:
-                opened = open_index(index, memory)
         stack.callback(opened.close)
         if opened.fingerprint != fingerprint:
             raise MismatchError(
@@ -151,38 +139,59 @@ def search(
                 "build the index with this model"
             )
         # Half of the budget is for the search itself.
-        half = None if memory is None or uses_device else parse_bytes(memory) // 2
-        source = own_features(queries) or open_queries(queries, memory=half, **(data_args or {}))
-        vectors, ids, names = query_vectors(
-            model if encoder is None else encoder,
-            source,
-            rows=rows,
-            device=device,
-            memory=half,
-        )
+        half = None if memory is None or on_device else parse_bytes(memory) // 2
+        images, features = None, own_features(queries)
+        if features is not None:
+            vectors, ids, names = read_vectors(features, model, rows, half)
+        else:
+            source = open_queries(queries, memory=half, **(data_args or {}))
+            images = source if isinstance(source, ImageDataset) else None
+            vectors, ids, names = query_vectors(
+                encoder or open_encoder(model, device), source, rows=rows, memory=half
+            )
         log.info("%s: %s", index, opened.describe())
         exact: NDArray[np.bool_] | None = None
         with gpu_memory(_FITS):
             if min_score is not None:
-                with stage("searching"):
-                    scores, found = _padded(
-                        *opened.range_search(vectors, min_score, where=where, threads=threads)
-                    )
+                scores, found = _padded(
+                    *opened.range_search(vectors, min_score, where=where, threads=threads)
+                )
             else:
                 scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
-        missing = tuple(sorted(getattr(opened, "missing", ())))
-        images = source if isinstance(source, ImageDataset) else None
         result = SearchResult(
-            found, scores, ids, names, opened.fingerprint, exact, opened.describe(), min_score,
-            _items(index, found), missing, images, None if images is None else _indexed(index, found, images),
-        )  # fmt: skip
+            found,
+            scores,
+            ids,
+            names,
+            opened.fingerprint,
+            exact=exact,
+            description=opened.describe(),
+            min_score=min_score,
+            items=_items(index, found),
+            missing_shards=tuple(sorted(getattr(opened, "missing", ()))),
+            queries=images,
+            images=None if images is None else _indexed(index, found, images),
+        )
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
-        why += [f"shards {', '.join(missing)} are missing"] if missing else []
+        why += [f"shards {', '.join(result.missing_shards)} are missing"] if result.missing_shards else []
         log.warning(
             "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
         )
     return result
+
+
+def _device_of(index: str | Path, device: str, nprobe: int | None) -> str:
+    """The device of the search: with ``auto`` the CPU for what a GPU does not support."""
+    place = "cpu" if on_cpu(device) else str(resolve_device(device))
+    if place == "cpu" or not (is_manifest(index) or nprobe is not None):
+        return place
+    if device != "auto":
+        raise UsageError(
+            f"shards, and lists with nprobe, are searched on the CPU, not on {device}: take --device cpu"
+        )
+    log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
+    return "cpu"
 
 
 def _indexed(index: str | Path, found: NDArray[np.int64], queries: ImageDataset) -> ImageDataset | None:
@@ -200,16 +209,6 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
     with items:
         ids = np.unique(found[found != -1])
         return {int(i): item for i, item in zip(ids, items.lookup(ids), strict=True) if item is not None}
-
-
-def _check_options(k: int, nprobe: int | None, min_score: float | None, device: str | None) -> None:
-    """Raises UsageError: options out of range or in conflict. ``device``: None for the CPU index."""
-    if not isinstance(k, int | np.integer) or k < 1:
-        raise UsageError(f"-k {k!r}: it must be a whole number, at least 1")
-    if device is not None and nprobe is not None:
-        raise UsageError(f"nprobe limits a search on the CPU; on {device} it is exact: leave it out")
-    if min_score is not None and nprobe is not None:
-        raise UsageError("a search by minimum score is exact: leave out nprobe")
 
 
 def _search_all(
@@ -233,9 +232,6 @@ def _search_all(
         assert isinstance(index, MemoryIndex | FileIndex | MergedIndex)
         exact = scores[:, -1] > index.bound(vectors, k, nprobe)
     return scores, found, exact
-
-
-_FITS = "the index and its search do not fit: lower --memory, free the GPU, or use --device cpu"
 
 
 def _padded(

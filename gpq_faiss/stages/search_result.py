@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.base import Dataset, ImageDataset
-from ..data.labels import Labels
 from ..errors import DataError
 from ..evaluation.tables import Shown
 from ..report import html
@@ -64,24 +63,27 @@ class SearchResult(Shown):
         """What is known of results: texts by name, and ``labels``."""
         items = (self.items or {}).values()
         texts = dict.fromkeys(name for item in items for name in item.texts)
-        return list(texts | dict.fromkeys(["labels"] if any(i.labels is not None for i in items) else []))
+        return [*texts, *(["labels"] if any(i.labels is not None for i in items) else [])]
 
-    def _known(self, i: int, column: str) -> Any:
+    def _known(self, i: int) -> dict[str, Any]:
+        """By column."""
         item = (self.items or {}).get(i)
-        if item is not None and column == "labels":
-            return None if item.labels is None else list(item.labels)
-        return None if item is None else item.texts.get(column)
+        if item is None:
+            return dict.fromkeys(self._columns)
+        labels = None if item.labels is None else list(item.labels)
+        return {name: labels if name == "labels" else item.texts.get(name) for name in self._columns}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry per query, without padding; with ``names``, ``labels`` and kept columns if known."""
         queries = []
         for query, name, row, scores in zip(
-            self.query_ids, self.query_names, self.ids, self.scores, strict=True
+            self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True
         ):
             ids = row[row != -1].tolist()
-            known = {"names" if c == "name" else c: [self._known(i, c) for i in ids] for c in self._columns}
-            scores_ = scores[row != -1].tolist()
-            queries.append({"id": int(query), "name": name, "ids": ids, "scores": scores_, **known})
+            known = [self._known(i) for i in ids]
+            columns = {"names" if c == "name" else c: [one[c] for one in known] for c in self._columns}
+            found = {"ids": ids, "scores": scores[row != -1].tolist()}
+            queries.append({"id": query, "name": name, **found, **columns})
         return {
             **({"k": int(self.ids.shape[1])} if self.min_score is None else {"min_score": self.min_score}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
@@ -99,9 +101,10 @@ class SearchResult(Shown):
         for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True):
             for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1):
                 if i != -1:
-                    known = ((column, self._known(i, column) or "") for column in self._columns)
-                    texts = {c: ", ".join(v) if isinstance(v, list) else v for c, v in known}
-                    yield {"query": name, "rank": rank, "id": str(i), "score": score, **texts}
+                    known = {
+                        c: ", ".join(v) if isinstance(v, list) else v or "" for c, v in self._known(i).items()
+                    }
+                    yield {"query": name, "rank": rank, "id": str(i), "score": score, **known}
 
     def about(self) -> list[str]:
         """How the index was searched."""
@@ -158,75 +161,66 @@ class SearchResult(Shown):
         """
         queries = self.queries if queries is None else queries
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
-            bad, what = (queries, "queries") if isinstance(items, ImageDataset) else (items, "items")
-            held = "these" if bad is None else f"{bad.name} holds {bad.kind}, which"
-            raise DataError(f"{held} are not images: a picture needs images of the {what}")
+            raise DataError("a picture needs images of the items (--images) and of the queries: give both")
         ranked = self._ranked(items, queries)
-        if Path(out).suffix.lower() == ".html":
-            parts = [
-                html.gallery(ranked),
-                html.heading("Results"),
-                html.table(self.rows()),
-                html.note(self.description),
-            ]
-            return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
-        return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
+        if Path(out).suffix.lower() != ".html":
+            return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
+        results = [html.heading("Results"), html.table(self.rows()), html.note(self.description)]
+        title = f"{items.name}: {len(ranked)} queries"
+        return html.save_page(title, [html.gallery(ranked), *results], out, overwrite=overwrite)
 
     def _ranked(self, items: ImageDataset | None, queries: ImageDataset) -> list[Ranked]:
         """The pictures of queries and, with ``items``, of their results. Raises as :meth:`draw`."""
-        query_row_of = {int(i): row for row, i in enumerate(queries.ids)}
-        row_of = {} if items is None else {int(i): row for row, i in enumerate(items.ids)}
-        if items is not None:
-            for i in np.unique(self.ids).tolist():
-                if i != -1 and i not in row_of:
-                    raise DataError(
-                        f"{items.name} has no item with id {i}: --images must name the data of the index"
-                    )
-        ranked = []
-        for query, ids, scores in zip(self.query_ids.tolist(), self.ids, self.scores, strict=True):
-            if query not in query_row_of:
-                raise DataError(
-                    f"{queries.name} has no image with id {query}, which is a query: give the queries as their images (DATA)"
-                )
-            row = query_row_of[query]
-            shown = Ranked(_image(queries, row), [], query_name=class_text(queries, row))
-            if items is not None:
-                rows = [row_of[i] for i in ids[ids != -1].tolist()]
-                names = [class_text(items, r) for r in rows]
-                shown = replace(
-                    shown,
-                    results=[_image(items, r) for r in rows],
-                    scores=scores[ids != -1].tolist(),
-                    relevant=_relevance(items.labels, rows, queries.labels, row),
-                    names=names if any(names) else None,
-                )
-            ranked.append(shown)
-        return ranked
+        rows = []
+        places = _rows_of(queries, self.query_ids).tolist()
+        for place, ids, scores in zip(places, self.ids, self.scores, strict=True):
+            there, name = ids != -1, class_text(queries, place)
+            if items is None:
+                rows.append(Ranked(image_at(queries, place), [], query_name=name))
+            else:
+                of = _rows_of(items, ids[there]).tolist()
+                rows.append(ranked(queries, place, items, of, name, scores[there].tolist()))
+        return rows
 
 
-def _image(dataset: ImageDataset, position: int) -> NDArray[np.uint8]:
+def ranked(
+    queries: ImageDataset,
+    query: int,
+    items: ImageDataset,
+    rows: list[int],
+    name: str,
+    scores: list[float] | None = None,
+) -> Ranked:
+    """A query and its results, by their rows; relevant are those that share a label with it."""
+    names, known = [class_text(items, row) for row in rows], None
+    one, other = queries.labels, items.labels
+    if one and other and one.class_names == other.class_names and one.has()[query]:
+        known = [bool((one.packed[query] & other.packed[row]).any()) for row in rows]
+    images = [image_at(items, row) for row in rows]
+    return Ranked(image_at(queries, query), images, scores, known, name, names if any(names) else None)
+
+
+def _rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of items by id. Raises DataError: one is missing."""
+    order = np.argsort(dataset.ids)
+    rows: NDArray[np.int64] = order[np.searchsorted(dataset.ids, ids, sorter=order) % max(1, len(order))]
+    missing = ids[dataset.ids[rows] != ids]
+    if len(missing):
+        raise DataError(
+            f"{dataset.name} has no image with id {missing[0]}: give the data of the index and of the queries"
+        )
+    return rows
+
+
+def image_at(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
     """An image, or a grey square in place of one that cannot be read."""
-    found = dataset.read(np.array([position]))[0]
+    found = dataset.read(np.array([row]))[0]
     return np.full((32, 32, 3), 160, np.uint8) if found is None else found
 
 
-def _relevance(
-    items: Labels | None, rows: list[int], queries: Labels | None, query_row: int
-) -> list[bool] | None:
-    """Whether each item shares a label with the query; None if that is not known."""
-    if (
-        items is None
-        or queries is None
-        or items.class_names != queries.class_names
-        or not queries.has()[query_row]
-    ):
-        return None
-    return [bool(row.any()) for row in items.packed[rows] & queries.packed[query_row]]
-
-
-def class_text(dataset: Dataset, position: int) -> str:
+def class_text(dataset: Dataset, row: int) -> str:
     """Class names of an item, joined by commas; empty if it has none."""
     if dataset.labels is None:
         return ""
-    classes = np.flatnonzero(dataset.labels.dense(np.array([position]), dtype=bool)[0])
+    classes = np.flatnonzero(dataset.labels.dense(np.array([row]), dtype=bool)[0])
     return ", ".join(dataset.labels.class_names[c] for c in classes)

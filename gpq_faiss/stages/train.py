@@ -112,35 +112,22 @@ def train(
             build_gpq, dataset, split, config, folder=output.partial, identity=identity, options=options
         )
         if group.main:
-            _save(output, config, fitted, dataset, split, options, identity)
+            method = fitted.method
+            assert isinstance(method, AveragedMethod)
+            if isinstance(dataset, ImageDataset) and dataset.bad.count:
+                log.warning("%s", dataset.bad.summary())
+            save_model(
+                output.model,
+                method.exported().eval(),
+                method.codebooks(),
+                _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
+                extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
+                split=split,
+                overwrite=output.finished,
+                done_with=output.partial,
+            )
         group.wait()
     return output.model
-
-
-def _save(
-    output: Output,
-    config: Config,
-    fitted: Fitted,
-    dataset: Dataset,
-    split: Split,
-    options: RunOptions,
-    identity: str,
-) -> None:
-    """Write the model folder."""
-    if isinstance(dataset, ImageDataset) and dataset.bad.count:
-        log.warning("%s", dataset.bad.summary())
-    method = fitted.method
-    assert isinstance(method, AveragedMethod)
-    save_model(
-        output.model,
-        method.exported().eval(),
-        method.codebooks(),
-        _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
-        extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
-        split=split,
-        overwrite=output.finished,
-        done_with=output.partial,
-    )
 
 
 def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOptions) -> str:

@@ -64,7 +64,6 @@ READERS: dict[str, list[tuple[str, ...]]] = {
         ("encode", "MODEL", "features:BAD"),
         ("search", "MODEL", "INDEX", "BAD"),
         ("evaluate", "MODEL", "features:BAD", "--labels", "LABELS"),
-        ("export-encoder", "MODEL", "--to", "torch", "--check", "features:BAD"),
         ("info", "BAD"),
     ],
     "npz": [("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
@@ -251,7 +250,6 @@ def test_features_of_another_width_are_one_line(shop: Shop, tmp_path: Path) -> N
     calls = [
         ("encode", shop.model, data, "--out", tmp_path / "codes.h5"),
         ("search", shop.model, shop.index, tmp_path / "wide.npy"),
-        ("export-encoder", shop.model, "--out", tmp_path / "e.pt2", "--check", data),
     ]
     with untouched(tmp_path):
         for call in calls:

@@ -131,7 +131,7 @@ def test_a_gpu_whose_memory_is_full_is_one_line(
 
     monkeypatch.setattr(Encoder, "_on_device", full)
     call, _ = stage_call("encode", shop, tmp_path)
-    assert refused(*call).startswith("out of memory on the GPU: use a smaller batch (--batch-size")
+    assert refused(*call).startswith("out of memory (CUDA out of memory")
 
 
 def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None:
@@ -228,8 +228,7 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     assert "--resume" in line
     assert set(content(tmp_path)) - set(before) == {".model.partial", ".model.partial/checkpoint.safetensors"}
     described = json.loads(done("info", out, "--format", "json"))
-    assert described["kind"] == "unfinished training"
-    assert 0 < described["step"] < 120
+    assert described["kind"] == "unfinished"
     assert "--resume" in refused(*train, "--out", out)
     done(*train, "--out", out, "--resume")
     assert not partial.exists()
@@ -319,7 +318,7 @@ def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path)
     )
     assert ended.returncode == 1
     line = only_line(ended.stderr)
-    assert line.startswith("too little memory for this command")
+    assert line.startswith("out of memory (")
     assert "failed to map segment" in line
     assert "install" not in line
 
@@ -327,9 +326,8 @@ def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path)
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ImportError("libfaiss.so: cannot allocate memory", name="faiss"), "too little memory"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "too little memory"),
-        (ImportError("cannot allocate memory in static TLS block", name="faiss"), "install gpq-faiss again"),
+        (ImportError("libfaiss.so: cannot allocate memory", name="faiss"), "out of memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory"),
         (ImportError("libfaiss.so: undefined symbol: sgemm_", name="faiss"), "install gpq-faiss again"),
         (RuntimeError("can't start new thread"), "out of memory"),
     ],

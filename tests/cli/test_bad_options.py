@@ -138,8 +138,6 @@ USAGE = [
     ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--compare", "luck"),
     ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "-k", "0"),
     ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--plot", "plot.doc"),
-    ("export-encoder", "MODEL", "--to", "torch", "--tolerance", "-1"),
-    ("export-encoder", "MODEL", "--to", "torch", "--tolerance", "nan"),
     ("export-encoder", "MODEL"),
 ]
 

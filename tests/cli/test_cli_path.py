@@ -302,23 +302,6 @@ def test_as_many_queries_are_set_apart_as_are_asked_for(shop: Shop, tmp_path: Pa
         assert message in result.stderr
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_an_exported_encoder_is_checked_and_described(shop: Shop, tmp_path: Path, suffix: str) -> None:
-    if suffix == ".onnx":
-        pytest.importorskip("onnxruntime")
-        pytest.importorskip("onnxscript")
-    out = tmp_path / f"encoder{suffix}"
-    said = done("export-encoder", shop.model, "--out", out, "--check", shop.data, "--format", "json")
-    found = json.loads(said)
-    assert set(found) == {"path", "bytes", "max_difference", "items", "given_items"}
-    assert found["max_difference"] < 1e-4
-    assert found["given_items"] == 64
-    assert json.loads(done("info", out, "--format", "json"))["kind"] == "encoder"
-
-
-KINDS = {"model": "model", "codes": "codes", "vectors": "features", "index": "index", "features": "array"}
-
-
 def test_a_finished_features_file_is_used_again(shop: Shop, tmp_path: Path) -> None:
     done("encode", shop.model, shop.data, "--labels", shop.labels, "--out", tmp_path / "codes.h5")
     before = (tmp_path / "features.h5").stat().st_mtime_ns

@@ -311,12 +311,8 @@ def test_the_exported_encoder_has_the_queries_and_the_codes_of_items(
     if suffix == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
-    checks = []
-    file = export_encoder(
-        model, tmp_path / f"encoder.{suffix}", check=open_digits(), with_codes=True, on_check=checks.append
-    )
+    file = export_encoder(model, tmp_path / f"encoder.{suffix}")
     assert file.stat().st_size > 0
-    assert checks[0].given > 0
     if suffix == "onnx":
         import onnxruntime
 

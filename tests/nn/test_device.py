@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,11 @@ def test_convolutions_of_an_encoder_do_not_use_tf32() -> None:
         def finish(self, raw: torch.Tensor) -> torch.Tensor:
             return raw
 
-    model: Any = type("Model", (), {"network": Network(), "input_kind": "images", "image_size": 32})
-    Encoder(model, torch.device("cpu"), amp=False).embed(np.zeros((2, 3, 32, 32), np.uint8))
+    model: Any = type("Model", (), {"network": Network()})
+    about: dict[str, Any] = {"source": Path("m"), "shape": (12, 16, 12), "input_width": 0, "fingerprint": ""}
+    about |= {"input_kind": "images", "image_size": 32, "codebooks_fingerprint": ""}
+    encoder = Encoder(**about, model=model, device=torch.device("cpu"))
+    encoder.embed(np.zeros((2, 3, 32, 32), np.uint8))
     assert seen == [False]
 
 

@@ -91,7 +91,7 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
     assert told["compared"]["pq"]["model_fingerprint"] is None
     assert json.loads(json.dumps(told)) == told
     picture = found.draw(tmp_path / "pr.svg").read_text()
-    assert all(f"{name}  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
+    assert all(f"{name}, 12 bits  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_model_of_another_split_is_refused(models: Path, other: str, message: 
 def test_what_is_no_row_of_its_own_is_refused(models: Path, tmp_path: Path) -> None:
     ours = models / "ours"
     for compare, message in (
-        (["pq", "pq"], "names pq twice"),
+        (["pq", "pq"], "has a row already"),
         ([f"{models}/gpq/../ours"], "has a row already"),
         ([str(models / "gpq"), f"{models}/./gpq/"], "has a row already"),
         (["luck"], "neither the folder of a model nor a method"),

@@ -19,6 +19,7 @@ from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.stages import index as stage
 from gpq_faiss.stages.export import export
 from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index
@@ -62,13 +63,13 @@ def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_pa
 
 @pytest.mark.parametrize("block", [7, 500, 65_536])
 @pytest.mark.parametrize("kind", ["codes", "features"])
-def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kind: str, block: int) -> None:
+def test_codes_and_features_give_the_same_index(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, block: int
+) -> None:
+    monkeypatch.setattr(stage, "_BLOCK", block)
     values = features() if kind == "features" else encode(features(), codebooks())
     source = make_rows(tmp_path / "rows.h5", kind, values, IDS, codebooks())
-    calls: list[tuple[int, int]] = []
-    out = index(
-        model, source, tmp_path / "index.faiss", block=block, progress=lambda a, b: calls.append((a, b))
-    )
+    out = index(model, source, tmp_path / "index.faiss")
     layout, sidecar = load_index(out)
     loaded = faiss.read_index(str(out))
     assert isinstance(loaded, faiss.IndexIDMap2)
@@ -76,8 +77,6 @@ def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kin
     assert np.array_equal(layout.ids, IDS)
     assert sidecar["model_fingerprint"] == "model-1"
     assert sidecar["extra"] == {"source": kind, "data_fingerprint": "data-1"}
-    assert calls[-1] == (n, n)
-    assert [done for done, _ in calls] == [min(n, start + block) for start in range(0, n, block)]
     # an item is found by its own vector: nothing scores higher than its own code
     loaded.check_consistency()
     D, found = open_in_memory(loaded).search(features()[:50], 10)
@@ -106,12 +105,12 @@ def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory
         model = make_model(tmp_path / f"model-{number}", Z, **declared)
         good = make_rows(tmp_path / f"good-{number}.h5", "features", items, IDS, Z)
         bad = make_rows(tmp_path / f"bad-{number}.h5", "features", wrong, IDS, Z)
-        index(model, good, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)  # type: ignore[arg-type]
+        index(model, good, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)
         if not refused:
-            index(model, bad, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)  # type: ignore[arg-type]
+            index(model, bad, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)
             continue
         with pytest.raises(DataError, match=r"bad-\d\.h5: rows 117, 118 .* query vectors") as caught:
-            index(model, bad, tmp_path / "j.faiss", kind=kind, memory=memory, block=100)  # type: ignore[arg-type]
+            index(model, bad, tmp_path / "j.faiss", kind=kind, memory=memory)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "j.faiss").exists()
 
@@ -166,7 +165,7 @@ def test_features_without_direction_are_refused_by_row(model: Path, tmp_path: Pa
     values[321, d : 2 * d] = 0
     source = make_rows(tmp_path / "a.h5", "features", values, IDS, codebooks())
     with pytest.raises(DataError, match="no direction, in row 321"):
-        index(model, source, tmp_path / "index.faiss", block=100)
+        index(model, source, tmp_path / "index.faiss")
 
 
 def test_outputs_are_protected(model: Path, codes: Path, tmp_path: Path) -> None:
@@ -180,17 +179,18 @@ def test_outputs_are_protected(model: Path, codes: Path, tmp_path: Path) -> None
     load_index(out)
     with pytest.raises(UsageError, match="source itself"):
         index(model, codes, codes, overwrite=True)
-    with pytest.raises(UsageError, match="block"):
-        index(model, codes, tmp_path / "other.faiss", block=0)
     index(model, codes, out, overwrite=True)
 
 
-def test_an_interrupted_build_leaves_nothing(model: Path, codes: Path, tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
+def test_an_interrupted_build_leaves_nothing(
+    model: Path, codes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(stage, "save_index", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        index(model, codes, tmp_path / "index.faiss", progress=interrupt)
+        index(model, codes, tmp_path / "index.faiss")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["codes.h5", "model"]
 
 
