@@ -202,21 +202,9 @@ def test_a_build_is_reproducible_and_in_step(small: Path, kernel: Any) -> None:
     assert small.with_suffix(".ipynb").read_bytes() == first
     book = build.nbformat.read(small.with_suffix(".ipynb"), 4)
     build.nbformat.validate(book)
-    assert len({cell.id for cell in book.cells}) == 3  # equal cells, too
     assert [output.text for output in book.cells[1].outputs] == ["a\nb\n"]
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (SCRIPT.replace("Title", "Other title"), "its cells are not those of the script"),
-        (SCRIPT + "\n# %%\nprint(1)\n", "its cells are not those of the script"),
-    ],
-)
-def test_a_changed_script_is_noticed(small: Path, kernel: Any, change: str, fault: str) -> None:
-    assert build.build(small, kernel) == []
-    small.write_text(change)
-    assert build.check(small) == [fault]
+    small.write_text(SCRIPT.replace("Title", "Other title"))
+    assert build.check(small) == ["its cells are not those of the script"]
 
 
 @pytest.mark.parametrize(
@@ -228,23 +216,10 @@ def test_a_changed_script_is_noticed(small: Path, kernel: Any, change: str, faul
             "an output holds a path of one machine: /home/someone",
         ),
         ("import sys; print('oh', file=sys.stderr)", "something was written to stderr"),
-        ("print('x' * 300_001)", "it has 30"),
     ],
 )
 def test_what_should_not_be_published_is_not_written(small: Path, kernel: Any, code: str, fault: str) -> None:
     small.write_text(f"# %%\n{code}\n")
-    found = build.build(small, kernel)
-    assert len(found) == 1
-    assert found[0].startswith(fault)
+    (found,) = build.build(small, kernel)
+    assert found.startswith(fault)
     assert not small.with_suffix(".ipynb").exists()
-
-
-def test_check_is_a_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Path
-) -> None:
-    monkeypatch.setattr(build, "HERE", small.parent)
-    assert build.main(["--check"]) == 1
-    assert "03_small.ipynb: it is missing" in capsys.readouterr().err
-    assert build.main([]) == 0
-    assert build.main(["--check"]) == 0
-    assert capsys.readouterr().out.endswith("03_small.ipynb: in step\n")

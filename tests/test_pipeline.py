@@ -18,7 +18,7 @@ from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.errors import MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.stages.queries import parse_rows
 from gpq_faiss.store import RowReader
@@ -118,14 +118,6 @@ def test_rows_as_slices_and_lists() -> None:
     for text in ("20", "a", "5:2", "1:2:3:4", ""):
         with pytest.raises(UsageError, match="rows"):
             parse_rows(text, n)
-
-
-def test_data_of_another_kind_or_width_are_refused(products: Products, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 7)).astype(np.float32))
-    with pytest.raises(MismatchError, match="takes images"):
-        evaluate(products.model, f"features:{tmp_path / 'x.npy'}")
-    with pytest.raises(DataError, match="not found"):
-        evaluate(products.model, f"features:{tmp_path / 'none.npy'}")
 
 
 @pytest.mark.gpu

@@ -23,12 +23,9 @@ from ..exported import OnnxEncoder
 from ..faissio.io import read_sidecar
 from ..faissio.model import read_description
 from ..indexes.base import Index
-from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
 from ..indexes.manifest import is_manifest
-from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
-from ..indexes.sharded import MergedIndex
 from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import stage
@@ -93,7 +90,7 @@ def search(
         k: results per query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
         memory: see :func:`open_index`; on a GPU :func:`open_on_device`.
-        nprobe: visit only this many lists (:meth:`..indexes.memory.MemoryIndex.search`), on the CPU.
+        nprobe: visit only this many lists (:meth:`..indexes.base.Index.search`), on the CPU.
         where: search only items that pass this filter (:mod:`..indexes.filters`).
         min_score: return all items with at least this score, from all lists, instead of ``k`` items per query.
         device: device of the network and the search.
@@ -229,7 +226,7 @@ def _search_all(
     scores, found = (np.concatenate(part) for part in zip(*parts, strict=True))
     exact = None
     if nprobe is not None:
-        assert isinstance(index, MemoryIndex | FileIndex | MergedIndex)
+        assert isinstance(index, Index)
         exact = scores[:, -1] > index.bound(vectors, k, nprobe)
     return scores, found, exact
 
