@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ beta1 = 0.5
 
 
 def gpq(*args: object) -> Result:
-    """``gpq -q ARGS``, errors and exit code in the result."""
-    return CliRunner().invoke(cli, ["-q", *map(str, args)], prog_name="gpq")
+    """``gpq -q ARGS``, errors and exit code in the result; ARGS may be one line, as in a shell."""
+    words = shlex.split(str(args[0])) if len(args) == 1 else list(map(str, args))
+    return CliRunner().invoke(cli, ["-q", *words], prog_name="gpq")
 
 
 def done(*args: object) -> str:

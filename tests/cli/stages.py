@@ -17,7 +17,6 @@ STAGES = {
     "search json": "out.json",
     "search h5": "out.h5",
     "search png": "out.png",
-    "evaluate json": "out.json",
     "evaluate plot": "out.png",
     "export-encoder": "out.pt2",
 }
@@ -46,7 +45,6 @@ def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
         "search json": (*search, "--format", "json", "--out", out),
         "search h5": (*search, "--format", "h5", "--out", out),
         "search png": (*pictures, "--format", "png", "--out", out),
-        "evaluate json": ("evaluate", shop.model, shop.data, *labels, "--format", "json", "--out", out),
         "evaluate plot": ("evaluate", shop.model, shop.data, *labels, "--plot", out),
         "export-encoder": ("export-encoder", shop.model, "--out", out),
     }
@@ -63,6 +61,7 @@ def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
         "IMAGE_MODEL": shop.image_model,
         "MODEL": shop.model,
         "INDEX": shop.index,
+        "CODES": shop.codes,
         "IMAGE_INDEX": shop.image_index,
         "QUERIES": shop.queries,
         "LABELS": shop.labels,

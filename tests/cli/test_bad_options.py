@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 from pathlib import Path
@@ -97,56 +98,67 @@ def test_one_file_as_two_outputs_is_refused(shop: Shop, tmp_path: Path) -> None:
 
 # Options ------------------------------------------------------------------------------------------------------------------
 
-USAGE = [
-    ("train", "DATA", "--bits", "50"),
-    ("train", "DATA", "--bits", "0"),
-    ("train", "DATA", "--bits", "48", "--set", "quantizer.codebooks=3"),
-    ("train", "DATA", "--set", "quantizer.codewords=15"),
-    ("train", "DATA", "--set", "quantizer.codewords=0"),
-    ("train", "DATA", "--set", "quantizer.codewords=-1", "--bits", "12"),
-    ("train", "DATA", "--set", "training.steps=0"),
-    ("train", "DATA", "--set", "training.ema=nan"),
-    ("train", "DATA", "--set", "loss.beta=inf"),
-    ("train", "DATA", "--seed", "-1"),
-    ("train", "DATA", "--preset", "best"),
-    ("train", "DATA", "--set", "network.backbone=tree"),
-    ("train", "DATA", "--protocol", "3"),
-    ("train", "DATA", "--labelled", "0-per-class"),
-    ("train", "DATA", "--labelled", "1.5"),
-    ("train", "DATA", "--device", "abacus"),
-    ("train", "DATA", "--resume", "--overwrite"),
-    ("train", "DATA", "--read", "max_bad=2"),
-    ("train", "DATA", "--read", "max_bad=nan"),
-    ("train", "sounds:x"),
-    ("train", ""),
-    ("encode", "MODEL", "DATA", "--batch-size", "-1"),
-    ("encode", "MODEL", "DATA", "--no-features", "--features", "x.h5"),
-    ("encode", "MODEL", "DATA", "--device", "tpu"),
-    ("search", "MODEL", "INDEX", "QUERIES", "-k", "0"),
-    ("search", "MODEL", "INDEX", "QUERIES", "-k", "100000"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "x"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "100"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "::0"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--format", "h5"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--threads", "0"),
-    ("encode", "MODEL", "DATA", "--read", "rot=x"),
-    ("encode", "MODEL", "DATA", "--read", "root"),
-    ("encode", "MODEL", "DATA", "--ids", "x", "--read", "ids=x"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--ray", "auto,replica=2"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--ray", ",replicas=2"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--ray", "auto,replicas=two"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--compare", "luck"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "-k", "0"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--plot", "plot.doc"),
-    ("export-encoder", "MODEL"),
-]
+USAGE = """
+train DATA --bits 50
+train DATA --bits 48 --set quantizer.codebooks=3
+train DATA --set quantizer.codewords=15
+train DATA --set quantizer.codewords=-1 --bits 12
+train DATA --set training.step=3
+train DATA --set training.steps=many
+train DATA --set training.steps
+train DATA --set training=3
+train DATA --set loss.beta=inf
+train DATA --seed -1
+train DATA --preset best
+train DATA --set network.backbone=tree
+train DATA --protocol 3
+train DATA --labelled 0-per-class
+train DATA --labelled 1.5
+train DATA --device abacus
+train DATA --resume --overwrite
+train DATA --validate-every 0
+train DATA --read max_bad=2
+train DATA --read max_bad=nan
+train sounds:x
+train ""
+encode MODEL DATA --batch-size -1
+encode MODEL DATA --no-features --features x.h5
+encode MODEL DATA --device tpu
+encode MODEL DATA --read rot=x
+encode MODEL DATA --read root
+encode MODEL DATA --ids x --read ids=x
+search MODEL INDEX QUERIES -k 0
+search MODEL INDEX QUERIES -k 100000
+search MODEL INDEX QUERIES --rows x
+search MODEL INDEX QUERIES --rows 100
+search MODEL INDEX QUERIES --rows ::0
+search MODEL INDEX QUERIES --format h5
+search MODEL INDEX QUERIES --threads 0
+search MODEL INDEX QUERIES --nprobe 0
+search MODEL INDEX QUERIES --nprobe 3 --min-score 1
+search MODEL INDEX QUERIES --memory much
+search MODEL INDEX QUERIES --memory 1kB
+search MODEL INDEX QUERIES --min-score nan
+search MODEL INDEX QUERIES --min-score 1 -k 5
+search MODEL INDEX QUERIES --allow-ids x --deny-ids x
+search MODEL INDEX QUERIES --ray auto,replica=2
+search MODEL INDEX QUERIES --ray ,replicas=2
+search MODEL INDEX QUERIES --ray auto,replicas=two
+evaluate MODEL DATA --labels LABELS --compare luck
+evaluate MODEL DATA --labels LABELS -k 0
+evaluate MODEL DATA --labels LABELS --plot plot.doc
+index MODEL CODES --memory lots
+index MODEL CODES --memory 1MB
+export-encoder MODEL
+"""
 
 
-@pytest.mark.parametrize("call", USAGE, ids=" ".join)
+@pytest.mark.parametrize("line", USAGE.strip().splitlines())
 def test_an_option_that_cannot_be_is_a_usage_error(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...]
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    call = tuple(shlex.split(line))
     arguments = fill(call, shop, tmp_path / "bad", tmp_path / "out")
     if call[0] == "train" and "--labels" not in call and call[1] == "DATA":
         arguments += ["--labels", str(shop.labels)]

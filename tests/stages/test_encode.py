@@ -116,30 +116,6 @@ def test_the_network_that_is_chosen(
     assert tuple(layer.out_features for layer in layers if hasattr(layer, "out_features")) == hidden
 
 
-def test_arrays_of_any_numbers_are_embedded_alike(model: Path) -> None:
-    encoder = Encoder.load(model)
-    x = random_input("features", 20)
-    expected, fine = encoder.embed(x)
-    frozen = x.copy()
-    frozen.flags.writeable = False
-    backwards: Any = np.ascontiguousarray(x[::-1])[::-1]
-    swapped: Any = x.astype(x.dtype.newbyteorder())
-    for values in (x.astype(np.float64), frozen, backwards, swapped, x.tolist(), np.asfortranarray(x)):
-        vectors, there = encoder.embed(values)
-        assert np.array_equal(vectors, expected)
-        assert np.array_equal(there, fine)
-    whole = np.rint(x * 10)
-    assert np.array_equal(encoder.embed(whole.astype(np.int64))[0], encoder.embed(whole)[0])
-
-
-@pytest.mark.parametrize(
-    "values", [np.zeros(5), np.zeros((2, 3)), np.array([["a"]]), [[1.0], [1.0, 2.0]], None]
-)
-def test_what_is_no_array_of_items_is_one_line(model: Path, values: Any) -> None:
-    with pytest.raises(DataError, match="items to embed"):
-        Encoder.load(model).embed(values)
-
-
 def test_query_vectors_are_not_quantized_as_items(tmp_path: Path) -> None:
     """Of a model whose items are codewords: those of queries are none."""
     encoder = Encoder.load(make_model(tmp_path / "model", committee=2))
@@ -210,7 +186,7 @@ def rows_of(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("put", [loose, packed, listed, sharded])
 def test_codes_are_of_the_images_that_are_there_now(tmp_path: Path, put: Callable[[Path, int], str]) -> None:
-    model = make_model(tmp_path / "model", kind="images")
+    model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
     out, expected = tmp_path / "codes.h5", []
     for seed in (1, 2):
         data = put(tmp_path / "data", seed)
@@ -248,7 +224,7 @@ def test_overwrite_runs_the_network(tmp_path: Path, model: Path, data: Dataset) 
 def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = make_model(tmp_path / "model", kind="images")
+    model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
     data, out = loose(tmp_path, 1), tmp_path / "codes.h5"
     monkeypatch.setattr(stage, "_FLUSH_BYTES", 1)
     fail_once(monkeypatch, at=5)

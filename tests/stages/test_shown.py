@@ -30,7 +30,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = here / "images" / f"{i % 3}" / f"{i:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
-    make_model(here / "model", kind="images", class_names=("0", "1", "2"))
+    make_model(here / "model", kind="images", image_size=8, backbone="mlp", class_names=("0", "1", "2"))
     gpq.encode(here / "model", str(here / "images"), here / "codes.h5")
     gpq.index(here / "model", here / "codes.h5", here / "index.faiss")
     return here
