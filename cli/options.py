@@ -95,12 +95,13 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @read_option
     @functools.wraps(command)
-    def wrapper(*args: Any, data_args: dict[str, Any], **kwargs: Any) -> Any:
-        own = {name: kwargs.pop(name) for name in ("labels", "ids")}
-        for name, value in own.items():
-            if value is not None and name in data_args:
-                raise UsageError(f"--{name} and --read {name}= are the same: give one of them")
-        return command(*args, data_args={k: v for k, v in own.items() if v is not None} | data_args, **kwargs)
+    def wrapper(
+        *args: Any, labels: str | None, ids: str | None, data_args: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        own = {name: value for name, value in (("labels", labels), ("ids", ids)) if value is not None}
+        for name in own.keys() & data_args.keys():
+            raise UsageError(f"--{name} and --read {name}= are the same: give one of them")
+        return command(*args, data_args=own | data_args, **kwargs)
 
     return wrapper
 

@@ -11,7 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import UsageError
+from .errors import UsageError, one_line
 
 Kind = Literal["methods", "backbones", "losses", "data"]
 _SINGULAR = {"methods": "method", "backbones": "backbone", "losses": "loss", "data": "source of data"}
@@ -40,9 +40,7 @@ class Plugin:
         try:
             return self.entry.load()
         except Exception as error:  # any error of the package
-            raise self.error(
-                f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-            ) from error
+            raise self.error(f"cannot be loaded ({type(error).__name__}: {one_line(error)})") from error
 
     def error(self, what: str) -> UsageError:
         """An error of this plugin: ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""

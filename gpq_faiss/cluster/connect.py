@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, one_line
 from ..evaluation.ranking import usable_cores
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def connected(address: str | None) -> Iterator[Any]:
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # Ray raises a bare Exception if its processes do not start in time
-        why = " ".join(str(error).split())[:120]
+        why = one_line(error)
         if address == LOCAL:
             raise DataError(
                 f"Ray does not start on this machine ({why}): try again when it is less busy, or leave out --ray"

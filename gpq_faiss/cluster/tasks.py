@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from ..errors import BusyError, DataError
+from ..errors import BusyError, DataError, one_line
 from .connect import connected, work_in
 
 Result = TypeVar("Result")
@@ -81,7 +81,7 @@ def run_all(
         except ray.exceptions.RayTaskError as error:
             raise (error.cause or error) from None
         except ray.exceptions.RayError as error:
-            why = " ".join(str(error).split())[:120]
+            why = one_line(error)
             raise DataError(f"a worker of the cluster at {address} died repeatedly ({why})") from None
         finally:
             if running:

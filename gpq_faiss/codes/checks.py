@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, one_line
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -27,7 +27,7 @@ def as_array(x: Any, what: str) -> NDArray[Any]:
     try:
         return np.asarray(x)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{what}: not an array of numbers ({' '.join(str(error).split())[:100]})") from None
+        raise DataError(f"{what}: not an array of numbers ({one_line(error)})") from None
 
 
 def check_count(value: Any, what: str) -> int:

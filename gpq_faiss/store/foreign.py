@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..inputs import check_file
 from .header import CACHE_BYTES
 
@@ -61,7 +61,7 @@ def damaged(path: Path) -> Iterator[None]:
     except MemoryError:
         raise DataError(f"{path} does not fit in memory: use a machine with more") from None
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
-        why = " ".join(str(error).split())[:120]
+        why = one_line(error)
         raise DataError(f"{path} is truncated or damaged ({why}): make or copy it again") from error
 
 

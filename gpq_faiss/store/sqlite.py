@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..inputs import check_file
 
 LARGEST = 16 << 20
@@ -55,7 +55,7 @@ def read_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        why = " ".join(str(error).split())[:120]
+        why = one_line(error)
         raise DataError(f"{path} is truncated or damaged ({why}): {remedy}") from error
 
 
