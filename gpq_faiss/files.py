@@ -95,9 +95,6 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     return path
 
 
-# Locks ------------------------------------------------------------------------------------------------------------------
-
-
 def lock(file: Path) -> int | None:
     """Lock ``file``, creating it and its folder if missing.
 
@@ -181,9 +178,6 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[bytes]:
         path, mode, buffering=buffering, opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666)
     )
     return opened
-
-
-# Workspaces -------------------------------------------------------------------------------------------------------------
 
 
 def _open_workspace(path: Path) -> tuple[Path, int]:
@@ -283,9 +277,6 @@ def fsync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# Outputs ----------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
         raise ValueError("brackets are nested too deeply") from None
     except ValueError as error:
         if "set_int_max_str_digits" in str(error):  # Python's advice is for programmers
-            raise ValueError("a whole number of thousands of digits, 64 bits are possible") from None
+            raise ValueError("a whole number of more than 64 bits") from None
         raise
 
 
@@ -92,7 +92,7 @@ def _checked(value: Any) -> Any:
         for part in value.values() if isinstance(value, dict) else value:
             _checked(part)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError(f"a whole number of {value.bit_length():,} bits, 64 are possible")
+        raise ValueError("a whole number of more than 64 bits")
     return value
 
 
@@ -101,11 +101,10 @@ def available_memory() -> int | None:
     found = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         found.append(_figures("/proc/meminfo")["MemAvailable:"] << 10)
-    for limit, used, statistics, cached in _CONTAINERS:
-        with contextlib.suppress(OSError, ValueError, KeyError):  # ValueError: "max"
-            free = int(Path(limit).read_text()) - int(Path(used).read_text())
-            found.append(free + _figures(statistics)[cached])
-            break
+    with contextlib.suppress(OSError, ValueError, KeyError):  # ValueError: "max"
+        limit, used = (int(Path(f"{_CONTAINER}.{name}").read_text()) for name in ("max", "current"))
+        # Pages of files do not count as used: they are given back when memory is needed.
+        found.append(limit - used + _figures(f"{_CONTAINER}.stat")["file"])
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -116,24 +115,13 @@ def available_memory() -> int | None:
     return max(0, min(found)) if found else None
 
 
+_CONTAINER = "/sys/fs/cgroup/memory"
+
+
 def _figures(path: str) -> dict[str, int]:
     """A file of lines of a name and a number."""
     lines = (line.split() for line in Path(path).read_text(encoding="ascii").splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) > 1}
-
-
-# Limit, use and statistics of a container's memory, by version of Linux' control groups. Pages of files do not count as used: they are
-# given back when memory is needed.
-_CGROUP = "/sys/fs/cgroup"
-_CONTAINERS = (
-    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat", "file"),
-    (
-        f"{_CGROUP}/memory/memory.limit_in_bytes",
-        f"{_CGROUP}/memory/memory.usage_in_bytes",
-        f"{_CGROUP}/memory/memory.stat",
-        "total_cache",
-    ),
-)
 
 
 def check_memory(

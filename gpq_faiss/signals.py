@@ -81,11 +81,9 @@ def held_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         held.append(number)
 
-    plain = {signal.SIGINT: (signal.default_int_handler,)} | dict.fromkeys(
-        _ENDING, (signal.SIG_DFL, _terminate)
-    )
+    plain: dict[int, tuple[Any, ...]] = dict.fromkeys(_ENDING, (signal.SIG_DFL, _terminate))
     try:
-        with _handling(plain, hold):
+        with _handling(plain | {signal.SIGINT: (signal.default_int_handler,)}, hold):
             yield lambda: bool(held)
     finally:
         if held:

@@ -26,7 +26,7 @@ from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
 EntryPoints = Mapping[str, Mapping[str, str]]
 Install = Callable[[str, EntryPoints], Path]
-SHORT = (
+SHORT = [
     "--preset",
     "paper",
     "--bits",
@@ -35,7 +35,8 @@ SHORT = (
     "training.steps=4",
     "--set",
     "training.batch_labelled=30",
-)
+]
+LINEAR = ("--set", "network.backbone=linear")
 
 
 @pytest.fixture
@@ -77,56 +78,27 @@ def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: P
     (tmp_path / "grid.toml").write_text(
         'methods = ["lsh", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\n'
     )
-    done("experiment", "run", tmp_path / "grid.toml", "digits", "--out", tmp_path / "runs")
-    report = done("experiment", "report", tmp_path / "runs")
-    assert "lsh" in report
-    done(
-        "train",
-        "digits",
-        "--labelled",
-        "10-per-class",
-        *SHORT,
-        "--set",
-        "network.backbone=linear",
-        "--out",
-        tmp_path / "model",
-    )
-    table = json.loads(
-        done(
-            "evaluate",
-            tmp_path / "model",
-            "digits",
-            "--protocol",
-            "1",
-            "--compare",
-            "lsh,pq",
-            "--format",
-            "json",
-        )
-    )
-    assert "lsh" in json.dumps(table)
-    assert "choose one of" in refused(
-        "experiment", "run", "table2", "digits", "--methods", "nosuch", "--out", tmp_path / "x", code=2
-    )
+    run = f"experiment run {tmp_path}/grid.toml digits --out {tmp_path}"
+    done(f"{run}/runs")
+    assert "lsh" in done("experiment", "report", tmp_path / "runs")
+    train = ("train", "digits", "--labelled", "10-per-class", *SHORT, *LINEAR)
+    done(*train, "--out", tmp_path / "model")
+    table = done(f"evaluate {tmp_path}/model digits --protocol 1 --compare lsh,pq --format json")
+    assert "lsh" in json.loads(table)["compared"]
     # Without the package, what it made is still read.
     for file in example.iterdir():
         file.unlink()
     plugins._installed.cache_clear()
     assert "lsh" in done("experiment", "report", tmp_path / "runs")
-    assert "no method 'lsh'" in refused(
-        "experiment", "run", tmp_path / "grid.toml", "digits", "--out", tmp_path / "y", code=2
-    )
+    assert "no method 'lsh'" in refused(f"{run}/y", code=2)
 
 
 @pytest.mark.parametrize("chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)])
 def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, chosen: str) -> None:
     bits = 4 if chosen == "recommended" else 12
-    model, options = (
-        tmp_path / "model",
-        ("--labelled", "10-per-class", "--bits", bits, "--set", "training.steps=3"),
-    )
-    own = ("--set", "network.backbone=small-cnn", "--set", "loss.extra.compactness=0.5")
-    done("train", "digits", *options, "--preset", chosen, *own, "--out", model)
+    model = tmp_path / "model"
+    train = f"train digits --labelled 10-per-class --bits {bits} --set training.steps=3 --preset {chosen}"
+    done(f"{train} --set network.backbone=small-cnn --set loss.extra.compactness=0.5 --out {model}")
     about = json.loads((model / "config.json").read_text())
     assert about["backbone_of"] == "gpq-faiss-example 1.5"
     assert about["config"]["loss"]["extra"] == {"compactness": 0.5}
@@ -167,18 +139,7 @@ def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(example: Path, t
     del example
     for name, weight in {"none": None, "zero": "0.0", "some": "0.5"}.items():
         own = () if weight is None else ("--set", f"loss.extra.compactness={weight}")
-        done(
-            "train",
-            "digits",
-            "--labelled",
-            "10-per-class",
-            *SHORT,
-            "--set",
-            "network.backbone=linear",
-            *own,
-            "--out",
-            tmp_path / name,
-        )
+        done("train", "digits", "--labelled", "10-per-class", *SHORT, *LINEAR, *own, "--out", tmp_path / name)
     weights = {
         name: (tmp_path / name / "model.safetensors").read_bytes() for name in ("none", "zero", "some")
     }
@@ -194,10 +155,8 @@ def test_a_source_of_data_is_read_as_any_other(example: Path, tmp_path: Path) ->
     done("train", spec, "--protocol", "none", *SHORT, "--out", tmp_path / "model")
     done("encode", tmp_path / "model", spec, "--out", tmp_path / "codes.h5")
     done("index", tmp_path / "model", tmp_path / "codes.h5", "--out", tmp_path / "index.faiss")
-    found = json.loads(
-        done("search", tmp_path / "model", tmp_path / "index.faiss", spec, "-k", 2, "--format", "json")
-    )
-    assert len(found["queries"]) == 60
+    found = done(f"search {tmp_path}/model {tmp_path}/index.faiss {spec} -k 2 --format json")
+    assert len(json.loads(found)["queries"]) == 60
     assert json.loads((tmp_path / "model" / "config.json").read_text())["data"]["name"] == spec
     missing = refused("train", "libsvm:none.txt", "--out", tmp_path / "x", code=2)
     assert "the source of data 'libsvm' of gpq-faiss-example 1.5 cannot open 'none.txt'" in missing
