@@ -37,14 +37,14 @@ def quick(**training: object) -> Config:
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
-    return run(open_digits(), tmp_path_factory.mktemp("run"), config=quick(), compare=("pq", "classifier"))
+    return run(open_digits(), tmp_path_factory.mktemp("run"), config=quick(), compare=("pq",))
 
 
 def test_the_path_ends_in_figures_far_above_chance(products: Products) -> None:
     assert products.evaluation.ranking.map > 0.5, "chance is 0.1"
     assert products.results.ids.shape == (8, 10)
     assert products.evaluation.bits == 24
-    assert 0.5 < products.evaluation.compared["pq"].map < products.evaluation.compared["classifier"].map
+    assert products.evaluation.compared["pq"].map > 0.5
 
 
 def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> None:

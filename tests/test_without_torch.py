@@ -114,7 +114,7 @@ def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Pa
     assert about_model | {"path": str(shop / "model")} == {
         key: value for key, value in json.loads(json.dumps(whole)).items() if key in about_model
     }
-    assert set(whole) - set(about_model) == {"backbone", "parameters", "dtype"}
+    assert set(whole) - set(about_model) == {"backbone", "parameters"}
 
     expected = gpq.search(shop / "model", shop / "index.faiss", str(shop / "queries.npy"), k=5)
     for place in (-3, -2):

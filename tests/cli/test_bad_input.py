@@ -387,7 +387,7 @@ def test_products_of_another_model_are_refused_by_their_fingerprints(shop: Shop,
         assert "model" in refused("index", shop.model, shop.other_codes, "--out", out)
         assert "model" in refused("index", shop.model, shop.other_vectors, "--out", out)
         assert "codebooks" in refused("search", shop.model, shop.other_index, shop.queries)
-        assert "another model" in refused("search", shop.model, shop.index, shop.other_vectors)
+        assert "is of model" in refused("search", shop.model, shop.index, shop.other_vectors)
         assert "--overwrite" in refused(
             "encode", shop.model, shop.data, "--out", tmp_path / "codes.h5", "--features", shop.other_vectors
         )

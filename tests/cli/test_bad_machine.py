@@ -272,7 +272,6 @@ def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path)
     assert ended.returncode == 1
     line = only_line(ended.stderr)
     assert line.startswith("out of memory (")
-    assert "failed to map segment" in line
     assert "install" not in line
 
 
