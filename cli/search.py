@@ -104,7 +104,7 @@ def search(
     if out is not None:  # before any work
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
     items = open_dataset(images, data_args) if pictures and images is not None else None
-    where = None if allow_ids is None else Allow(read_ids(allow_ids))
+    where: Any = None if allow_ids is None else Allow(read_ids(allow_ids))
     where = where if deny_ids is None else Deny(read_ids(deny_ids))
     k = 10 if k is None else k
     result = run(model_dir, index_file, queries, k=k, where=where, data_args=data_args, **ray, **options)
