@@ -5,15 +5,14 @@ The kind is detected by content, not by name. Files are read as by the stages th
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ..data.arrays import ZIP_ERRORS, NpyHeader, npy_header, npz_arrays
+from ..data.arrays import ZIP_ERRORS, npy_header
 from ..data.split import load_split
-from ..errors import DataError, MismatchError
+from ..errors import DataError, MismatchError, one_line
 from ..exported import METADATA_FILE, read_encoder_metadata
 from ..faissio.model import read_description, read_model
 from ..files import read_json
@@ -68,7 +67,7 @@ def _file(path: Path, size: int) -> dict[str, Any]:
         start = file.read(32)
         if start.startswith(b"\x93NUMPY"):
             file.seek(0)
-            return {"kind": "array", **_array(npy_header(file, str(path), size))}
+            return {"kind": "array", **_array(file, str(path), size)}
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return _hdf5(path)
     if start.lstrip().startswith(b"{"):
@@ -78,15 +77,8 @@ def _file(path: Path, size: int) -> dict[str, Any]:
     if path.suffix.lower() == ".onnx":
         return _encoder(path)
     if start.startswith(b"PK"):
-        return _encoder(path) if _has_metadata(path) else _arrays(path)
+        return _zip(path)
     raise DataError(f"{path} is empty, of an unknown kind, or damaged: {_KNOWN} can be described")
-
-
-def _has_metadata(path: Path) -> bool:
-    """Whether a zip archive is an exported encoder."""
-    with contextlib.suppress(*ZIP_ERRORS), zipfile.ZipFile(path) as archive:
-        return any(name.endswith(f"/{METADATA_FILE}") for name in archive.namelist())
-    return False
 
 
 def _codes(shape: tuple[int, ...]) -> dict[str, int]:
@@ -136,13 +128,25 @@ def _model(path: Path) -> dict[str, Any]:
     }
 
 
-def _array(header: NpyHeader) -> dict[str, Any]:
+def _array(file: IO[bytes], name: str, size: int) -> dict[str, Any]:
+    header = npy_header(file, name, size)
     return {"shape": list(header.shape), "dtype": str(header.dtype)}
 
 
-def _arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file."""
-    arrays = {name: _array(header) for name, header in npz_arrays(path).items()}
+def _zip(path: Path) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if any(member.filename.endswith(f"/{METADATA_FILE}") for member in members):
+                return _encoder(path)
+            for member in (member for member in members if member.filename.endswith(".npy")):
+                with archive.open(member) as file:
+                    about = _array(file, f"{path}: {member.filename}", member.file_size)
+                arrays[member.filename.removesuffix(".npy")] = about
+    except ZIP_ERRORS as error:
+        raise DataError(f"{path} is truncated or damaged ({one_line(error)}): make it again") from None
     if not arrays:
         raise DataError(f"{path} is a zip archive without arrays: {_KNOWN} can be described")
     return {"kind": "arrays", "arrays": arrays}
