@@ -51,7 +51,7 @@ INDEX_TYPES = tuple(_TYPES)
 _FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
 _CONSTANTS = struct.pack("<qq", 1 << 20, 1 << 20)  # what Faiss writes after the number of items, for any type
 _HEIGHTS = (32, 64, 96, 128)  # of FastScan's blocks
-_MOST_LISTS = 1 << 24
+_MOST_LISTS = 1 << 20
 
 
 def is_faiss(start: bytes) -> bool:
@@ -158,7 +158,7 @@ def read_contents(source: IndexFile) -> Contents:
         DataError: see :func:`read_header`; codes out of range, the id -1, or a repeated id; more than the memory holds.
     """
     header, what = read_header(source), str(source.path)
-    check_memory(2 * source.size, what)
+    check_memory(source.size, what)
     spans = list(header.spans(max(1, header.n)))
     parts = [header._stored(source, *span) for span in spans] or [header._stored(source, 0, 0, 0)]
     stored = parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from index_factory import M, codebooks, make_rows
 
 from gpq_faiss.build.shards import Hdf5Shard, ParquetShard
 from gpq_faiss.build.stream import build_index, check_stored_ids
@@ -23,14 +24,8 @@ from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index
 from gpq_faiss.faissio.storage import FORMS, Form, faiss_index, row_header
 from gpq_faiss.indexes.file import open_file
-from gpq_faiss.store import Header, RowWriter
 
-M, MODEL = 6, "a" * 16
-
-
-def codebooks(M: int = M) -> np.ndarray:
-    Z = np.random.default_rng(M).normal(size=(M, 16, 12))
-    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+MODEL = "model-1"
 
 
 def random_codes(n: int) -> np.ndarray:
@@ -38,11 +33,7 @@ def random_codes(n: int) -> np.ndarray:
 
 
 def write_shard(path: Path, codes: np.ndarray, ids: np.ndarray) -> Hdf5Shard:
-    header = Header("codes", codes.shape[1], MODEL, codebooks(), "d" * 16)
-    with RowWriter(path, header) as writer:
-        writer.append(codes, ids, None)
-        writer.finish()
-    return Hdf5Shard(path, codebooks(), MODEL, "the model")
+    return Hdf5Shard(make_rows(path, "codes", codes, ids, codebooks()), codebooks(), MODEL, "the model")
 
 
 def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Hdf5Shard]:
@@ -166,9 +157,9 @@ def test_repeated_ids_are_found_part_by_part(tmp_path: Path) -> None:
 def test_sources_and_budgets_that_cannot_be_are_refused(tmp_path: Path) -> None:
     parts = shards(tmp_path, np.arange(30), 1)
     with pytest.raises(MismatchError, match="encode the data again"):
-        Hdf5Shard(tmp_path / "0.h5", codebooks(), "b" * 16, "model")
+        Hdf5Shard(tmp_path / "0.h5", codebooks(), "model-2", "model")
     with pytest.raises(MismatchError, match="other codebooks"):
-        Hdf5Shard(tmp_path / "0.h5", codebooks(7), MODEL, "model")
+        Hdf5Shard(tmp_path / "0.h5", codebooks(1), MODEL, "model")
     with pytest.raises(UsageError, match="at least 16 MiB"):
         build_index(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=1000)
     with pytest.raises(UsageError, match="nothing to index"):
