@@ -246,8 +246,8 @@ def _content(path: Path) -> bytes:
         from gpq_faiss.store import read_arrays
 
         arrays, about = read_arrays(path, "a run")
-        about.pop("seconds")  # measured, as is the log
-        shown = {key: array.tobytes().hex() for key, array in arrays.items() if key != "log"}
+        about.pop("seconds")  # measured
+        shown = {key: array.tobytes().hex() for key, array in arrays.items()}
         return json.dumps([shown, {key: str(value) for key, value in about.items()}], sort_keys=True).encode()
     return path.read_bytes()
 

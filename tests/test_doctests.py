@@ -28,4 +28,4 @@ def test_the_main_functions_have_examples() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = {test.name.rpartition(".")[2] for file in FILES for test in finder.find(module_of(file))}
     assert {"Allow", "Deny", "open_index", "build", "preset", "with_settings", "render", "open_data"} <= names
-    assert {"rank_codes", "rank_scores", "average_precision", "pack_codes", "inject", "encode"} <= names
+    assert {"rank_codes", "rank_scores", "pack_codes", "inject", "encode"} <= names

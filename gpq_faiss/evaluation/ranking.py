@@ -46,7 +46,7 @@ _BYTES = 64  # of all buffers, per score
 
 
 class Options(TypedDict, total=False):
-    """Options of all rankings: those of :class:`.ties.Convention`, and these."""
+    """Options of all rankings, see :func:`rank_codes`."""
 
     ties: Ties
     k: int | None
@@ -54,13 +54,9 @@ class Options(TypedDict, total=False):
     ks: Sequence[int]
     levels: ArrayLike | None
     ids: ArrayLike | None
-    """int64 [N], order within ties for ties="id" (default: the row number)."""
     exclude: ArrayLike | None
-    """int64 [Q], a database row to exclude per query (itself, in leave-one-out), or -1."""
     memory: int
-    """Bytes for all concurrent blocks; at least one query per block and thread."""
     threads: int
-    """Number of threads; the result does not depend on it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,20 +215,6 @@ def rank_scores(
     # Every item has a code of its own: its number, whose bytes are in the order of the numbers.
     codes = np.arange(n, dtype=">u4").view(np.uint8).reshape(n, 4)
     return rank_codes(lambda queries, _: function(queries), codes, query_labels, database_labels, **options)
-
-
-def average_precision(scores: ArrayLike, relevant: ArrayLike, **options: Unpack[Options]) -> Floats:
-    """Average precision float64 [Q] for scores [Q, N], larger is better, and relevance bool [Q, N]; options as for :func:`rank_codes`.
-
-    Examples:
-        >>> scores, relevant = [[3.0, 2.0, 2.0, 1.0]], [[False, True, False, True]]
-        >>> [round(float(average_precision(scores, relevant, ties=ties)[0]), 4) for ties in ("worst", "expected", "best")]
-        [0.4167, 0.4583, 0.5]
-
-        The tie is at ranks 2 and 3, so the expected value is the mean of (1/2 + 2/4)/2 and (1/3 + 2/4)/2.
-    """
-    hits = np.asarray(relevant, dtype=bool)
-    return rank_scores(np.asarray(scores), np.eye(len(hits), dtype=bool), hits.T, **options).ap
 
 
 class Ranking:

@@ -191,14 +191,8 @@ def _train_and_encode(
 
         found = encode_blocks(coder, split.database, read, keep)
     found["encode_seconds"] = time.perf_counter() - start  # the network's part of it too
-    extra = {
-        "steps": fitted.run.step,
-        "best_step": fitted.run.best_step or None,
-        "validation_map": fitted.run.best if fitted.run.best_step else None,
-        "parameters": sum(p.numel() for p in method.exported().parameters()),
-        "log": [json.loads(line) for line in fitted.run.lines],
-    }
-    return Coded(coder, split.query[ok], xq=xq, fit_seconds=fitted.run.seconds, extra=extra, **found)
+    seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
+    return Coded(coder, split.query[ok], xq=xq, fit_seconds=seconds, extra=extra, **found)
 
 
 def top_rows(

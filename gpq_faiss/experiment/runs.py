@@ -17,7 +17,6 @@ dataset                type                     meaning
 ``top_ids``            int64 [Q, 1000]          the best ids of each query, ties by position
 ``vectors``            float32 [n, D]           of some items, if the grid requests them
 ``codebooks``          float32 [M, K, d]        of trained quantisers
-``log``                uint8 [B]                JSON lines of the training
 =====================  =======================  =============================================================
 
 Attributes are those of :class:`_About`.
@@ -250,8 +249,6 @@ def write_run(
     Raises:
         DataError: it cannot be written.
     """
-    attributes = dict(measured)
-    text = "".join(json.dumps(line) + "\n" for line in attributes.pop("log", [])).encode()
     machine = describe_machine()
     attributes = {
         "kind": "run",
@@ -265,11 +262,10 @@ def write_run(
         "data": {key: about["data"][key] for key in ("name", "fingerprint", "kind")},
         "versions": machine.pop("versions"),
         "machine": machine,
-        **attributes,
+        **measured,
         "complete": True,
     }
-    log = {"log": np.frombuffer(text, np.uint8)} if text else {}
-    write_arrays(path, {**arrays, **log}, attributes, compress=True)
+    write_arrays(path, arrays, attributes, compress=True)
 
 
 def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.evaluation.grouping import distinct_rows
-from gpq_faiss.evaluation.ranking import Ranking, average_precision, rank_codes, rank_scores
+from gpq_faiss.evaluation.ranking import Ranking, rank_codes, rank_scores
 from gpq_faiss.evaluation.ties import RECALL_LEVELS, harmonic_numbers
 
 SETTINGS = settings(max_examples=40, deadline=None)
@@ -26,6 +26,13 @@ CUTS = [
     (4, "relevant-in-top-k"),
     (9, "relevant-in-top-k"),
 ]
+
+
+def average_precision(scores, relevant, **options):
+    """Of scores [Q, N] and relevance bool [Q, N]."""
+    hits = np.asarray(relevant, dtype=bool)
+    return rank_scores(np.asarray(scores), np.eye(len(hits), dtype=bool), hits.T, **options).ap
+
 
 # Oracles -------------------------------------------------------------------------------------------------------------
 
