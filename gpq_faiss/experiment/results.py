@@ -6,7 +6,7 @@ A *row* of a report is a method in one variation; columns are code lengths.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..errors import DataError
 from ..evaluation.tables import summarise
 from ..methods.registry import METHODS
 from .run import read_about
-from .runs import FIGURES, Run, read_run
+from .runs import Run, read_run
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,16 @@ class Experiment:
 
 def _figures(run: Run) -> dict[str, Any]:
     about, arrays = run.about, run.arrays
-    figures: dict[str, Any] = {
-        "bits": run.bits,
-        "seed": run.seed,
-        "mAP": run.map,
-    }
+    figures: dict[str, Any] = {"bits": run.bits, "seed": run.seed, "mAP": run.map, **about["seconds"]}
     if about["likeness"]:
         figures["NN10@100"] = about["likeness"]["nn10_at_100"]
-    if "ks" in arrays:
-        for letter, name in (("P", "precision"), ("R", "recall")):
-            figures |= {f"{letter}@{k}": float(v) for k, v in zip(arrays["ks"], arrays[name], strict=True)}
-        curve = zip(arrays["pr_recall"], arrays["pr_precision"], strict=True)
-        figures |= {f"{level:g}": float(precision) for level, precision in curve}
-    return {**figures, **about["seconds"]}
+    for head, across, up in (
+        ("P@", "ks", "precision"),
+        ("R@", "ks", "recall"),
+        ("", "pr_recall", "pr_precision"),
+    ):
+        figures |= {f"{head}{x:g}": float(y) for x, y in zip(arrays[across], arrays[up], strict=True)}
+    return figures
 
 
 def position(name: str) -> int:
@@ -124,16 +121,11 @@ def position(name: str) -> int:
     return list(METHODS).index(name) if name in METHODS else len(METHODS)
 
 
-def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Experiment:
-    """Read all runs of a folder, with the arrays ``names``.
-
-    Raises:
-        DataError: not an experiment, no finished run, or a damaged one.
-        MismatchError: of another version.
-    """
+def read_experiment(folder: str | Path) -> Experiment:
+    """Read all runs of a folder. Raises DataError: not an experiment of this version, no finished run, or a damaged one."""
     folder = Path(folder)
     about = read_about(folder)
-    runs = [read_run(path, names) for path in sorted(folder.glob("*.h5"))]
+    runs = [read_run(path) for path in sorted(folder.glob("*.h5"))]
     if not runs:
         raise DataError(f"{folder} has no finished run: make some with gpq experiment run")
     variations = {name: i for i, name in enumerate(about["variations"])}
