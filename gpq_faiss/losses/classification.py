@@ -48,13 +48,8 @@ class SubspaceSoftTargets(nn.Module):
         return (self.beta**2 * cosine).mean(dim=1).log_softmax(dim=-1)
 
     def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
-        """The loss, a scalar; 0 if all rows are zero.
-
-        Args:
-            x: float [B, M, d], unit-norm sub-vectors.
-            W: float [M, C, d], sub-prototypes (normalised here).
-            p: float [B, C], rows that sum to 1; zero rows are ignored.
-        """
+        """The loss of unit-norm sub-vectors float [B, M, d] by sub-prototypes float [M, C, d], with rows of p float [B, C] that sum to 1
+        (zero rows are ignored)."""
         log_p = self.log_p(x, W)
         return cross_entropy(log_p, p.to(log_p.dtype))
 

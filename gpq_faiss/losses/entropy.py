@@ -28,12 +28,7 @@ class SubspaceEntropy(nn.Module):
         self.variant = variant
 
     def forward(self, x: Tensor, W: Tensor) -> Tensor:
-        """The mean entropy, a scalar >= 0 (0 for an empty batch).
-
-        Args:
-            x: float [B, M, d], unit-norm sub-vectors of unlabelled rows.
-            W: float [M, C, d], sub-prototypes (normalised here).
-        """
+        """The mean entropy of unit-norm sub-vectors float [B, M, d] by sub-prototypes float [M, C, d], a scalar >= 0 (0 for no rows)."""
         cosine = subspace_cosine(x, W)
         if self.variant == "code":
             cosine = self.beta * cosine.mean(dim=1, keepdim=True)

@@ -16,14 +16,9 @@ _OWN = ("total", "npair", "triplet", "classification", "propagation", "entropy")
 
 
 class ExtraLosses(nn.Module):
-    """Weighted plugin losses.
+    """Plugin losses by name, with their weights (0: left out); ``seed`` is that of their parameters, which are trained with the network.
 
-    Each is a module that maps network outputs float [B + U, D] and labels of the first B, multi-hot float [B, C], to a scalar. Its
-    parameters are trained with the network.
-
-    Args:
-        weights: by name; losses with weight 0 are skipped.
-        seed: of their initial parameters.
+    Each is a module that maps network outputs float [B + U, D] and labels of the first B, multi-hot float [B, C], to a scalar.
 
     Raises:
         UsageError: no plugin has a loss of that name, or it cannot be constructed.

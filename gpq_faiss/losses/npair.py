@@ -17,13 +17,7 @@ class SoftNPairLoss(nn.Module):
     """
 
     def forward(self, scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
-        """The loss, a scalar.
-
-        Args:
-            scores: float [A, B], S: search scores times a scale.
-            p: float [A, C], class probabilities of the queries.
-            r: float [B, C], class probabilities of the items.
-        """
+        """The loss of scores S float [A, B], for class probabilities p float [A, C] of queries and r float [B, C] of items."""
         with torch.autocast(scores.device.type, enabled=False):
             target = p.to(scores.dtype) @ r.to(scores.dtype).T
         # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
@@ -47,13 +41,7 @@ class NPairPQLoss(SoftNPairLoss):
     """
 
     def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar.
-
-        Args:
-            x: float [B, M, d], unit-norm sub-vectors.
-            q: float [B, M, d], their soft assignment.
-            labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
-        """
+        """The loss of unit-norm sub-vectors and their soft assignment, float [B, M, d], with multi-hot labels [B, C] (zero: unlabelled)."""
         y = multihot(labels, x)
         with torch.autocast(x.device.type, enabled=False):
             scores = x.flatten(1) @ q.flatten(1).to(x.dtype).T
@@ -61,13 +49,8 @@ class NPairPQLoss(SoftNPairLoss):
 
 
 def soft_npair_of_posteriors(p: Tensor, r: Tensor, sums: Tensor) -> Tensor:
-    """:class:`SoftNPairLoss` of the scores S = p · sums, for positive p and r, in half the time: Σ_j t_ij S_ij needs no matrix t.
-
-    Args:
-        p: float [A, C], class probabilities of the queries.
-        r: float [B, C], class probabilities of the items.
-        sums: float [B, C], vectors by which items are scored.
-    """
+    """:class:`SoftNPairLoss` of the scores S = p · sums, for positive class probabilities p float [A, C] of queries and r float [B, C] of
+    items, in half the time: Σ_j t_ij S_ij needs no matrix t."""
     matched = (p @ (r.T @ sums) * p).sum(dim=1) / (p @ r.sum(dim=0)).clamp_min(torch.finfo(p.dtype).tiny)
     loss: Tensor = ((p @ sums.T).logsumexp(dim=1) - matched).mean()
     return loss
@@ -79,12 +62,8 @@ def multihot(labels: Tensor, like: Tensor) -> Tensor:
 
 
 def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of labelled rows, bool [B, B]: different rows that share a label, and rows that share none.
-
-    Args:
-        labels: multi-hot [B, C], any dtype; a zero row is unlabelled and in no pair.
-        like: of the dtype and device to compute in.
-    """
+    """Pairs of labelled rows, bool [B, B], of multi-hot labels [B, C]: different rows that share a label, and rows that share none;
+    computed with dtype and device of ``like``."""
     y = multihot(labels, like)
     known = y.any(dim=1)
     with torch.autocast(y.device.type, enabled=False):

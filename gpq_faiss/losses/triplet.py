@@ -24,13 +24,7 @@ class TripletPQLoss(nn.Module):
     """
 
     def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar.
-
-        Args:
-            x: float [B, M, d], unit-norm sub-vectors.
-            q: float [B, M, d], their soft assignment.
-            labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
-        """
+        """The loss of unit-norm sub-vectors and their soft assignment, float [B, M, d], with multi-hot labels [B, C] (zero: unlabelled)."""
         positive, negative = label_pairs(labels, x)
         with torch.autocast(x.device.type, enabled=False):
             similarity = x.flatten(1) @ q.flatten(1).to(x.dtype).T / x.shape[1]

@@ -20,12 +20,8 @@ Codes = NDArray[np.uint8]
 
 
 class Coder(ABC):
-    """Codes for similarity search. Sub-classes implement ``_fit`` (unless their codewords are given), ``_encode`` and ``_score``; their
-    arguments are checked, and scaled if the method is :attr:`unit`.
-
-    Args:
-        bits: code length in bits. ``float`` and ``classifier`` ignore it; their :attr:`bits` is set by :meth:`fit`.
-        seed: random seed of :meth:`fit`.
+    """Codes of ``bits`` bits for similarity search, fitted by ``seed``. Sub-classes implement ``_fit`` (unless their codewords are given),
+    ``_encode`` and ``_score``, whose arguments are checked, and scaled if the method is :attr:`unit`.
 
     Raises:
         UsageError: ``bits`` is not positive or not supported by the method; ``seed`` is negative.

@@ -36,8 +36,11 @@ class Output(nn.Module):
         self.backbone = backbone
         self.then = then
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.then(self.backbone(x).float())
+    def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
+        """The vectors of items, or of items after the extractor's normalisation."""
+        backbone = self.backbone
+        v = x if normalised else backbone.input(x)
+        return self.then(backbone.head(backbone.trunk_features(v)).float())
 
 
 class Baseline(TrainableMethod):
@@ -176,15 +179,10 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, a scalar; 0 without triplets.
+    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, of distances float [B, B] and multi-hot labels [B, C]; 0 without any.
 
     p is another row that shares a label with a, n one that shares none; unlabelled rows are ignored. Among an anchor's sorted
     negatives those within the margin come first, so their sum is a prefix sum: O(B²) memory and O(B² log B) time for B³ triplets.
-
-    Args:
-        distances: float [B, B].
-        labels: multi-hot [B, C]; a zero row is unlabelled.
-        margin: minimum difference of negative and positive distances.
     """
     positive, negative = label_pairs(labels, distances)
     ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values

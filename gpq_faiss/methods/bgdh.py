@@ -1,8 +1,8 @@
 """BGDH, semi-supervised deep hashing with a bipartite graph between the data and anchors.
 
-Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its inductive variant, which can
-encode new items: an embedding e(x), trained to predict the context of x in the graph, is fed to the hash layer together with the
-deep features, so that graph embedding, features and codes are learnt jointly. The loss is
+Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its inductive variant: an embedding e(x), trained
+to predict the context of x in the graph, is fed to the hash layer together with the deep features, so that graph embedding, features and
+codes are learnt jointly. The loss is
 
 * for the labelled items the negative log-likelihood of pairwise similarity, log(1 + exp θ_ij) - s_ij θ_ij with θ_ij = u_i·u_j / 2,
   and η times the quantisation error ||u_i - sign u_i||² (Li et al., "Feature Learning based Deep Supervised Hashing with Pairwise
@@ -11,19 +11,17 @@ deep features, so that graph embedding, features and codes are learnt jointly. T
   ICML 2016): γ = 1 for a context c reached by a random walk from i, -1 for a random one.
 
 The graph (Liu et al., "Hashing with Graphs", ICML 2011): anchors are the k-means centres of a sample of the training items; an item is
-linked to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1. A walk alternates between items and anchors with
-these weights. Its features are the (standardised) embeddings; for images, features from a copy of the network, frozen after a third of
-the steps (at the first step with pretrained weights), since those of random weights are meaningless. Until then there is no graph term.
+linked to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1, by which walks alternate between items and anchors.
+Its features are the (standardised) embeddings; for images, features from a copy of the network, frozen after a third of the steps (at
+the first with pretrained weights), since those of random weights are meaningless. Until then there is no graph term.
 
 The full paper was not available: the terms follow its abstract and the works it builds on. Deviations, and why:
 
 * The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data set, and new items have contexts. Items
   along the walk are summed out exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
-* Pairs are those of the mini-batch, and sums are means, so that λ and η mean the same at every batch size and code length.
-* Similar and dissimilar pairs have equal weight (as in Cao et al., "HashNet", ICCV 2017). With nine dissimilar pairs to a similar one the
-  plain mean learns next to nothing in 500 steps: mAP 0.17 on the CIFAR-10 features at 12 bits, against 0.39 (both without the next point).
-* The hash layer starts with small weights (:func:`.baseline.start_small`).
-* λ, η, the number of anchors and the walk are settings of this implementation, chosen on the CIFAR-10 features.
+* Pairs are those of the mini-batch, and sums are means, with equal weight for similar and dissimilar pairs (as in Cao et al., "HashNet",
+  ICCV 2017): with nine dissimilar pairs to a similar one the plain mean learns next to nothing in 500 steps.
+* The hash layer starts with small weights. λ, η, the number of anchors and the walk were chosen on the CIFAR-10 features.
 """
 
 from __future__ import annotations
@@ -148,14 +146,8 @@ class HashNetwork(nn.Module):
 
 
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
-    """Half the sum of mean -log σ(θ_ij) over similar pairs and mean -log σ(-θ_ij) over dissimilar pairs; a scalar.
-
-    θ_ij = u_i·u_j / 2, i != j. Both kinds of pairs have equal weight, whatever their numbers.
-
-    Args:
-        u: float [B, bits].
-        labels: multi-hot [B, C]; rows that share a label are similar. Zero rows are unlabelled and form no pairs.
-    """
+    """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over those that do not, a scalar, for u float
+    [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j / 2, i != j."""
     positive, negative = label_pairs(labels, u)
     with torch.autocast(u.device.type, enabled=False):
         theta = u @ u.T / 2
@@ -166,14 +158,8 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
 
 
 def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    """Mean of -log σ(γ w_c·e_i), a scalar: γ = 1 for the right context of each item, -1 for its wrong ones.
-
-    Args:
-        e: float [n, E].
-        contexts: w, float [A, E].
-        right: int64 [n].
-        wrong: int64 [n, R].
-    """
+    """Mean of -log σ(γ w_c·e_i), a scalar, for e float [n, E] and contexts w float [A, E]: γ = 1 for the right context of each item,
+    int64 [n], -1 for its wrong ones, int64 [n, R]."""
     chosen = contexts[torch.cat([right[:, None], wrong], dim=1)]
     scores = torch.einsum("nre,ne->nr", chosen, e)
     return -(F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()) / scores.numel()

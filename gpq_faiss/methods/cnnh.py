@@ -12,11 +12,8 @@ by coordinate descent from a random H: five passes over all entries in random or
 and finally H is replaced by its signs. The paper keeps the n x n matrix L. Here items with equal labels share a row of S, and
 (L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels: memory is n q + U².
 
-*Stage 2.* The network's q tanh outputs are regressed on H (mean squared error). (The paper's CNNH+, which also learns the
-classes, is not offered: tables of later papers list CNNH.) A bit is the sign of an output. Supervised.
-
-Deviations: the shared backbone replaces the paper's; columns are visited in random order, and the items within each, so that terms per
-column are computed once.
+*Stage 2.* The network's q tanh outputs are regressed on H (mean squared error); a bit is the sign of an output. Supervised. Deviations:
+the shared backbone replaces the paper's; columns are visited in random order, and the items within each.
 """
 
 from __future__ import annotations

@@ -14,10 +14,8 @@ Both sums are means (over pairs; over items and dimensions), so that λ depends 
 Deviations:
 
 * Codebooks are refitted after each pass over the labelled items, to the network's outputs of that pass, and after the last step; λ
-  applies from the first fit on.
-* h of a batch is the currently nearest codeword, not that of the last pass.
-* λ = 0.03 for the mean over dimensions, chosen on held-out items; the paper chooses λ by validation as well. With ten times
-  as much the quantisation loss dominates: the vectors shrink, which leaves the cosines unchanged, and the ranking gets worse.
+  applies from the first fit on. h of a batch is the currently nearest codeword, not that of the last pass.
+* λ = 0.03 for the mean over dimensions, chosen on held-out items; with ten times as much the vectors shrink, and the ranking gets worse.
 """
 
 from __future__ import annotations
@@ -41,14 +39,8 @@ _PER_CODEWORD = 256  # items per codeword that k-means uses at most
 
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
-    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1 (see the module docstring); a scalar.
-
-    Pairs of a row with itself contribute 0. Unlabelled rows are ignored; a batch without labels has loss 0.
-
-    Args:
-        z: vectors float [B, D].
-        labels: multi-hot [B, C].
-    """
+    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1, for vectors float [B, D] and multi-hot labels
+    [B, C]; 0 without labels."""
     y = multihot(labels, z)
     known = y.any(dim=1).to(z.dtype)
     unit = F.normalize(z, dim=1)

@@ -117,10 +117,9 @@ class LOPQ(InParts):
 
 
 def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
-    """Principal axes of residuals [n, width], allocated to M parts of padded / M rows each: float32 [padded, width].
+    """Principal axes of residuals [n, width], allocated to M parts of padded / M rows each: float32 [padded, width]; unused rows are zero.
 
-    By falling variance, each axis goes to the part with the smallest product of variances that has room. Variances are in units of
-    the smallest, so that factors are at least 1. Unused rows are zero.
+    Variances are in units of the smallest, so that the factors of a part's product are at least 1.
     """
     centred = residuals - residuals.mean(axis=0, dtype=np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))

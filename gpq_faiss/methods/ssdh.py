@@ -5,9 +5,8 @@ Video Technology, 2017 (arXiv 1607.08477). The network's deep features go into a
 into a classifier. With d(i, j) = ||h_i - h_j||², the loss is the sum of
 
 * the supervised ranking term, for labelled triplets (a, p, n): max(0, m_t + d(a, p) - d(a, n));
-* the semi-supervised embedding term, λ times the contrast of neighbours and of distant items, labelled or not:
-  d(i, j) for neighbours, max(0, m_p - sqrt d(i, j))² for distant ones. Neighbours are determined from the deep features of
-  the same mini-batch, so that the graph improves with the network;
+* the semi-supervised embedding term, λ times the contrast of neighbours and of distant items, labelled or not: d(i, j) for neighbours,
+  max(0, m_p - sqrt d(i, j))² for distant ones, by the deep features of the same mini-batch, so that the graph improves with the network;
 * the pseudo-label term, λ times the same contrast between each unlabelled item and items of the same class or another one, by
   predicted classes (for labelled partners by their labels);
 * the classifier's cross entropy on the labelled items.
@@ -17,14 +16,11 @@ A bit is 1 if h > 1/2, that is u > 0. The constants are the authors' published s
 
 Deviations, and why:
 
-* The margin m_t is ``bits / 8``, at least 1: squared distances grow with the code length, and a margin of 1 at 48 bits is met by
-  codes that differ in one or two bits. Chosen on held-out labelled items of the CIFAR-10 features.
-* The ranking term is halved. Of the pairs of the embedding and pseudo-label terms, near and far ones are averaged separately with equal
-  weight; the paper sums over all pairs.
+* The margin m_t is ``bits / 8``, at least 1, chosen on held-out items: squared distances grow with the code length.
+* The ranking term is halved; near and far pairs are averaged separately with equal weight; the paper sums over all pairs. All triplets
+  and pairs of the mini-batch are averaged, not a few per anchor.
 * The classifier is a softmax over labels with equal shares (the authors' is a sigmoid where items have several labels), and negatives of
   the pseudo-label term are items of any other class (theirs: of the least probable one).
-* All triplets and pairs of the mini-batch are averaged; the authors sample a few per anchor: the same expectation with less noise, in
-  O(B²) memory (see :func:`.baseline.triplet_ranking`).
 """
 
 from __future__ import annotations
@@ -43,13 +39,8 @@ from .trainable import TrainingBatch
 
 
 def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Tensor:
-    """Mean of d over the pairs ``near``, plus mean of max(0, margin - sqrt d)² over the pairs ``far``; half the sum, a scalar.
-
-    Args:
-        distances: squared distances, float [B, B].
-        near, far: bool [B, B]; either may be empty.
-        margin: minimum distance (not squared) of far pairs.
-    """
+    """Half the sum of mean d over the pairs ``near`` and mean max(0, margin - sqrt d)² over the pairs ``far``, a scalar, of squared
+    distances float [B, B]; either kind of pairs, bool [B, B], may be empty."""
     pull = (distances * near).sum() / near.sum().clamp_min(1)
     # The root has an infinite gradient at 0, for equal rows.
     gap = (margin - (distances + 1e-6).sqrt()).relu().square()
@@ -116,11 +107,7 @@ class SSDH(Baseline):
 
 
 def same_class(y: Tensor, logits: Tensor) -> Tensor:
-    """Whether unlabelled rows share their class with other rows: bool [U, B + U].
-
-    Args:
-        y: multi-hot labels of the labelled rows, [B, C].
-        logits: of the unlabelled rows, [U, C]; their pseudo-label is the most probable class.
-    """
+    """Whether unlabelled rows, by the most probable of their logits [U, C], share their class with other rows, of which the labelled ones
+    have multi-hot labels [B, C]: bool [U, B + U]."""
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
     return pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0

@@ -19,14 +19,11 @@ def random_flip_crop(
     """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and mirror it with probability one half.
 
     Args:
-        images: [B, 3, S, S], uint8 or float, before normalisation, on any device.
+        images: [B, 3, S, S], uint8 or float, before normalisation; the result is in channels-last memory format.
         generator: on the CPU, so that it gives the same result on every device.
         flip: False only shifts, with the same draws.
         colour: of the padding, three numbers in the images' range; default: black.
         rows: rows of a joint batch that these images are, to get the same draws as one process.
-
-    Returns:
-        The same shape, dtype and device, in channels-last memory format; by one gather.
     """
     batch, _, height, width = images.shape
     pad = min(height, width) // 8

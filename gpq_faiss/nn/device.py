@@ -20,12 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def on_cpu(name: str) -> bool:
-    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch.
-
-    Raises:
-        UsageError, DeviceError: as :func:`resolve_device`.
-        ModuleNotFoundError: a GPU is requested, and torch is not installed.
-    """
+    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch. Raises as :func:`resolve_device`."""
     if name == "cpu" or (name == "auto" and importlib.util.find_spec("torch") is None):
         return True
     return resolve_device(name).type == "cpu"
@@ -79,11 +74,7 @@ def full_float32() -> Iterator[None]:
 
 @contextmanager
 def gpu_memory(remedy: str) -> Iterator[None]:
-    """Context that turns torch's out-of-memory error into a one-line error with a remedy.
-
-    Raises:
-        DeviceError: torch ran out of memory.
-    """
+    """Context that turns torch's out-of-memory error into a DeviceError of one line with a remedy."""
     try:
         yield
     except RuntimeError as error:

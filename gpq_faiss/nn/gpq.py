@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -76,5 +78,6 @@ class GPQNetwork(CodeNetwork):
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """The backbone's output float32 [B, M·d]; the same for items and queries."""
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+        # And an exported graph has no such region.
+        with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
             return at_least_float32(self.backbone(x))

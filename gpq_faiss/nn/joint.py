@@ -28,11 +28,7 @@ LABELLED, UNLABELLED = 0, 1
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """Context for communication with other processes.
-
-    Raises:
-        ProcessError: one of them has ended.
-    """
+    """Context for communication with other processes. Raises ProcessError: one of them has ended."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -117,11 +117,7 @@ def build_extractor(
 ) -> Backbone:
     """The feature extractor F with a linear layer to ``out_width``, shared by all trained methods.
 
-    Args:
-        config: settings of the run, of which ``network`` is used.
-        input_: ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
-        out_width: output width.
-        generator: for the initial weights.
+    ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``; initial weights are by the generator.
     """
     n, size = config.network, input_.get("image_size", 0)
     automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if n.hidden else "linear"
@@ -146,13 +142,7 @@ def build_extractor(
 def build_network(
     config: Config, input_: Mapping[str, Any], n_classes: int
 ) -> GPQNetwork | SoftGPQNetwork | PosteriorNetwork:
-    """A GPQ network with random weights, or the weights of ``config.network.weights``.
-
-    Args:
-        config: settings of the run.
-        input_: as for :func:`build_extractor`.
-        n_classes: C.
-    """
+    """A GPQ network with random weights, or the weights of ``config.network.weights``; ``input_`` as for :func:`build_extractor`."""
     q = config.quantizer
     # One generator for everything, so that the seed determines the initial weights.
     generator = torch.Generator().manual_seed(config.training.seed)

@@ -96,12 +96,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
     """Copy all tensors of a backbone from ``state``; additional tensors of ``state`` are ignored.
 
     Names may have a prefix (``network.``, ``module.`` ...), and may lack ``trunk.``. The last layer (``head.*``) and the statistics of the
-    input (``input.*``) are loaded only if they fit.
-
-    Args:
-        module: a backbone, changed in place.
-        state: names and tensors.
-        source: name of ``state`` in errors, usually its path.
+    input (``input.*``) are loaded only if they fit. ``source`` names the state in errors.
 
     Raises:
         DataError: a tensor is missing, has another shape or is not finite; the module is then unchanged.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ import torch
 from deep_training import (
     features,
     first_batch,
-    fitted,
     made,
-    quick_config,
     split_of,
     trained,
     vectors,
@@ -27,7 +24,6 @@ from gpq_faiss.methods.additive import reconstruct
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import DQN, fit_product_codebooks
 from gpq_faiss.methods.dtq import DTQ, group_hard_triplets, triplet_margin_loss
-from gpq_faiss.methods.subic import SUBIC, entropies
 
 
 def error_of(x: np.ndarray, C: np.ndarray) -> float:
@@ -69,16 +65,6 @@ def test_codewords_are_the_means_of_their_items_after_training() -> None:
     for m, k in itertools.product(range(4), range(16)):
         if (nearest[:, m] == k).sum() > 1:
             np.testing.assert_allclose(C[m, k], x[nearest[:, m] == k, m].mean(axis=0), atol=0.02)
-
-
-def test_the_weight_brings_vectors_near_to_their_codewords(tmp_path: Path) -> None:
-    def relative_error(weight: float) -> float:
-        kind: Any = type("Weighted", (DQN,), {"weight": weight})
-        run = fitted(kind, features(), quick_config(steps=120), tmp_path / str(weight))
-        z = vectors(run.method, features(), split_of(features()).database)
-        return error_of(z, run.method.codewords.numpy()) / float(z.var(axis=0).sum())  # type: ignore[operator,union-attr]
-
-    assert relative_error(3.0) < 0.93 * relative_error(0.0)
 
 
 def test_codes_and_codebooks_of_dtq_belong_together_after_training() -> None:
@@ -201,19 +187,3 @@ def test_a_code_is_the_largest_activation_of_each_block() -> None:
     np.testing.assert_array_equal(chosen, z.argmax(axis=2))
     naive = [[sum(z[q, m, chosen[i, m]] for m in range(4)) for i in range(50)] for q in range(3)]
     np.testing.assert_allclose(coder.score(z[:3].reshape(3, -1), codes), naive, rtol=1e-5)
-
-
-def test_the_entropies_make_blocks_sure_and_their_codes_spread(tmp_path: Path) -> None:
-    def with_weights(gamma: float, mu: float) -> tuple[float, float]:
-        kind: Any = type("Weighted", (SUBIC,), {"gamma": gamma, "mu": mu})
-        run = fitted(kind, features(), quick_config(steps=120), tmp_path / f"{gamma}-{mu}")
-        z = vectors(run.method, features(), split_of(features()).database).reshape(-1, 4, 16)
-        mean, batch = entropies(torch.from_numpy(z).clamp_min(1e-12).log())
-        return float(mean), float(batch)
-
-    neither, sure, spread, both = (with_weights(*w) for w in ((0, 0), (1, 0), (0, 1), (1, 1)))
-    assert sure[0] < 0.5 * neither[0]
-    assert sure[1] < 0.7 * neither[1], "alone, the mean entropy lets the codes collapse"
-    assert spread[1] > 1.2 * neither[1]
-    assert both[0] < 0.6 * spread[0]
-    assert both[1] > 0.9 * spread[1]

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
 from gpq_faiss.data.labels import Labels
@@ -27,7 +26,7 @@ from gpq_faiss.methods.opq import OPQ
 from gpq_faiss.methods.pq import PQ
 from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
 from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
-from gpq_faiss.methods.sh import SH, eigenfunction, smallest_modes
+from gpq_faiss.methods.sh import SH, smallest_modes
 
 Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
 WIDTH, CLASSES = 20, 3
@@ -188,23 +187,6 @@ def test_refuses_codes_that_the_vectors_cannot_have() -> None:
         FloatFeatures(12).fit(X).encode(zero)
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    {"pq": 0.55, "opq": 0.55, "lopq": 0.6, "itq": 0.45, "sh": 0.35, "float": 0.6, "sdh": 0.8, "classifier": 0.85}.items(),
-)  # fmt: skip
-def test_works_on_digits(name: str, least: float) -> None:
-    """Chance is 0.1."""
-    source = load_digits()
-    order = np.random.default_rng(0).permutation(len(source.data))
-    x, y = source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
-    method = quick(name, 24, steps=300).fit(x[100:], y.take(slice(100, None)).masked(np.arange(600)))
-    codes = method.encode(x[100:])
-    found = rank_codes(
-        lambda q, c: method.score(x[:100][q], c), codes, y.take(slice(100)), y.take(slice(100, None))
-    )
-    assert found.map > least
-
-
 # PQ, OPQ and LOPQ -----------------------------------------------------------------------------------------------------
 
 
@@ -348,22 +330,6 @@ def test_modes_have_the_smallest_eigenvalues_of_all(lengths: list[float], count:
     assert chosen == sorted(chosen)
     every = sorted((k * np.pi / length) ** 2 for length in lengths for k in range(1, count + 1))
     np.testing.assert_allclose(chosen, every[:count], rtol=1e-9)
-
-
-def test_the_functions_solve_the_boxes_equation() -> None:
-    """Φ'' = -(kπ / (b - a))² Φ inside, Φ' = 0 on the border: the Laplacian's eigenfunctions with Neumann's condition."""
-    low, high = np.array([-1.0, 2.0, 0.0]), np.array([3.0, 2.5, 7.0])
-    k = np.array([1, 2, 5])
-    h = 1e-3 * (high - low)
-    x = low + (high - low) * np.linspace(0.05, 0.95, 19)[:, None]
-
-    def f(at: Doubles) -> Doubles:
-        return np.asarray(eigenfunction(at, k, low, high), dtype=np.float64)
-
-    second = (f(x + h) - 2 * f(x) + f(x - h)) / h**2
-    np.testing.assert_allclose(second / (k * np.pi / (high - low)) ** 2, -f(x), atol=0.05)
-    for border in (low, high):
-        np.testing.assert_allclose(np.abs(f(border[None])), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", [6, 12, 30])

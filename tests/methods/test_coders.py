@@ -146,17 +146,6 @@ def test_more_sweeps_never_worsen_an_additive_code() -> None:
     assert errors[-1] < 0.97 * errors[0]
 
 
-def test_additive_codes_of_disjoint_codebooks_are_product_codes() -> None:
-    Z, x = normal(0, 3, 16, 4), normal(1, 50, 12)
-    Z, C = unit(Z), np.zeros((3, 16, 12), np.float32)
-    for m in range(3):
-        C[m, :, 4 * m : 4 * m + 4] = Z[m]
-    additive, product = AdditiveCoder(C), ProductCoder(Z)
-    np.testing.assert_array_equal(additive.encode(x), product.encode(x))
-    xq, codes = normal(2, 5, 12), product.encode(x)
-    np.testing.assert_allclose(additive.score(xq, codes), product.score(xq, codes), rtol=1e-5, atol=1e-5)
-
-
 def cross_products(C: Floats) -> float:
     """Σ over codebooks m ≠ m' of the squared inner products of their codewords, by a loop."""
     pairs = itertools.permutations(C.astype(float), 2)

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from gpq_faiss import evaluate, train
-from gpq_faiss.config import Config, merge, preset, to_dict, validate
+from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.losses import NPairPQLoss, SubspaceClassification
@@ -30,25 +30,6 @@ from gpq_faiss.nn.quantizer import soft_assign
 C, WIDTH, M, D = 3, 7, 2, 5
 LABELLED, ITEMS = 9, 16
 HIDDEN = 6
-
-
-def test_it_differs_from_paper_in_what_is_known_of_the_code() -> None:
-    ours, printed = to_dict(preset("authors")), to_dict(preset("paper"))
-    changed = {
-        f"{section}.{key}": value
-        for section, values in ours.items()
-        if isinstance(values, dict)
-        for key, value in values.items()
-        if value != printed[section][key]
-    }
-    assert changed == {
-        "network.backbone": "vgg",
-        "network.weights": "imagenet",
-        "gpq.details": "authors",
-        "training.steps": 3000,
-        "training.validation": 0.0,
-    }
-    assert ours["gpq"]["classification"] == "code"
 
 
 def small(details: str = "authors") -> GPQ:

@@ -111,14 +111,6 @@ def test_the_average_follows_the_weights_and_is_what_is_exported(name: str) -> N
     assert plain.exported() is plain.network
 
 
-def test_the_total_is_the_weighted_sum_of_its_parts() -> None:
-    weights = LossConfig(lambda1=0.7, lambda2=0.2)
-    gpq = method(replace(preset("paper"), loss=weights)).eval()
-    parts = gpq.losses(batch(9), amp=False)
-    expected = parts["npair"] + 0.7 * parts["classification"] - 0.2 * parts["entropy"]
-    torch.testing.assert_close(parts["total"], expected)
-
-
 def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network() -> None:
     """One step down the total: each side of the reversal moves the entropy its own way (eq. 4)."""
     config = replace(preset("paper"), loss=LossConfig(lambda1=0.0, lambda2=1e9))
