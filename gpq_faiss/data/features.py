@@ -158,14 +158,11 @@ SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
 def _joined(files: Sequence[Path], parts: Sequence[tuple[Matrix, About]]) -> tuple[Matrix, About]:
     """Concatenated rows of several files. Raises DataError: they do not fit."""
     found = [part for _, part in parts]
-    for what, has in (
-        ("labels", [part.labels is not None for part in found]),
-        ("ids", [part.ids is not None for part in found]),
-        ("names", ["name" in part.texts for part in found]),
-    ):
-        if any(has) and not all(has):
-            one, other = files[has.index(True)], files[has.index(False)]
-            raise DataError(f"{one} has {what}, {other} has none: either all files or none may have them")
+    held = [(part.labels is not None, part.ids is not None, *sorted(part.texts)) for part in found]
+    other = next((i for i, what in enumerate(held) if what != held[0]), None)
+    if other is not None:
+        what = "one has labels, ids or names that the other has not: either all files or none may have them"
+        raise DataError(f"{files[0]} and {files[other]} do not fit: {what}")
     joined = About(notes=list(dict.fromkeys(note for part in found for note in part.notes)))
     labels = [part.labels for part in found if part.labels is not None]
     if labels:
@@ -173,7 +170,7 @@ def _joined(files: Sequence[Path], parts: Sequence[tuple[Matrix, About]]) -> tup
         joined.labels = Labels(np.concatenate([part.over(names).packed for part in labels]), tuple(names))
     if found[0].ids is not None:
         joined.ids = np.concatenate([part.ids for part in found if part.ids is not None])
-    for name in set.intersection(*(set(part.texts) for part in found)):
+    for name in found[0].texts:
         joined.texts[name] = np.concatenate([part.texts[name] for part in found])
     return JoinedMatrix([matrix for matrix, _ in parts], files), joined
 

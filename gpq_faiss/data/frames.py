@@ -88,21 +88,20 @@ def _hub_rows(source: Any, name: str) -> tuple[Any, list[str]]:
         import datasets
     except ImportError:
         raise DataError(f"reading {name} needs the package datasets: pip install 'gpq-faiss[hf]'") from None
+    notes = []
     try:
         found = datasets.load_from_disk(str(Path(source).expanduser())) if isinstance(source, str) else source
         if isinstance(found, datasets.DatasetDict) and found:
             parts = sorted(found, key=lambda part: (part.lower() == "test", part))
-            return datasets.concatenate_datasets([found[part] for part in parts]), [
-                f"parts: {', '.join(parts)}"
-            ]
+            notes.append(f"parts: {', '.join(parts)}")
+            found = datasets.concatenate_datasets([found[part] for part in parts])
     except Exception as error:  # from pyarrow, json, or datasets
         what = f"is not a data set that save_to_disk wrote, or it is damaged ({one_line(error)})"
         raise DataError(f"{name} {what}") from None
     if not isinstance(found, datasets.Dataset):
-        raise DataError(
-            f"{name}: {type(found).__name__} cannot be read by position: give a Dataset, not a stream"
-        )
-    return found, []
+        what = f"{type(found).__name__} cannot be read by position"
+        raise DataError(f"{name}: {what}: give a Dataset, not a stream")
+    return found, notes
 
 
 def _hub_column(data: Any, where: str, name: str) -> Any:
@@ -169,9 +168,8 @@ def open_hf(
             raise DataError(f"{name}: which column holds the images or vectors? (there are: {there})")
         made = file_features(name, ArrowMatrix(column(chosen), f"{name}: {chosen!r}"), "", about)
     else:
-        own = (
-            about.texts["name"].tolist() if "name" in about.texts else [f"row {i}" for i in range(len(rows))]
-        )
+        numbered = [f"row {i}" for i in range(len(rows))]
+        own = about.texts["name"].tolist() if "name" in about.texts else numbered
         fetch = partial(_hub_image, column(image), not folder)
         paths, sizes = [f"{name}!{text}" for text in own], [0] * len(rows)
         made = file_images(name, "hf", own, sizes, "", about, paths, max_bad, fetch)

@@ -197,8 +197,9 @@ class ArrayImages(ImageDataset):
         super().__post_init__()
         shape = self.images.shape
         if self.images.dtype != np.uint8 or len(shape) not in {3, 4} or (len(shape) == 4 and shape[3] != 3):
+            what = f"is {self.images.dtype} {list(shape)}"
             raise DataError(
-                f"{self.name}: images are {self.images.dtype} {list(shape)}, uint8 [N, H, W(, 3)] is needed"
+                f"{self.name} {what}: images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
             )
         if shape[0] != len(self.ids):
             raise DataError(f"{self.name} has {shape[0]:,} images but {len(self.ids):,} ids")

@@ -120,11 +120,6 @@ def open_array(values: Any) -> FileFeatures | ArrayImages:
     content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
         array = array.transpose(0, 2, 3, 1)
-    if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 3):
-        found = f"{array.dtype} {list(array.shape)}"
-        raise DataError(
-            f"the array is {found}: numbers [N, width], or images uint8 [N, H, W(, 3)], are needed"
-        )
     return ArrayImages(
         name="array",
         ids=np.arange(len(array), dtype=np.int64),

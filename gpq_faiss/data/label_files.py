@@ -31,26 +31,23 @@ def read_labels(path: str, n: int) -> Labels:
     (an empty line is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class; a header line is skipped.
     """
     file = local_path(path)
-    try:
-        if file.suffix == ".npy":
-            return labels_of(read_npy(file, "an array of labels"), n, str(file))
-        lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
-        lines = lines[:-1] if lines[-1] == "" else lines
-        lines = lines[1:] if len(lines) == n + 1 else lines
-        # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
-        if len(lines) != n:
-            what = f"{len(lines):,} lines of labels, the data has {n:,} items"
-            raise DataError(f"{file} has {what}: give one line per item, or {_TABLE}")
-        rows = [re.findall("[01]", line) for line in lines if _ZEROS_AND_ONES.fullmatch(line)]
-        if len(rows) == n and len({len(row) for row in rows}) == 1:
-            return labels_of(np.array(rows) == "1", n, str(file))
-        wrong = next((line for line in lines if _COLUMNS.fullmatch(line)), None)
-        if wrong is not None:
-            what = f"lines of several columns, not all of them 0 or 1 of every class ({wrong[:60]!r})"
-            raise DataError(f"{file} has {what}: give one label per line, or {_TABLE}, with a header line")
-        return labels_from_cells([label_cell(line) for line in lines], str(file))
-    except DataError as error:
-        raise DataError(f"--labels {error}") from None
+    if file.suffix == ".npy":
+        return labels_of(read_npy(file, "an array of labels"), n, str(file))
+    lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
+    lines = lines[:-1] if lines[-1] == "" else lines
+    lines = lines[1:] if len(lines) == n + 1 else lines
+    # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
+    if len(lines) != n:
+        what = f"{len(lines):,} lines of labels, the data has {n:,} items"
+        raise DataError(f"{file} has {what}: give one line per item, or {_TABLE}")
+    rows = [re.findall("[01]", line) for line in lines if _ZEROS_AND_ONES.fullmatch(line)]
+    if len(rows) == n and len({len(row) for row in rows}) == 1:
+        return labels_of(np.array(rows) == "1", n, str(file))
+    wrong = next((line for line in lines if _COLUMNS.fullmatch(line)), None)
+    if wrong is not None:
+        what = f"lines of several columns, not all of them 0 or 1 of every class ({wrong[:60]!r})"
+        raise DataError(f"{file} has {what}: give one label per line, or {_TABLE}, with a header line")
+    return labels_from_cells([label_cell(line) for line in lines], str(file))
 
 
 def told(path: str, labels: Labels) -> str:
@@ -83,13 +80,7 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
 
     Items missing in it, or with an empty cell, are unlabelled. ``label_column``: default the first existing one of :data:`.tables.LABELS`.
     """
-    try:
-        return _with_table(dataset, local_path(path), label_column)
-    except DataError as error:
-        raise DataError(f"--labels {error}") from None
-
-
-def _with_table(dataset: Dataset, file: Path, label_column: str | None) -> Dataset:
+    file = local_path(path)
     table = (parquet_table if is_parquet(file) else csv_table)(file, "a table of labels")
     item_column = _guess(ITEMS, table.names) or " or ".join(ITEMS)
     label_column = label_column or _guess(LABELS, table.names) or " or ".join(LABELS)

@@ -118,14 +118,12 @@ class Labels:
         if array.ndim != 1 or array.dtype.kind not in "iub":
             raise DataError(f"labels are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
         limit = MAX_CLASSES if class_names is None else len(class_names)
-        low, high = np.flatnonzero(array < -1), np.flatnonzero(array >= limit)
-        if low.size:
-            what = f"label {int(array[low[0]])} at {named_rows(low)}"
-            raise DataError(f"{what}: labels are class numbers from 0, or -1 for none")
-        if high.size:
-            most = f"at most {limit:,} classes are possible"
-            what = most if class_names is None else f"there are {limit} class names"
-            raise DataError(f"label {int(array[high[0]]):,} at {named_rows(high)} is out of range: {what}")
+        wrong = np.flatnonzero((array < -1) | (array >= limit))
+        if wrong.size:
+            what = f"label {int(array[wrong[0]]):,} at {named_rows(wrong)} is out of range"
+            raise DataError(
+                f"{what}: class numbers are from 0 (-1: none), at most {limit:,} classes are possible"
+            )
         array = array.astype(np.int64)
         names = _names(class_names, max(1, int(array.max(initial=-1)) + 1))
         packed = np.zeros((len(array), (len(names) + 7) // 8), dtype=np.uint8)

@@ -20,7 +20,7 @@ from .features import SUFFIXES, open_features
 from .folder import has_samples, open_folder, open_webdataset
 from .frames import open_frame, open_hf
 from .ids import IdFrom, with_ids, with_names
-from .images import IMAGE_SUFFIXES, shown
+from .images import shown
 from .in_memory import open_array, open_items
 from .label_files import is_label_table, read_labels, told, with_label_table, with_labels
 from .labels import labels_of
@@ -86,11 +86,11 @@ def form_of(path: str, image_column: str | None = None) -> str:
     of_ending = dict.fromkeys(SUFFIXES, "features") | {".csv": "csv", ".tsv": "csv", ".txt": "list"}
     if ending in of_ending:
         return of_ending[ending]
-    if ending in IMAGE_SUFFIXES:
-        raise UsageError(f"{name} is one image: give the folder of several, which are queries or items")
     if os.path.exists(local):
         what = f"its ending tells no form ({', '.join([*of_ending, '.tar'])} do)"
-        raise UsageError(f"{name}: {what}: rename it, or write list:{name} if it lists images")
+        raise UsageError(
+            f"{name}: {what}: rename it, write list:{name} if it lists images, or give their folder"
+        )
     if local and "\0" not in local and (ending or "/" in bare):
         raise DataError(f"{name} not found: give a path that exists, or a form such as features:FILES")
     raise _unknown(path)

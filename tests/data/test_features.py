@@ -93,7 +93,7 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "c-2.npz", features=np.ones((2, 3)))
     for pattern, why in (
         ("a", r"a-1\.npy is \[2, 3\], .*a-2\.npy \[2, 4\]"),
-        ("c", r"c-1\.npz has labels, .*c-2"),
+        ("c", r"c-1\.npz and .*c-2\.npz do not fit: one has labels"),
     ):
         with pytest.raises(DataError, match=why):
             open_data(f"features:{tmp_path}/{pattern}-*.np*")

@@ -87,7 +87,7 @@ def test_a_prefix_comes_before_a_file_of_its_name(here: Path) -> None:
         ("both.parquet", UsageError, "write features:both.parquet or parquet:both.parquet"),
         ("none.parquet", UsageError, "it has picture, n.*--read image_column"),
         ("x.bin", UsageError, "its ending tells no form"),
-        ("images/a/0.png", UsageError, "is one image"),
+        ("images/a/0.png", UsageError, "or give their folder"),
         ("no.npy", DataError, "no.npy not found"),
         ("no-*.npy", DataError, "no file matches"),
         ("no.xlsx", DataError, "no.xlsx not found"),
