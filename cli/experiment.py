@@ -96,7 +96,7 @@ def _grid_options(command: Any) -> Any:
 @experiment.command(
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
-GRID is table2, table3, ablation, pairs, likeness, sensitivity, tsne or voronoi, or a TOML file. Finished runs are skipped,
+GRID is table2, table3, ablation, likeness, sensitivity, tsne or voronoi, or a TOML file. Finished runs are skipped,
 interrupted ones are resumed, and a failed run does not stop the others (the exit code is then 1).
 
 \b

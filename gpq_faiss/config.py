@@ -137,17 +137,6 @@ class PosteriorConfig:
 
 
 @dataclass(frozen=True)
-class PairsConfig:
-    """How GPQ with soft targets (``method = "gpq-soft"``) uses the class probabilities. Not in the paper."""
-
-    __pydantic_config__ = _STRICT
-    targets: Literal["beliefs", "labels"] = "beliefs"
-    """Pairs of the N-pair loss: all items, with targets from class probabilities, or labelled items only."""
-    queries: Literal["auto", "trained", "fitted", "items"] = "auto"
-    """Query vectors: E[W | p] with W as trained or fitted to the codes, the better of the two, or the sub-vectors of items."""
-
-
-@dataclass(frozen=True)
 class TrainingConfig:
     """Optimisation."""
 
@@ -163,8 +152,6 @@ class TrainingConfig:
     validation: Share = 0.05
     """Share of labelled items held out to choose the best checkpoint; 0 = use the last."""
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
-    ema: Share = 0.0
-    """Decay of the exported moving average of the weights; 0 = export the last weights. Not in the paper."""
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
     """Augmentation of images; ``auto`` does not flip digits, and leaves images as they are for perceptrons with noise."""
 
@@ -182,7 +169,6 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     gpq: GPQConfig = field(default_factory=GPQConfig)
     posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
-    pairs: PairsConfig = field(default_factory=PairsConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def fingerprint(self) -> str:
@@ -208,17 +194,16 @@ _RECOMMENDED = Config(
     # Wide enough for 16 codewords of any dimensions: no score is rounded.
     quantizer=QuantizerConfig(subdim=18),
     network=NetworkConfig(dropout=0.5, noise="auto"),
-    loss=LossConfig(lambda1=1.0, lambda2=0.1, beta=20.0),
+    loss=LossConfig(lambda1=1.0, lambda2=0.0, beta=20.0),
     training=TrainingConfig(
         steps="auto",
         batch_labelled=125,
-        batch_unlabelled=400,
+        batch_unlabelled=125,
         learning_rate=1e-3,
         beta1=0.9,
         schedule="cosine",
-        # Every label is learnt from: with a falling rate and averaged weights there is little to choose among the last steps.
+        # Every label is learnt from: with a falling rate there is little to choose among the last steps.
         validation=0.0,
-        ema=0.99,
     ),
 )
 
@@ -234,7 +219,12 @@ PRESETS: dict[str, Config] = {
     ),
     # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
     "gpq": dataclasses.replace(
-        _RECOMMENDED, preset="gpq", method="gpq-soft", quantizer=QuantizerConfig(subdim=24, alpha=8.0)
+        _RECOMMENDED,
+        preset="gpq",
+        method="gpq-soft",
+        quantizer=QuantizerConfig(subdim=24, alpha=8.0),
+        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.1),
+        training=dataclasses.replace(_RECOMMENDED.training, batch_unlabelled=400),
     ),
     "recommended": _RECOMMENDED,
     # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
@@ -243,7 +233,7 @@ PRESETS: dict[str, Config] = {
         preset="unseen-classes",
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
         posterior=PosteriorConfig(feature_weight=0.7, class_codebooks=0, propagation=0.0),
-        training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
+        training=dataclasses.replace(_RECOMMENDED.training, batch_unlabelled=400, validation=0.05),
     ),
 }
 
@@ -419,8 +409,6 @@ def validate(config: Config) -> Config:
         wrong = f"quantizer.subdim = {q.subdim}: at least 3 are needed with method = {config.method}"
     elif not config.loss.lambda1:
         wrong = f"loss.lambda1 = 0: it must be above 0 with method = {config.method}"
-    elif config.method == "gpq-soft" and config.pairs.queries == "fitted" and q.subdim <= q.codewords:
-        wrong = f"pairs.queries = fitted: quantizer.subdim = {q.subdim} must be above quantizer.codewords = {q.codewords}"
     if wrong:
         raise UsageError(wrong)
     return config

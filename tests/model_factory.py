@@ -26,19 +26,19 @@ from gpq_faiss.nn.model import build_network, save_model
 from gpq_faiss.store import codebooks_fingerprint
 
 
-def averaged(**sections: dict[str, Any]) -> Config:
-    """The paper's method beyond the paper: a perceptron with dropout and noise, averaged weights.
+def own_settings(**sections: dict[str, Any]) -> Config:
+    """The paper's method beyond the paper: a perceptron with dropout and noise.
 
     Args:
         sections: further changes, nested as in TOML: ``training={"steps": 60}``.
     """
-    beyond: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, Any]] = {
         "network": {"hidden": [32], "dropout": 0.2, "noise": 0.5},
         "loss": {"lambda1": 1.0, "lambda2": 0.5, "beta": 20.0},
         "gpq": {"classification": "paper"},
-        "training": {"learning_rate": 1e-3, "beta1": 0.9, "schedule": "cosine", "ema": 0.99},
+        "training": {"learning_rate": 1e-3, "beta1": 0.9, "schedule": "cosine"},
     }
-    return validate(merge(merge(preset("paper"), beyond), sections))
+    return validate(merge(merge(preset("paper"), changes), sections))
 
 
 def _split() -> Split:

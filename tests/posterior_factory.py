@@ -42,6 +42,7 @@ def config_of(A: int = 3, **training: object) -> Config:
             preset("recommended"),
             {
                 "quantizer": {"codebooks": 3},
+                "loss": {"lambda2": 0.1},
                 "posterior": {"committee": 4, "committee_hidden": 16, **features},
                 "training": training,
             },
@@ -49,8 +50,8 @@ def config_of(A: int = 3, **training: object) -> Config:
     )
 
 
-def method(A: int = 3, *, width: int = WIDTH, ema: float = 0.99) -> PosteriorCodes:
-    config = config_of(A, ema=ema)
+def method(A: int = 3, *, width: int = WIDTH) -> PosteriorCodes:
+    config = config_of(A)
     net = build_network(config, {"kind": "features", "width": width}, C)
     assert isinstance(net, PosteriorNetwork)
     return PosteriorCodes(net, config)
@@ -63,7 +64,7 @@ def network(A: int = 3, *, width: int = WIDTH) -> PosteriorNetwork:
 
 @functools.cache
 def _network(A: int, width: int) -> PosteriorNetwork:
-    made = method(A, width=width, ema=0.0)
+    made = method(A, width=width)
     made.fit_codebooks(Sampler(items(600, width=width)))
     return made.network.eval()
 

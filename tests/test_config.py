@@ -136,7 +136,6 @@ def test_settings_on_the_command_line_are_typed_and_checked() -> None:
             {"loss": {"lambda1": 0.0}},
             "loss.lambda1 = 0: it must be above 0 with method = posterior",
         ),
-        ("gpq", {"pairs": {"queries": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

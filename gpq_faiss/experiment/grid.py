@@ -198,7 +198,6 @@ def _product(settings: Any) -> list[dict[str, Any]]:
 # What the trained methods that are not GPQ take of a preset: the budget, the optimiser and the backbone. The rest is GPQ's own (its
 # class networks, its losses, its average of the weights), and changes in it are none of theirs.
 _SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
-_NOT_SHARED_TRAINING = ("ema",)
 # Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md).
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
 
@@ -207,7 +206,7 @@ def baseline_config(config: Config, *, perceptron: bool) -> Config:
     """Settings of the trained methods that are not GPQ, beside a GPQ of the settings ``config``."""
     changes = {
         "network": {name: getattr(config.network, name) for name in _SHARED_NETWORK},
-        "training": {k: v for k, v in vars(config.training).items() if k not in _NOT_SHARED_TRAINING},
+        "training": vars(config.training),
         "gpq": {"details": config.gpq.details},
         "quantizer": {"codewords": config.quantizer.codewords},
     }

@@ -31,17 +31,9 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
         M: codebooks.
         K: codewords per codebook.
         seed: of k-means.
-
-    Raises:
-        DataError: fewer targets than codewords, or targets that are not finite.
     """
     x = targets.float().cpu()
-    if len(x) < K:
-        raise DataError(
-            f"{len(x)} items are too few for {K} codewords: give at least {K} items, or use fewer codewords"
-        )
-    if not torch.isfinite(x).all():
-        raise DataError("the network's outputs became infinite: lower training.learning_rate")
+    check_targets(x, K)
     scales = PLACE ** np.arange(M, dtype=np.float32)
     start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
     codewords = torch.from_numpy(start)
@@ -51,3 +43,13 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
         gram = chosen.T @ chosen + _RIDGE * torch.eye(M * K, dtype=torch.double)
         codewords = torch.linalg.solve(gram, chosen.T @ x.double()).float().reshape(M, K, -1)
     return codewords
+
+
+def check_targets(x: Tensor, K: int) -> None:
+    """Raises DataError: fewer items than codewords, or items that are not finite."""
+    if len(x) < K:
+        raise DataError(
+            f"{len(x)} items are too few for {K} codewords: give at least {K} items, or use fewer codewords"
+        )
+    if not torch.isfinite(x).all():
+        raise DataError("the network's outputs became infinite: lower training.learning_rate")

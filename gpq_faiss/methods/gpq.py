@@ -22,13 +22,12 @@ from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.model import build_network, input_description
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import at_least_float32, intra_normalize, reverse_gradient, soft_assign
-from .averaged import AveragedMethod
 from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
-from .trainable import TrainingBatch
+from .trainable import CodeMethod, TrainingBatch
 
 
-class GPQ(AveragedMethod[GPQNetwork]):
+class GPQ(CodeMethod[GPQNetwork]):
     """The method of the paper over any backbone."""
 
     def __init__(self, network: GPQNetwork, config: Config) -> None:

@@ -3,19 +3,17 @@
 In the paper only the classifier's losses use unlabelled items; the N-pair loss (eq. 2), which shapes the codes, uses labels alone.
 Here class networks, trained in the same steps with labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), predict the
 class of every item, and the similarity of a pair is the probability that it shares a class, t_ij = p_i·p_j. So the more numerous
-unlabelled items shape the codes, too. Probabilities come from the moving average of the class networks' weights, which is steadier.
+unlabelled items shape the codes, too.
 
 Sub-vectors, codewords Z and sub-prototypes W are the paper's: each sub-vector is coded by its nearest codeword; W classifies sub-vectors
 (eq. 3, with class probabilities as targets); W maximises and the network minimises the entropy (eq. 4). Queries are E[W | p].
 
-After training, the queries' score tables may be refitted to the final codes by least squares on p_i·p_j: better with few classes, worse
-with many. The choice needs no labels: it is by the expected mean average precision of held-out items.
+After training, the queries' score tables are refitted to the final codes by least squares on p_i·p_j, if classes are few and sub-vectors
+have more dimensions than there are codewords: with many classes they would rank worse.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,33 +27,26 @@ from ..data.reader import Reader
 from ..losses import SoftNPairLoss, SubspaceEntropy, SubspaceSoftTargets
 from ..nn.gpq_soft import SoftGPQNetwork, straight_through
 from ..nn.quantizer import intra_normalize, reverse_gradient
-from .averaged import AveragedMethod
 from .posterior import PosteriorCodes
-from .posterior_codebooks import expected_map
-from .trainable import TrainingBatch
-
-log = logging.getLogger(__name__)
+from .posterior_codebooks import are_few
+from .trainable import CodeMethod, TrainingBatch
 
 _ITEMS = 20_000
-"""Unlabelled items for fitting and choosing score tables."""
-_CHOSEN_BY = 0.2
-"""Held-out share of these; a fifth of them are the queries of the choice."""
+"""Unlabelled items for fitting score tables."""
 _RATE = 5.0
 """Factor on the learning rate of the parts that make the codes: two small layers, codewords and prototypes, which hardly overfit."""
 _RIDGE = 1e-3
 """Ridge weight. Tables are determined only up to shifts between codebooks: the shortest are chosen."""
 
 
-class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
+class SoftGPQ(CodeMethod[SoftGPQNetwork]):
     """See the module docstring."""
 
     def __init__(self, network: SoftGPQNetwork, config: Config) -> None:
         super().__init__(network, config)
         beta = config.loss.beta
         # Its class networks are already part of our network: they must not appear in the state twice.
-        object.__setattr__(
-            self, "class_networks", PosteriorCodes(network.committee, _without_average(config))
-        )
+        object.__setattr__(self, "class_networks", PosteriorCodes(network.committee, config))
         self.class_networks: PosteriorCodes
         # The class networks add the plugin losses; their parameters are part of our state.
         self.extra_losses = self.class_networks.extra_losses
@@ -99,7 +90,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
         raw = net.raw_subvectors(p)
         x = intra_normalize(raw, net.M)
         codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
-        scores = net.scores(net.expected(target) if net.own_queries else x, codewords)
+        scores = net.scores(net.expected(target), codewords)
         parts["npair"] = self.npair(scores, target, target)
         total = total + parts["npair"]
         prototypes = net.classifier.raw
@@ -113,62 +104,27 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
 
     @torch.no_grad()
     def _posterior(self, x: Tensor, amp: bool) -> Tensor:
-        """Class probabilities of items, float [B, C], by the averaged class networks."""
-        source = self.exported()
-        training = source.training
-        p = source.eval().posterior(x, amp)
-        source.train(training)
+        """Class probabilities of items, float [B, C], without dropout and noise."""
+        training = self.network.training
+        p = self.network.eval().posterior(x, amp)
+        self.network.train(training)
         return p
 
     def _targets(self, y: Tensor, p: Tensor) -> Tensor:
-        """Class probabilities of a batch, float [B + U, C]: labels of the first B, predictions (or zeros) for the others."""
+        """Class probabilities of a batch, float [B + U, C]: labels of the first B, predictions for the others."""
         known = y / y.sum(dim=1, keepdim=True).clamp_min(1)
-        others = p[len(y) :]
-        if self.config.pairs.targets == "labels":
-            others = torch.zeros_like(others)
-        return torch.cat([known.to(p.dtype), others])
+        return torch.cat([known.to(p.dtype), p[len(y) :]])
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Use W for queries; after the training the score tables that are set or estimated best."""
-        source = self.exported().eval()
-        tables: Tensor | None = None
-        if final and source.own_queries and self.config.pairs.queries != "trained":
-            p = torch.cat([source.posterior(x) for x in sample(_ITEMS)])
-            tables = self._tables(source, p)
-        for network in {self.network, source}:
-            network.set_queries(tables)
-
-    def _tables(self, source: SoftGPQNetwork, p: Tensor) -> Tensor | None:
-        """Score tables fitted to class probabilities float [n, C] of items; None if they are worse or cannot be fitted."""
-        wanted = self.config.pairs.queries
-        _, K, d = source.codebooks().shape
-        if wanted == "auto" and d <= K:
-            log.info("score tables: as trained; sub-vectors of %d dimensions are too short to refit them", d)
-            return None
-        codes = source.codes(p)
-        held = max(2, int(_CHOSEN_BY * len(p)))
-        fitted = fit_tables(
-            p[held:] if wanted == "auto" else p, codes[held:] if wanted == "auto" else codes, K
-        )
-        if wanted == "fitted":
-            return fitted
-        q = max(1, int(_CHOSEN_BY * held))
-        trained, again = (
-            expected_map(score_codes(p[:q], tables, codes[q:held]), p[:q] @ p[q:held].T)
-            for tables in (source.trained_tables(), fitted)
-        )
-        log.info(
-            "score tables: %s; expected mAP as trained %.4f, refitted %.4f",
-            "refitted" if again > trained else "as trained",
-            trained,
-            again,
-        )
-        return fitted if again > trained else None
-
-
-def _without_average(config: Config) -> Config:
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, ema=0.0))
+        """Use W for queries; after the training, with few classes, score tables fitted to the codes."""
+        net = self.network.eval()
+        _, K, d = net.codebooks().shape
+        tables = None
+        if final and are_few(net.classifier.raw.shape[1], K) and d > K:
+            p = torch.cat([net.posterior(x) for x in sample(_ITEMS)])
+            tables = fit_tables(p, net.codes(p), K)
+        net.set_queries(tables)
 
 
 def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
@@ -184,9 +140,3 @@ def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
     gram += _RIDGE * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     solved: Tensor = torch.linalg.solve(gram, chosen.T @ p.double())
     return solved.reshape(codes.shape[1], K, p.shape[1]).to(p.dtype)
-
-
-def score_codes(p: Tensor, tables: Tensor, codes: Tensor) -> Tensor:
-    """Scores float [Q, n] of codes int64 [n, M] for queries' class probabilities ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
-    items = tables[torch.arange(len(tables), device=codes.device), codes].sum(dim=1)
-    return p @ items.T

@@ -98,7 +98,7 @@ def _deep(
 
 def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **more: Any) -> MethodEntry:
     return _array(
-        "gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, deep=True, revision=3, **more
+        "gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, deep=True, revision=4, **more
     )
 
 

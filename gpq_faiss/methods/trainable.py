@@ -10,21 +10,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..config import TrainingConfig
+from ..config import Config, TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
+from ..losses import ExtraLosses
 from ..nn.backbones import Backbone
+from ..nn.gpq import CodeNetwork
 from ..nn.joint import LABELLED, UNLABELLED, Share
 from .base import Coder
+from .coders import ProductCoder
 
 _NO_ROWS = np.empty(0, np.int64)
+Network = TypeVar("Network", bound=CodeNetwork)
 
 
 @dataclass(frozen=True)
@@ -141,3 +145,34 @@ class TrainableMethod(nn.Module, ABC):
     def after_step(self, step: int) -> None:
         """Called after the optimizer's step ``step`` (from 0)."""
         del step
+
+
+class CodeMethod(TrainableMethod, Generic[Network]):
+    """Base of the GPQ methods: a network that has its codebooks.
+
+    Attributes:
+        network: the network, trained and exported.
+        config: configuration of the run.
+        extra_losses: losses from plugins.
+    """
+
+    name = "gpq"
+
+    def __init__(self, network: Network, config: Config) -> None:
+        super().__init__()
+        self.network: Network = network
+        self.config = config
+        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
+
+    def exported(self) -> Network:
+        """The network."""
+        return self.network
+
+    @torch.no_grad()
+    def codebooks(self) -> NDArray[np.float32]:
+        """Exported codebooks, float32 [M, K, d], unit-norm."""
+        return np.ascontiguousarray(self.network.codebooks().float().cpu().numpy())
+
+    def coder(self) -> ProductCoder:
+        """Coder of the exported codebooks, inner product."""
+        return ProductCoder(self.codebooks())

@@ -44,7 +44,6 @@ class SoftGPQNetwork(CodeNetwork):
         K: codewords per codebook.
         d: dimensions of a sub-vector, at least 2.
         C: classes.
-        own_queries: whether queries are E[W | p]; else they are computed like items.
         generator: for the initial weights.
 
     Attributes:
@@ -63,13 +62,11 @@ class SoftGPQNetwork(CodeNetwork):
         d: int,
         C: int,
         *,
-        own_queries: bool = True,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.committee = committee
         self.M = M
-        self.own_queries = own_queries
         self.codewords = Codebooks(M, K, d - 1, generator=generator)
         self.classifier = SubspaceClassifier(M, C, d - 1, generator=generator)
         self.log_scale = nn.Parameter(torch.tensor(math.log(_FIRST_SCALE)))
@@ -114,7 +111,7 @@ class SoftGPQNetwork(CodeNetwork):
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """Sub-vectors float32 [B, M·d]; those of items are not normalised."""
         p = self.posterior(x, amp)
-        if queries and self.own_queries:
+        if queries:
             return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
         flat = self.raw_subvectors(p)
         return _padded(flat.reshape(flat.shape[0], self.M, -1)).flatten(1)

@@ -153,8 +153,7 @@ def build_network(
     if config.method == "gpq-soft":
         # It has its own codewords: those of the class networks are then minimal.
         committee = _build_class_networks(config, n_classes, net, (1, 1, 3), 1, generator)
-        own_queries = config.pairs.queries != "items"
-        return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
+        return SoftGPQNetwork(committee, *shape, n_classes, generator=generator)
     A = q.codebooks
     if config.posterior.feature_weight:
         own = config.posterior.class_codebooks

@@ -23,9 +23,9 @@ from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, UsageError
 from ..files import fingerprint
-from ..methods.averaged import AveragedMethod
 from ..methods.gpq import build_gpq
 from ..methods.registry import METHODS
+from ..methods.trainable import CodeMethod
 from ..nn.backbones import backbone_plugin
 from ..nn.model import input_description, save_model
 from ..training.loop import Fitted, Progress, RunOptions, fit
@@ -113,7 +113,7 @@ def train(
         )
         if group.main:
             method = fitted.method
-            assert isinstance(method, AveragedMethod)
+            assert isinstance(method, CodeMethod)
             if isinstance(dataset, ImageDataset) and dataset.bad.count:
                 log.warning("%s", dataset.bad.summary())
             save_model(

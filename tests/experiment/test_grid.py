@@ -69,8 +69,8 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
     other = grid.with_options(bits=(12,), seeds=None, labelled="all")
     assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), "all")
-    other = other.with_settings({"training": {"ema": 0.5}, "method": "gpq"})
-    assert other.config == {"training": {"steps": 7, "ema": 0.5}, "method": "gpq"}
+    other = other.with_settings({"training": {"beta1": 0.5}, "method": "gpq"})
+    assert other.config == {"training": {"steps": 7, "beta1": 0.5}, "method": "gpq"}
     assert read_grid("table2").with_options(protocol="2").title == "Table 2: mAP under protocol 2"
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
     # In the order of the tables, whatever the order in the file.
@@ -210,7 +210,7 @@ def test_settings_are_layered() -> None:
         assert (other.method, other.network.hidden) == ("gpq", hidden)
     # The budget is shared; what is GPQ's own is not.
     ours, theirs = config("gpq", second), config("pqn", second)
-    assert theirs.training == dataclasses.replace(ours.training, ema=0.0)
+    assert theirs.training == dataclasses.replace(ours.training, batch_unlabelled=125)
     assert dataclasses.replace(theirs.loss, beta=4.0) == preset("paper").loss
 
 

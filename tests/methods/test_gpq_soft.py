@@ -12,17 +12,13 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpq_faiss import encode, evaluate, search, train
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.gpq import GPQ
-from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables, score_codes
-from gpq_faiss.methods.posterior_codebooks import expected_map
+from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.model import build_network
@@ -44,9 +40,9 @@ def config_of(**sections: dict[str, Any]) -> Config:
     return validate(merge(merge(preset("gpq"), small), sections))
 
 
-def method(**sections: dict[str, Any]) -> SoftGPQ:
+def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
     config = config_of(**sections)
-    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    net = build_network(config, {"kind": "features", "width": WIDTH}, classes)
     assert isinstance(net, SoftGPQNetwork)
     return SoftGPQ(net, config).train()
 
@@ -101,39 +97,33 @@ def test_the_paper_has_the_losses_that_are_printed() -> None:
     assert parts == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("targets", ["beliefs", "labels"])
-@pytest.mark.parametrize("queries", ["auto", "items"])
-def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queries: str) -> None:
+def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
     """All terms against loops over items, sub-spaces and pairs."""
-    gpq = method(
-        pairs={"targets": targets, "queries": queries},
-        loss={"lambda1": 0.9, "lambda2": 0.3},
-        posterior={"propagation": 0.0},
-    )
+    gpq = method(loss={"lambda1": 0.9, "lambda2": 0.3}, posterior={"propagation": 0.0})
     given = batch()
     parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
     theirs = {k: v.item() for k, v in gpq.class_networks.losses(given, amp=False).items()}
     net = gpq.network
     with torch.no_grad():
-        p = gpq.exported().eval().posterior(given.x)
+        p = net.eval().posterior(given.x)
         x = net.subvectors(p).double().numpy()
         Z, W, scale = (t.double().numpy() for t in (net.codewords(), net.classifier(), net.log_scale.exp()))
     p = p.double().numpy()
-    told = p.copy() if targets == "beliefs" else np.zeros((ITEMS, C))
+    told = p.copy()
     told[:LABELLED] = given.y.numpy()
-    known = [i for i in range(ITEMS) if told[i].any()]
     npair = classification = 0.0
-    for i in known:
-        asked = [told[i] @ W[m] if queries == "auto" else x[i, m] for m in range(M)]
-        s = {
-            j: scale * np.mean([asked[m] @ Z[m, (Z[m] @ x[j, m]).argmax()] for m in range(M)]) for j in known
-        }
-        t = {j: told[i] @ told[j] for j in known}
-        down = np.log(sum(np.exp(list(s.values()))))
-        npair -= sum(t[j] / sum(t.values()) * (s[j] - down) for j in known) / len(known)
+    for i in range(ITEMS):
+        s = scale * np.array(
+            [
+                np.mean([told[i] @ W[m] @ Z[m, (Z[m] @ x[j, m]).argmax()] for m in range(M)])
+                for j in range(ITEMS)
+            ]
+        )
+        t = told @ told[i]
+        npair -= t @ (s - np.log(np.exp(s).sum())) / t.sum() / ITEMS
         for m in range(M):
             vote = 20 * W[m] @ x[i, m]
-            classification -= told[i] @ (vote - np.log(np.exp(vote).sum())) / M / len(known)
+            classification -= told[i] @ (vote - np.log(np.exp(vote).sum())) / M / ITEMS
     entropy = 0.0
     for i, m in itertools.product(range(LABELLED, ITEMS), range(M)):
         soft = np.exp(20 * W[m] @ x[i, m])
@@ -168,27 +158,7 @@ def test_every_parameter_is_stepped_once() -> None:
 
 
 def test_the_state_holds_the_class_networks_once() -> None:
-    names = list(method().state_dict())
-    assert {name.split(".")[0] for name in names} == {"network", "average"}
-
-
-@settings(max_examples=40, deadline=None)
-@given(n=st.integers(2, 7), seed=st.integers(0, 1000), ties=st.booleans())
-def test_the_expected_map_is_a_mean_over_what_may_be_relevant(n: int, seed: int, ties: bool) -> None:
-    """Σ over k of P(k relevant) times the expected precision at k given that, divided by the expected number: by all subsets."""
-    rng = np.random.default_rng(seed)
-    r = rng.random(n)
-    s = rng.integers(0, 3, n).astype(float) if ties else rng.permutation(n).astype(float)
-    if ties:
-        r = np.array([r[s == v].mean() for v in s])
-    order = np.argsort(-s, kind="stable")
-    expected = 0.0
-    for chosen in itertools.product([0, 1], repeat=n):
-        weight = np.prod(np.where(chosen, r, 1 - r))
-        ranked = np.array(chosen)[order]
-        expected += weight * float((ranked * np.cumsum(ranked) / np.arange(1, n + 1)).sum())
-    found = expected_map(torch.from_numpy(s)[None], torch.from_numpy(r)[None])
-    assert found == pytest.approx(expected / r.sum())
+    assert {name.split(".")[0] for name in method().state_dict()} == {"network"}
 
 
 def test_fitted_tables_are_the_least_squares() -> None:
@@ -199,7 +169,7 @@ def test_fitted_tables_are_the_least_squares() -> None:
     chosen = torch.nn.functional.one_hot(codes, 8).flatten(1).double()
     best = chosen @ torch.linalg.lstsq(chosen, p.double(), driver="gelsd").solution
     off = p.double() - best
-    said = score_codes(torch.eye(C), tables, codes).T
+    said = tables[torch.arange(M), codes].sum(dim=1)
     assert float((p - said).square().sum()) == pytest.approx(float(off.square().sum()), rel=1e-4)
 
 
@@ -210,52 +180,21 @@ def _world(gpq: SoftGPQ) -> Any:
     return lambda n: iter([x[:n]])
 
 
-@pytest.mark.parametrize("tables", ["trained", "fitted", "auto"])
-def test_tables_are_those_that_are_asked_for_or_better_by_belief(tables: str) -> None:
-    gpq = method(pairs={"queries": tables})
+def test_score_tables_are_refitted_after_the_training() -> None:
+    gpq = method()
     with torch.no_grad():
         gpq.network.codewords.raw.mul_(3)  # of any length
-    gpq.average = None
     gpq.fit_codebooks(_world(gpq), final=False)
     as_trained = gpq.network.prototypes.clone()
-    with torch.no_grad():
-        p = torch.cat([gpq.network.eval().posterior(x) for x in _world(gpq)(400)])
     gpq.fit_codebooks(_world(gpq), final=True)
-    same = torch.equal(as_trained, gpq.network.prototypes)
-    if tables != "auto":
-        assert same == (tables == "trained")
-        return
-    # Random sub-prototypes say nothing: fitted tables must be better, and are so by the beliefs themselves.
-    assert not same
-    codes = gpq.network.codes(p)
-    by_trained, by_fitted = (
-        expected_map(score_codes(p[:50], t, codes[50:]), p[:50] @ p[50:].T)
-        for t in (gpq.network.trained_tables(), fit_tables(p[50:], codes[50:], 8))
-    )
-    assert by_fitted > by_trained
-
-
-def test_better_trained_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpq = method()
-    gpq.average = None
-    monkeypatch.setattr("gpq_faiss.methods.gpq_soft.fit_tables", lambda p, codes, K: -torch.ones(M, K, C))
-    before = gpq.network.prototypes.clone()
-    gpq.fit_codebooks(_world(gpq), final=True)
-    torch.testing.assert_close(gpq.network.prototypes, before)
-
-
-@pytest.mark.parametrize(
-    ("sections", "named"),
-    [
-        ({"quantizer": {"neighbours": 0.3}}, "neighbours"),
-        ({"loss": {"metric": "triplet"}}, "metric"),
-        ({"pairs": {"queries": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
-        ({"pairs": {"queries": "best"}}, "pairs.queries"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(sections: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        config_of(**sections)
+    assert not torch.equal(as_trained, gpq.network.prototypes)
+    # Not to sub-vectors that are too short for them, nor with more classes than codewords.
+    few = method(quantizer={"subdim": 8}), method(quantizer={"codewords": 4}, classes=9)
+    for gpq in few:
+        gpq.fit_codebooks(_world(gpq), final=False)
+        as_trained = gpq.network.prototypes.clone()
+        gpq.fit_codebooks(_world(gpq), final=True)
+        torch.testing.assert_close(gpq.network.prototypes, as_trained)
 
 
 @pytest.fixture(scope="module")

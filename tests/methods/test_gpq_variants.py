@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_factory import averaged
+from model_factory import own_settings
 
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
@@ -19,7 +19,7 @@ from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 
-BASES = {"paper": preset("paper"), "averaged": averaged()}
+BASES = {"paper": preset("paper"), "own settings": own_settings()}
 
 
 @pytest.mark.parametrize("base", list(BASES))

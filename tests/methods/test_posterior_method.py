@@ -38,27 +38,18 @@ from gpq_faiss.nn.posterior import (
 
 
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
-def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
+def test_settling_fits_codebooks_to_what_the_network_believes(A: int) -> None:
     made = method(A)
-    with torch.no_grad():
-        for p in made.network.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
-    assert made.average is not None
     random = made.codebooks().copy()
     draw = Sampler(items(700))
     made.fit_codebooks(draw)
-    net = made.exported()
-    assert net is made.average
+    net = made.network
     features, posterior = seen(net, items(700))
-    assert not torch.allclose(posterior, seen(made.network.eval(), items(700))[1], atol=1e-3)
     found = fit_class_codebooks(posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed)
     assert net._by_logits == found.by_logits
     # Wide enough for 16 codewords: nothing is lost but digits.
     torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(made.codebooks(), random)
-    for name, value in made.network.named_buffers():
-        if not name.startswith("backbone"):
-            torch.testing.assert_close(value, net.get_buffer(name), msg=name)
     if A < 3:
         expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
         torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
@@ -68,7 +59,7 @@ def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
 
 def fitted(A: int, w: float) -> PosteriorNetwork:
     """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted to 600 items."""
-    config = merge(config_of(A, ema=0.0), {"posterior": {"feature_weight": w}})
+    config = merge(config_of(A), {"posterior": {"feature_weight": w}})
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     assert isinstance(net, PosteriorNetwork)
     PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
@@ -110,7 +101,7 @@ def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> Non
 
 
 def test_codewords_follow_the_network() -> None:
-    made = method(ema=0.0)
+    made = method()
     draw = Sampler(items(600))
     made.fit_codebooks(draw)
     first = made.codebooks().copy()
@@ -125,7 +116,7 @@ def test_codewords_follow_the_network() -> None:
 def test_a_saved_state_brings_the_codewords_back() -> None:
     made = method(2)
     made.fit_codebooks(Sampler(items(600)))
-    fresh = method(2)
+    fresh = method(2).eval()
     fresh.load_state_dict(made.state_dict())
     x = items(10, 3)
     for ask in (False, True):
@@ -147,7 +138,7 @@ def test_the_loss_is_that_of_the_class_networks() -> None:
     with torch.no_grad():
         v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
         v = v / v.norm(dim=2, keepdim=True)
-        classification = SubspaceClassification("paper", loss.beta)(v[:15], net.classifier.raw, batch().y)
+        classification = SubspaceClassification(loss.beta)(v[:15], net.classifier.raw, batch().y)
         entropy = SubspaceEntropy(loss.beta)(v[15:], net.classifier.raw)
     torch.testing.assert_close(parts["classification"].detach(), classification)
     torch.testing.assert_close(parts["entropy"].detach(), entropy)
@@ -166,7 +157,6 @@ def test_both_losses_teach_the_class_networks_and_none_the_codewords(part: str) 
     assert taught == {n for n, _ in made.network.named_parameters()}
     optimizer = made.optimizer(made.config.training)
     optimizer.step()
-    made.after_step(0)
     np.testing.assert_allclose(made.codebooks(), before, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_factory import averaged
+from model_factory import own_settings
 
 from gpq_faiss.config import PRESETS, Config, LossConfig, preset
 from gpq_faiss.data.open import open_data
@@ -62,7 +62,7 @@ def test_noise_is_drawn_for_each_subspace_and_only_in_training() -> None:
     torch.testing.assert_close(heads(x), heads(x), rtol=0, atol=0)
 
 
-CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"averaged": averaged()}
+CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"own settings": own_settings()}
 """Every preset for features, and every setting of the network without class networks."""
 
 
@@ -86,29 +86,6 @@ def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
         steps,
         generator(),
     )
-
-
-@pytest.mark.parametrize("name", ["recommended", "averaged"])
-def test_the_average_follows_the_weights_and_is_what_is_exported(name: str) -> None:
-    base = CONFIGS[name]
-    config = replace(base, training=replace(base.training, ema=0.99))
-    gpq = any_method(config)
-    assert gpq.exported() is gpq.average
-    mean = {k: v.clone() for k, v in gpq.network.state_dict().items()}
-    for step in range(5):
-        with torch.no_grad():
-            for p in gpq.network.parameters():
-                p.add_(torch.randn(p.shape, generator=generator(step)))
-        gpq.after_step(step)
-        decay = min(config.training.ema, (step + 1) / (step + 10))
-        now = gpq.network.state_dict()
-        mean = {
-            k: decay * v + (1 - decay) * now[k] if v.is_floating_point() else now[k] for k, v in mean.items()
-        }
-    for entry, value in gpq.exported().state_dict().items():
-        torch.testing.assert_close(value, mean[entry])
-    plain = method(preset("paper"))
-    assert plain.exported() is plain.network
 
 
 def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network() -> None:

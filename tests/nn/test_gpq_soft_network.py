@@ -22,14 +22,13 @@ from gpq_faiss.nn.posterior import PosteriorNetwork
 WIDTH, C = 9, 5
 
 
-def network(M: int = 3, K: int = 8, d: int = 12, *, queries: str = "auto", seed: int = 0) -> SoftGPQNetwork:
+def network(M: int = 3, K: int = 8, d: int = 12, *, seed: int = 0) -> SoftGPQNetwork:
     config = validate(
         merge(
             preset("gpq"),
             {
                 "quantizer": {"codebooks": M, "codewords": K, "subdim": d},
                 "posterior": {"committee": 2, "committee_hidden": 16},
-                "pairs": {"queries": queries},
                 "training": {"seed": seed},
             },
         )
@@ -109,13 +108,6 @@ def test_prototypes_are_the_queries_of_sure_items() -> None:
     net.set_queries(torch.randn(3, 8, C, generator=torch.Generator().manual_seed(3)))
     net.committee.posterior = lambda raw: torch.eye(C)  # type: ignore[method-assign, assignment, misc]
     torch.testing.assert_close(net.queries(items(C)).view(C, 3, 12).transpose(0, 1), net.prototypes)
-
-
-@torch.no_grad()
-def test_queries_may_be_made_as_items_are() -> None:
-    net = network(queries="items")
-    torch.testing.assert_close(net.queries(items()), net(items()))
-    assert not torch.allclose(network().queries(items()), network()(items()))
 
 
 def test_straight_through_gives_codewords_and_the_gradient_of_their_mean() -> None:

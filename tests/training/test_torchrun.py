@@ -37,7 +37,6 @@ def arguments(out: Path, *more: str) -> list[str]:
         "training.batch_labelled": 51,
         "training.batch_unlabelled": 60,
         "training.validation": 0.1,
-        "training.ema": 0.9,
     }
     changes = [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     own = ["--preset", "paper", "--labelled", "30-per-class", "--device", "cpu", "--validate-every", "4"]

@@ -21,6 +21,7 @@ from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.posterior import PosteriorCodes
+from gpq_faiss.methods.propagation import PseudoLabels
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
 from gpq_faiss.nn.joint import DrawsByRow, JointBatchNorm, Share, join_batch_norm
@@ -127,8 +128,8 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
         for several in (False, True):
             method = build_gpq(config, dataset, size, labels.n_classes).double().to(device)
             if isinstance(method, PosteriorCodes):
-                method.rows, method.weight = rows, 0.5
-                method.pseudo_labels = torch.rand(len(rows), 10, generator=torch.Generator().manual_seed(1))
+                p = np.random.default_rng(1).random((len(rows), 10), np.float32)
+                method.pseudo_labels = PseudoLabels(rows, p, 0.5)
             part = None
             if several:
                 join_batch_norm(method)
