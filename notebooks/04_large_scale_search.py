@@ -131,7 +131,7 @@ plt.show()
 # %% [markdown]
 # ## Filters
 #
-# Any search takes a filter: ids to allow or deny, a bitmap, or a function of ids. It costs no second index.
+# Any search takes a filter: ids to allow or deny, or a function of ids. It costs no second index.
 
 # %%
 even = on_disk.search(queries, 10, where=lambda ids: ids % 2 == 0)[1]
