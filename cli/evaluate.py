@@ -46,7 +46,7 @@ Examples:
 )
 @click.argument("model_dir", metavar="MODEL")
 @click.argument("data")
-@click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the training's]")
+@click.option("--protocol", help="1, 2, transfer[:CLASSES] or gpq-authors.  [default: the training's]")
 @click.option(
     "--compare",
     default="",

@@ -80,7 +80,7 @@ _OF_THE_GRID = {
     "bits": "Code lengths separated by commas.",
     "seeds": "Seeds of split, weights and batches, separated by commas.",
     "labelled": "Labels for the training: N-per-class, a fraction or a file.",
-    "protocol": "1, 2, transfer[:SHARE|CLASSES] or gpq-authors.",
+    "protocol": "1, 2, transfer[:CLASSES] or gpq-authors.",
     "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
     "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
 }

@@ -16,24 +16,23 @@ from .options import emit, out_option, overwrite_option
     "to",
     type=click.Choice(["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]),
     required=True,
-    help="The form, named by the tool that reads it.",
+    help="The tool that reads it.",
 )
 @out_option
 @click.option(
     "--factory",
     metavar="STRING",
-    help="For factory: such as IDMap2,PQ12x4 or IVF10,PQ12x4fs.  [default: IDMap2,PQ of the model]",
+    help="For factory: such as IDMap2,PQ12x4 or PQ12x4fs.  [default: IDMap2,PQ of the model]",
 )
 @overwrite_option
 def export(source: str, to: Any, out: str, factory: str | None, overwrite: bool) -> None:
     """Write a model, or codes, for another tool. SOURCE is a model folder; for parquet, codes.h5.
 
     faiss is an empty, trained IndexPQ (as gpq export-faiss writes it). factory is the same as faiss.index_factory makes it of
-    STRING: PQ of the model's codebooks, with fs for FastScan, half as many of 8 bits for the byte-fused form, IDMap2 for ids,
-    or IVF with one list per class of the model. numpy, nanopq and lancedb are .npz files of float32 codebooks (lancedb in the
-    byte-fused form: two codebooks of 16 are one of 256, for the same bytes). parquet is a table of ids, codes, names and labels.
-    onnx and torch are the network (gpq
-    export-encoder has more options for them). docs/existing-pipelines.md shows how each is loaded.
+    STRING: PQ of the model's codebooks, with fs for FastScan, half as many of 8 bits for byte-fused codebooks, IDMap2 for ids.
+    numpy, nanopq and lancedb are .npz files of float32 codebooks (of lancedb byte-fused: two codebooks of 16 are one of 256, for
+    the same bytes). parquet is a table of ids, codes, names and labels. onnx and torch are the network (as gpq export-encoder
+    writes it). docs/databases.md shows how each is loaded.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ from .options import emit, out_option, overwrite_option, ray_option
     type=click.Choice(["flat", "fused", "fastscan", "ivf"]),
     default="flat",
     show_default=True,
-    help="Form of the index: flat is a plain 4-bit IndexPQ; ivf has lists made of codewords, for search in place.",
+    help="Kind of the index: flat is a plain 4-bit IndexPQ; ivf has lists made of codewords, for search in place.",
 )
 @click.option(
     "--memory",

@@ -30,8 +30,8 @@ def export(
         to: ``faiss`` is an empty, trained ``IndexPQ`` (:func:`.export_faiss`); ``factory`` the same in the form of a
             ``faiss.index_factory`` string; ``numpy``, ``nanopq`` and ``lancedb`` are ``.npz`` files of codebooks
             (:mod:`gpq_faiss.faissio.export`); ``parquet`` is a table of codes with ids, names and labels (:func:`.export_codes`);
-            ``onnx`` and ``torch`` are the network (:func:`.export_encoder`, which has more options).
-        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``IVF10,PQ12x4fs``.
+            ``onnx`` and ``torch`` are the network (:func:`.export_encoder`).
+        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4`` or ``PQ12x4fs``.
         overwrite: replace existing files.
 
     Returns:
