@@ -46,7 +46,7 @@ from .options import (
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
-@ray_option(workers=click.INT, replicas=click.INT, allow_partial=click.BOOL)
+@ray_option(workers=click.INT)
 @device_option
 @overwrite_option
 @read_option
@@ -79,7 +79,7 @@ def search(
       gpq search model index.faiss queries.npy -k 10 --format json
       gpq search encoder.onnx index.faiss photo.jpg
       gpq search model lists.faiss queries.npy --memory 2GB
-      gpq search model manifest.json queries.npy --ray auto,replicas=2
+      gpq search model manifest.json queries.npy --ray auto,workers=4
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png

@@ -43,7 +43,7 @@ from .options import data_options, device_option, open_dataset, ray_option
     help="Limits: allowed_hosts, max_upload, max_pixels, max_k, max_connections, rate, timeout, threads, compact_after "
     "(docs/serve.md).",
 )
-@ray_option(workers=click.INT, replicas=click.INT)
+@ray_option(workers=click.INT)
 @device_option
 @data_options
 def serve(
@@ -60,17 +60,17 @@ def serve(
 ) -> None:
     """Serve an index over HTTP, with a page to search it by images.
 
-    The page is at /, the list of requests at /docs, their description for programs at /openapi.json. Searches of several clients are done
-    together. It is read-only, for this machine alone, unless a token is given.
+    The page is at /, the description of the requests for programs at /openapi.json. Searches of several clients are done together. It is
+    read-only, for this machine alone, unless a token is given.
 
-    An index file that is replaced is opened again, as by SIGHUP or POST /reload; no request is lost. With --writable, what is acknowledged
+    An index file that is replaced is opened again, as by POST /reload; no request is lost. With --writable, what is acknowledged
     is on disk. A manifest of shards is served too, with --ray from the nodes of a cluster.
 
     \b
     Examples:
       gpq serve index.faiss --model model --data digits
       gpq serve index.faiss --model encoder.onnx --config serve.toml
-      gpq serve manifest.json --model model --ray auto,replicas=2
+      gpq serve manifest.json --model model --ray auto
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
     from gpq_faiss.errors import UsageError, needs

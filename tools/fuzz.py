@@ -339,7 +339,7 @@ def _array_seeds(folder: Path) -> list[Seed]:
         h5.create_dataset("features", data=x, chunks=(20, WIDTH), compression="gzip", shuffle=True)
         h5["labels"], h5["ids"] = labels, np.arange(N)
     large = {"large": rng.normal(size=(N, 30)), "small": np.arange(3)}
-    write_arrays(folder / "results.h5", large, {"kind": "results"}, compress=True)
+    write_arrays(folder / "results.h5", large, {"kind": "results"})
     return [
         Seed(folder / "x.npy", _unchecked(_features)),
         Seed(folder / "ids.npy", _ids),

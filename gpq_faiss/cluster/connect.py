@@ -49,24 +49,17 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    local = {"num_cpus": usable_cores(), "include_dashboard": False} if address == LOCAL else {}
     main = threading.current_thread() is threading.main_thread()
     ending = signal.getsignal(signal.SIGTERM)
     try:
         with _tokens(own=address == LOCAL):
-            if address == LOCAL:
-                ray.init("local", num_cpus=usable_cores(), include_dashboard=False, **quiet)
-            else:
-                ray.init(address=address, **quiet)
+            ray.init(address, **local, **quiet)
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # Ray raises a bare Exception if its processes do not start in time
-        why = one_line(error)
-        if address == LOCAL:
-            raise DataError(
-                f"Ray does not start on this machine ({why}): try again when it is less busy, or leave out --ray"
-            ) from None
         raise DataError(
-            f"no Ray cluster answers at {address} ({why}): start one, or use --ray local"
+            f"no Ray cluster answers at {address} ({one_line(error)}): start one, or leave out --ray"
         ) from None
     except SystemExit:  # raised by Ray's SIGTERM handler
         if main:

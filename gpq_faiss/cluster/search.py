@@ -8,26 +8,26 @@ one is still searched.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import os
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, GpqError, UsageError
-from ..indexes.manifest import Manifest, Shard, read_manifest
+from ..errors import DataError, UsageError
+from ..indexes.manifest import Manifest, read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex, ShardedIndex
 from ..progress import count
 from .connect import connected, nodes, work_in
 
-log = logging.getLogger(__name__)
-
 TIMEOUT = 60.0
 """Seconds that a search waits for the shards of a dead node to be opened on another."""
-_PAUSE = 0.1
+
+Part = tuple[str, Manifest, int | None, int]
+"""Name of an index, its shards in one actor, the memory budget, and the bytes of shards that share it."""
 
 
 class Holder:
@@ -36,52 +36,20 @@ class Holder:
     def __init__(self, folder: str = os.curdir) -> None:
         """``folder``: the caller's working folder, for relative paths. Raises DataError: it does not exist on this node."""
         work_in(folder)
-        self._held: dict[tuple[Any, ...], ShardedIndex] = {}
+        self._held: dict[str, ShardedIndex] = {}
 
-    def answer(
-        self,
-        manifest: Manifest,
-        memory: int | None,
-        total: int,
-        method: str,
-        arguments: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> tuple[Any, dict[str, GpqError]]:
-        """Call a method on the shards of ``manifest`` combined.
+    def answer(self, part: Part, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call a method on the index of a part, or get its codebooks. Raises as :func:`..indexes.opening.open_shards`."""
+        name, manifest, memory, total = part
+        if name not in self._held:
+            self._held[name] = open_shards(manifest, memory, total=total)
+        found = getattr(self._held[name], method)
+        return found(*arguments, **options) if callable(found) else found
 
-        Args:
-            memory, total: as :func:`..indexes.opening.open_shards`.
-
-        Returns:
-            The result, or None if no shard could be opened; and the errors of those that could not, by file.
-        """
-        opened: list[Shard] = []
-        indexes, problems = [], {}
-        for shard in manifest.shards:
-            key = (manifest.path, shard, memory, total)
-            try:
-                if key not in self._held:
-                    self._held[key] = open_shards(manifest.only([shard.file]), memory, total=total)
-            except GpqError as error:
-                problems[shard.file] = error
-                continue
-            opened.append(shard)
-            indexes += self._held[key].opened
-        if not opened:
-            return None, problems
-        together = ShardedIndex(manifest.only([shard.file for shard in opened]), indexes)
-        if method == "codebooks":
-            return together.codebooks, problems
-        if method in ("search", "bound"):
-            queries, k = arguments
-            arguments = (queries, min(k, together.ntotal))
-        return getattr(together, method)(*arguments, **options), problems
-
-    def keep(self, shards: Sequence[Shard], memory: int | None, total: int) -> None:
-        """Close all shards except ``shards``, opened with these arguments of :meth:`answer`."""
-        wanted = {(shard, memory, total) for shard in shards}
-        for key in [key for key in self._held if key[1:] not in wanted]:
-            self._held.pop(key).close()
+    def forget(self, name: str) -> None:
+        """Close the shards of an index."""
+        if name in self._held:
+            self._held.pop(name).close()
 
 
 class Holders:
@@ -111,7 +79,8 @@ class Holders:
     def actors(self) -> list[Any]:
         """The actors for the nodes that are live now; consecutive ones are on different nodes.
 
-        Ray restarts the actors of a dead node on another node. An actor no longer listed here ends when no index uses it.
+        Ray restarts the actors of a dead node on another node, and repeats their calls. An actor no longer listed here ends when no index
+        uses it.
         """
         living = self.nodes()
         if not living:
@@ -119,11 +88,10 @@ class Holders:
         places = [(living[i % len(living)], i // len(living)) for i in range(self._workers or len(living))]
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         made = self.ray.remote(Holder)
+        again = {"max_restarts": -1, "max_task_retries": -1}
         self._actors = {
             place: self._actors.get(place)
-            or made.options(
-                max_restarts=-1, max_task_retries=0, scheduling_strategy=strategy(place[0], soft=True)
-            ).remote(os.getcwd())
+            or made.options(**again, scheduling_strategy=strategy(place[0], soft=True)).remote(os.getcwd())
             for place in places
         }
         return list(self._actors.values())
@@ -141,120 +109,72 @@ class ClusterIndex(MergedIndex):
         path: ``manifest.json``.
         holders: the actors.
         memory: budget of each actor in bytes.
-        replicas: number of actors per shard; searches alternate between them and fail over.
-        allow_partial: search without shards that are unavailable, log their names, and add them to ``missing``; otherwise this is an
-            error.
         timeout: seconds that a search waits for actors to be restarted.
-
-    Attributes:
-        missing: files of the shards that were left out of any search.
-        places: shard file -> numbers of its actors, in order of preference.
 
     Raises:
         DataError: a shard is missing or damaged, or no node responds; names the shard.
         MismatchError: a shard is of another model.
-        UsageError: see :func:`..indexes.opening.open_shards`; fewer than one replica.
+        UsageError: see :func:`..indexes.opening.open_shards`.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        holders: Holders,
-        memory: int | None = None,
-        *,
-        replicas: int = 1,
-        allow_partial: bool = False,
-        timeout: float = TIMEOUT,
+        self, path: str | Path, holders: Holders, memory: int | None = None, *, timeout: float = TIMEOUT
     ) -> None:
-        if replicas < 1:
-            raise UsageError(f"{replicas} replicas: at least one is needed")
         self.manifest = manifest = read_manifest(path)
-        self._ray, self._allow_partial, self._timeout = holders.ray, allow_partial, timeout
-        self.missing: set[str] = set()
-        self._turns = itertools.count()
+        self._ray, self._timeout = holders.ray, timeout
         actors = holders.actors()
-        replicas = min(replicas, len(actors))
+        files: list[list[str]] = [[] for _ in actors]
         load = [0] * len(actors)
-        self.places: dict[str, list[int]] = {}
         # Largest first, to the actor with the least data.
         for shard in sorted(manifest.shards, key=lambda s: -s.bytes):
             place = min(range(len(actors)), key=load.__getitem__)
-            self.places[shard.file] = [(place + r) % len(actors) for r in range(replicas)]
-            for one in self.places[shard.file]:
-                load[one] += shard.bytes
-        self._actors = actors
-        self._opening = memory, max(load)
-        for turn in range(replicas):
-            parts = list(self._ask("codebooks", (), {}, turn))
-            if not parts:
-                raise DataError(
-                    f"{manifest.path}: no shard can be searched: {', '.join(sorted(self.missing))}"
-                )
-        super().__init__(manifest, parts[0])
-        for place, actor in enumerate(actors):
-            actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]], *self._opening)
+            files[place].append(shard.file)
+            load[place] += shard.bytes
+        name = secrets.token_hex(8)
+        self._parts: list[tuple[Any, Part]] = [
+            (actor, (name, manifest.only(held), memory, max(load)))
+            for actor, held in zip(actors, files, strict=True)
+            if held
+        ]
+        # What replaces this index may be opened in the same actors, while the last searches of this one end.
+        self._forget = weakref.finalize(self, _forget, holders.ray, self._parts)
+        self._forget.atexit = False
+        try:
+            codebooks = [*self._answers("codebooks")]
+        except BaseException:
+            self.close()
+            raise
+        super().__init__(manifest, codebooks[0])
 
     def describe(self) -> str:
         """One-line description of the search."""
-        return f"{super().describe()}, {count(len(self._actors), 'worker')} of a cluster"
+        return f"{super().describe()}, {count(len(self._parts), 'worker')} of a cluster"
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
-        return self._ask(method, args, options, next(self._turns))
-
-    def _ask(self, method: str, args: tuple[Any, ...], options: dict[str, Any], turn: int) -> Iterator[Any]:
-        """Yield the answers of all actors. Calls that fail are retried, on the next replica if there is one, until the timeout."""
         exceptions, end = self._ray.exceptions, time.monotonic() + self._timeout
-        waiting = [shard.file for shard in self.manifest.shards]
-        gone: dict[str, GpqError] = {}
-        while waiting:
-            asked: dict[int, list[str]] = {}
-            for file in waiting:
-                places = self.places[file]
-                asked.setdefault(places[turn % len(places)], []).append(file)
-            references = [
-                (files, self.ask_one(place, files, method, args, options)) for place, files in asked.items()
-            ]
-            waiting = []
-            for files, reference in references:
-                try:
-                    answer, problems = self._ray.get(reference, timeout=max(0.001, end - time.monotonic()))
-                except exceptions.RayTaskError as error:
-                    raise (error.cause or error) from None
-                except exceptions.GetTimeoutError:
-                    self._ray.cancel(reference)
-                    gone |= dict.fromkeys(files, self._no_answer(files))
-                except exceptions.RayError:  # its process or node died
-                    waiting += files
-                else:
-                    gone |= problems
-                    if answer is not None:
-                        yield answer
-            if waiting and time.monotonic() > end:
-                gone |= dict.fromkeys(waiting, self._no_answer(waiting))
-                break
-            if waiting:
-                turn += 1
-                time.sleep(_PAUSE)
-        if gone and not self._allow_partial:
-            raise next(iter(gone.values()))
-        if gone:
-            log.warning("%s: answered without the shards %s", self.manifest.path, ", ".join(sorted(gone)))
-            self.missing |= set(gone)
-
-    def ask_one(
-        self, place: int, files: Sequence[str], method: str, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        """Reference to the result of :meth:`Holder.answer` for these shards on one actor."""
-        return self._actors[place].answer.remote(
-            self.manifest.only(files), *self._opening, method, args, options
-        )
-
-    def _no_answer(self, files: Sequence[str]) -> DataError:
-        return DataError(
-            f"{self.manifest.path}: no node answers for the shards {', '.join(files)} in {self._timeout:g} s: start nodes, or take "
-            "allow_partial"
-        )
+        references = []
+        for actor, part in self._parts:
+            given = (args[0], min(args[1], part[1].ntotal)) if method in ("search", "bound") else args
+            references.append((part, actor.answer.remote(part, method, given, options)))
+        for part, reference in references:
+            try:
+                yield self._ray.get(reference, timeout=max(0.001, end - time.monotonic()))
+            except exceptions.RayTaskError as error:
+                raise (error.cause or error) from None
+            except exceptions.RayError:
+                self._ray.cancel(reference)
+                names = ", ".join(shard.file for shard in part[1].shards)
+                raise DataError(
+                    f"{self.manifest.path}: no node answers for the shards {names} in {self._timeout:g} s: start nodes"
+                ) from None
 
     def close(self) -> None:
-        """Release the actors; they end if no other index uses them."""
-        self._actors = []
+        """Close the shards."""
+        self._forget()
+
+
+def _forget(ray: Any, parts: list[tuple[Any, Part]]) -> None:
+    if ray.is_initialized():  # else the actors have ended
+        for actor, (name, *_) in parts:
+            actor.forget.remote(name)
+    parts.clear()

@@ -81,8 +81,9 @@ def run_all(
         except ray.exceptions.RayTaskError as error:
             raise (error.cause or error) from None
         except ray.exceptions.RayError as error:
-            why = one_line(error)
-            raise DataError(f"a worker of the cluster at {address} died repeatedly ({why})") from None
+            raise DataError(
+                f"a worker of the cluster at {address} died repeatedly ({one_line(error)})"
+            ) from None
         finally:
             if running:
                 # Ray may abort this process if a task ends at the moment it is cancelled: those that are nearly done end first.

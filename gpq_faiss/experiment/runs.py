@@ -265,7 +265,7 @@ def write_run(
         **measured,
         "complete": True,
     }
-    write_arrays(path, arrays, attributes, compress=True)
+    write_arrays(path, arrays, attributes)
 
 
 def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:

@@ -12,7 +12,7 @@ from ..faissio.source import INDEX_FILE
 from ..inputs import check_file, parse_bytes
 from .file import MEMORY, FileIndex, open_file
 from .items import Items
-from .manifest import Manifest, is_manifest, read_manifest, wrong_ids
+from .manifest import Manifest, is_manifest, read_manifest
 from .memory import MemoryIndex
 from .sharded import ShardedIndex
 
@@ -125,14 +125,18 @@ def open_shards(
                 raise type(error)(f"{manifest.path}: shard {shard.file}: {error}") from error
             opened.append(index)
             if isinstance(index, MemoryIndex) and index.id_range != (shard.first_id, shard.last_id):
-                raise wrong_ids(manifest, shard)
-            if index.fingerprint != manifest.codebooks_fingerprint:
                 raise MismatchError(
-                    f"{manifest.path}: shard {shard.file} is of another model ({index.fingerprint}, not "
-                    f"{manifest.codebooks_fingerprint}): put a shard of this model in its place"
+                    f"{manifest.path}: shard {shard.file} has ids outside {shard.first_id} to {shard.last_id}, which the "
+                    "manifest states: write the manifest again (gpq index)"
                 )
     except BaseException:
         for index in opened:
             index.close()
         raise
     return ShardedIndex(manifest, opened)
+
+
+def verify_manifest(manifest: Manifest) -> None:
+    """Check all of every shard, one at a time. Raises as :func:`open_shards`."""
+    for shard in manifest.shards:
+        open_shards(manifest.only([shard.file])).close()

@@ -9,41 +9,39 @@ from importlib import resources
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import Depends, FastAPI, Path, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from numpy.typing import NDArray
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from .. import __version__
 from ..codes.checks import Ids
 from ..errors import DataError, GpqError
 from ..store import Item
-from .guard import Guard, Settings
+from .guard import Guard, Metrics, Settings, is_loopback
 from .live import EVERYTHING, Where
 from .requests import (
     AddRequest,
     Changed,
-    Health,
     Info,
     Label,
     Listed,
     Problem,
-    Reloaded,
     Result,
     SearchRequest,
     SearchResponse,
+    Status,
     read_request,
-    schemas,
+    schema,
 )
 from .requests import Item as Described
 from .service import Input, Service
 
-_BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WHY = {
     400: "The request cannot be read.",
@@ -58,10 +56,11 @@ _WHY = {
     503: "The service is busy.",
     507: "The disk refuses.",
 }
-
-Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
-
+_BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
 _IN_PATH = 50  # labels: a request's head has at most 64 KiB
+
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 Wanted = Annotated[int, Query(ge=1, description="Number of items.")]
 Wished = Annotated[
     Sequence[Label], Query(max_length=_IN_PATH, description="Only items with one of these labels.")
@@ -84,6 +83,17 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         finally:
             await service.close()
 
+    def may_manage(credentials: Bearer) -> None:
+        if not settings.is_token(None if credentials is None else credentials.credentials):
+            raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
+
+    def may_write(credentials: Bearer) -> None:
+        if not service.live.writable:
+            raise HTTPException(403, "the service is read-only (--writable)")
+        may_manage(credentials)
+
+    metrics = Metrics(service)
+    errors = (HTTPException, GpqError, RequestValidationError, ClientDisconnect, Exception)
     app = FastAPI(
         title="gpq serve",
         version=__version__,
@@ -92,46 +102,48 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         redoc_url=None,
         lifespan=lifespan,
         responses={status: {"model": Problem, "description": why} for status, why in _WHY.items()},
-        exception_handlers=_handlers(),
+        exception_handlers=dict.fromkeys(errors, _problem),
     )
-
-    def may_manage(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
-        _check(settings, credentials)
-
-    def may_write(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
-        if not service.live.writable:
-            raise HTTPException(403, "the service is read-only (--writable)")
-        _check(settings, credentials)
-
-    manage, write = Depends(may_manage), Depends(may_write)
-    # Public routes require no token in /openapi.json either.
-    read = [] if settings.open_to_read else [manage]
-
-    _add_searches(app, service, settings, read)
-    _add_changes(app, service, settings, write, manage)
-    _add_facts(app, service, settings, read)
-    _add_page(app)
-    return Guard(app, settings, service.metrics)
-
-
-def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
-    """Routes that find and show items."""
-
-    @app.post(
-        "/search",
-        response_model_exclude_none=True,
-        dependencies=read,
-        openapi_extra=schemas(SearchRequest, _info(service, settings)),
+    # Routes that need no token say so in /openapi.json, too.
+    manage = [Depends(may_manage)]
+    app.include_router(
+        _reading(service, settings, metrics), dependencies=[] if is_loopback(settings.host) else manage
     )
+    app.include_router(_changing(service, settings), dependencies=[Depends(may_write)])
+
+    @app.post("/reload", dependencies=manage)
+    async def reload() -> Status:
+        """Reopen the index file. If that fails, the old index stays in use."""
+        await service.reload()
+        return Status(ntotal=service.live.snapshot.ntotal)
+
+    @app.get("/healthz")
+    async def health() -> Status:
+        """Whether the service answers."""
+        return Status(ntotal=service.live.snapshot.ntotal)
+
+    for file in (resources.files(__package__) / "page").iterdir():
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        kind = _TYPES[file.name.rsplit(".", 1)[1]]
+        content = Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
+        app.add_api_route(path, _always(content), include_in_schema=False)
+    return Guard(app, settings, metrics)
+
+
+def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRouter:
+    """Routes that find and show items, and tell about the service."""
+    routes = APIRouter()
+
+    @routes.post("/search", response_model_exclude_none=True, openapi_extra=schema(SearchRequest))
     async def search(request: Request) -> SearchResponse:
         """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
-        asked, image = await read_request(request, SearchRequest, settings)
-        if asked.k > settings.max_k:
-            raise DataError(f"k: {asked.k} is more than {settings.max_k}")
+        asked, image = await read_request(request, SearchRequest, settings.max_upload)
+        _check_k(asked.k, settings)
         where = _where(service, asked)
         began = time.perf_counter()
-        given = await _input(service, asked, image, settings)
-        scores, ids, best = await service.search(given, asked.k, where)
+        scores, ids, best = await service.search(
+            await _input(service, asked, image, settings), asked.k, where
+        )
         took = time.perf_counter() - began
         results = [
             Result(score=score, **known)
@@ -141,40 +153,21 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
             results=results, best=best, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
         )
 
-    @app.get("/items", response_model_exclude_none=True, dependencies=read)
+    @routes.get("/items", response_model_exclude_none=True)
     async def items(k: Wanted = 24, label: Wished = ()) -> Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
-        if k > settings.max_k:
-            raise DataError(f"k: {k} is more than {settings.max_k}")
-        ids = await service.some_items(k, label)
-        return Listed(
-            items=[Described(**known) for known in await service.known(ids)],
-            ntotal=service.live.snapshot.ntotal,
-        )
+        _check_k(k, settings)
+        known = await service.known(await service.some_items(k, label))
+        return Listed(items=[Described(**one) for one in known], ntotal=service.live.snapshot.ntotal)
 
-    @app.get(
-        "/items/{id}",
-        response_model_exclude_none=True,
-        dependencies=read,
-    )
+    @routes.get("/items/{id}", response_model_exclude_none=True)
     async def item(number: Number) -> Described:
         """An item, with its name and labels if known."""
         service.live.snapshot.code(number)  # an error where there is none
         return Described(**(await service.known(np.array([number])))[0])
 
-    @app.get(
-        "/items/{id}/thumbnail",
-        dependencies=read,
-        response_class=Response,
-        responses={
-            200: {
-                "content": {
-                    kind: {"schema": {"type": "string", "format": "binary"}}
-                    for kind in ("image/png", "image/jpeg")
-                },
-                "description": "A small picture of the item.",
-            },
-        },
+    @routes.get(
+        "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
     )
     async def thumbnail(number: Number) -> Response:
         """A small picture of an item, from the data that the service was started with."""
@@ -184,71 +177,61 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
             raise HTTPException(404, f"there is no picture of the item {number}")
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
 
+    @routes.get("/info")
+    async def about() -> Info:
+        """What is served, and its limits."""
+        model, catalogue = service.encoder, service.catalogue
+        M, K, d = model.shape
+        return Info(
+            version=__version__,
+            ntotal=service.live.snapshot.ntotal,
+            bits=M * (K.bit_length() - 1),
+            dimensions=M * d,
+            input=model.input_kind,
+            input_size=model.image_size if model.input_kind == "images" else model.input_width,
+            labels=list(catalogue.classes),
+            thumbnails=catalogue.kind == "images",
+            writable=service.live.writable,
+            max_k=settings.max_k,
+            max_upload=settings.max_upload,
+        )
 
-def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any, manage: Any) -> None:
+    @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
+    async def prometheus() -> Response:
+        """Metrics for Prometheus."""
+        text = generate_latest(metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _changing(service: Service, settings: Settings) -> APIRouter:
     """Routes that change what is searched."""
+    routes = APIRouter()
 
-    @app.post(
-        "/items",
-        status_code=201,
-        dependencies=[write],
-        openapi_extra=schemas(AddRequest, _info(service, settings)),
-    )
+    @routes.post("/items", status_code=201, openapi_extra=schema(AddRequest))
     async def add(request: Request) -> Changed:
         """Add an item, with optional name and labels. The response means that it is on disk and found by every search."""
-        asked, image = await read_request(request, AddRequest, settings)
-        number = asked.id if "id" in asked.model_fields_set else None
-        if number == -1:
+        asked, image = await read_request(request, AddRequest, settings.max_upload)
+        if asked.id == -1:
             raise DataError("id: -1 marks a missing result: choose another")
         given = await _input(service, asked, image, settings)
         texts = {"name": asked.name} if asked.name else {}
         about = Item(texts, tuple(dict.fromkeys(asked.labels)) or None) if texts or asked.labels else None
-        return Changed(id=await service.add(given, number, about))
+        return Changed(id=await service.add(given, asked.id, about))
 
-    @app.delete("/items/{id}", dependencies=[write])
+    @routes.delete("/items/{id}")
     async def remove(number: Number) -> Changed:
         """Remove an item. The response means that the removal is on disk and no search finds the item."""
         await service.remove(number)
         return Changed(id=number)
 
-    @app.post("/reload", dependencies=[manage])
-    async def reload() -> Reloaded:
-        """Reopen the index file. If that fails, the old index stays in use."""
-        await service.reload()
-        return Reloaded(ntotal=service.live.snapshot.ntotal)
+    return routes
 
 
-def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
-    """Routes for information, health and metrics."""
-
-    @app.get("/info", dependencies=read)
-    async def about() -> Info:
-        """What is served, and its limits."""
-        return _info(service, settings).model_copy(update={"label_counts": await service.label_counts()})
-
-    @app.get("/healthz")
-    async def health() -> Health:
-        """Whether the service answers."""
-        return Health(status="ok", ntotal=service.live.snapshot.ntotal)
-
-    @app.get(
-        "/metrics",
-        dependencies=read,
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    )
-    async def metrics() -> Response:
-        """Metrics for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _add_page(app: FastAPI) -> None:
-    """Routes of the page's files, which are read once."""
-    for file in (resources.files(__package__) / "page").iterdir():
-        path = {"index.html": "/", "docs.html": "/docs"}.get(file.name, f"/page/{file.name}")
-        kind = _TYPES[file.name.rsplit(".", 1)[1]]
-        content = Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
-        app.add_api_route(path, _always(content), methods=["GET"], include_in_schema=False)
+def _content(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The description of a response that is not JSON."""
+    return {200: {"content": {kind: {"schema": {"type": "string"}} for kind in kinds}}}
 
 
 def _always(content: Response) -> Callable[[], Coroutine[Any, Any, Response]]:
@@ -258,94 +241,50 @@ def _always(content: Response) -> Callable[[], Coroutine[Any, Any, Response]]:
     return page
 
 
-def _check(settings: Settings, credentials: HTTPAuthorizationCredentials | None) -> None:
-    if not settings.is_token(None if credentials is None else credentials.credentials):
-        raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
+def _check_k(k: int, settings: Settings) -> None:
+    if k > settings.max_k:
+        raise DataError(f"k: {k} is more than {settings.max_k}")
 
 
 async def _input(service: Service, asked: Any, image: bytes | None, settings: Settings) -> Input:
     """The input of a request to search by or to add."""
     if image is not None:
         return await service.image(image, settings.max_pixels)
-    if isinstance(asked, SearchRequest) and "id" in asked.model_fields_set:
-        return await service.item(asked.id)
-    if "vector" in asked.model_fields_set:
+    if asked.vector is not None:
         return service.vector(asked.vector)
-    return service.features(asked.features)
+    if asked.features is not None:
+        return service.features(asked.features)
+    return await service.item(asked.id)
 
 
 def _where(service: Service, asked: SearchRequest) -> Where:
     """The filter of a request. Raises DataError: a label that no item has."""
-    names = {"allow_ids", "deny_ids", "allow_labels", "deny_labels"}
-    given: dict[str, Any] = asked.model_dump(include=names, exclude_unset=True)
-    if not given:
+    ids, labels = (asked.allow_ids, asked.deny_ids), (asked.allow_labels, asked.deny_labels)
+    if (*ids, *labels) == (None,) * 4:
         return EVERYTHING
-    for name in names & {"allow_labels", "deny_labels"} & given.keys():
-        service.check_labels(given[name], name)
+    allow, deny = labels
+    catalogue = service.catalogue
+    catalogue.check_labels([*(allow or ()), *(deny or ())], "labels")
 
     def passes(ids: Ids) -> NDArray[np.bool_]:
-        mask = np.ones(len(ids), np.bool_)
-        if "allow_labels" in given:
-            mask &= service.have_label(ids, given["allow_labels"])
-        if "deny_labels" in given:
-            mask &= ~service.have_label(ids, given["deny_labels"])
-        return mask
+        mask = ~catalogue.have_label(ids, deny or ())
+        return mask if allow is None else mask & catalogue.have_label(ids, allow)
 
-    return Where(
-        allow=np.array(given["allow_ids"], np.int64) if "allow_ids" in given else None,
-        deny=np.array(given["deny_ids"], np.int64) if "deny_ids" in given else None,
-        passes=passes if given.keys() & {"allow_labels", "deny_labels"} else None,
-        key=repr(given),
-    )
+    allowed, denied = (None if one is None else np.array(one, np.int64) for one in ids)
+    return Where(allowed, denied, None if labels == (None, None) else passes, repr((ids, labels)))
 
 
-def _info(service: Service, settings: Settings) -> Info:
-    model, catalogue = service.encoder, service.catalogue
-    M, K, d = model.shape
-    images = model.input_kind == "images"
-    return Info(
-        version=__version__,
-        ntotal=service.live.snapshot.ntotal,
-        bits=M * (K.bit_length() - 1),
-        dimensions=M * d,
-        input=model.input_kind,
-        input_size=model.image_size if images else model.input_width,
-        labels=[] if catalogue is None else list(catalogue.classes),
-        thumbnails=catalogue is not None and catalogue.dataset.kind == "images",
-        writable=service.live.writable,
-        max_k=settings.max_k,
-        max_upload=settings.max_upload,
-    )
-
-
-def _handlers() -> dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
+async def _problem(_: Request, error: Exception) -> Response:
     """Every error is one line of JSON."""
-
-    async def of_http(request: Request, error: HTTPException) -> Response:
-        headers = dict(error.headers or {})
-        if error.status_code == 405:  # a path may have several routes, but Starlette names only one
-            routes = [one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE]
-            headers["allow"] = ", ".join(sorted({name for one in routes for name in one.methods}))
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers)
-
-    async def of_gpq(_: Request, error: GpqError) -> Response:
-        status = getattr(error, "status", 422)
-        return JSONResponse({"error": str(error)}, status, {"retry-after": "1"} if status == 503 else None)
-
-    async def of_path(_: Request, error: RequestValidationError) -> Response:
+    status, message, headers = 500, "internal error", {}
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    elif isinstance(error, GpqError):
+        status, message = getattr(error, "status", 422), str(error)
+        headers = {"retry-after": "1"} if status == 503 else {}
+    elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
-
-    async def of_disconnect(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)
-
-    async def of_mistake(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "internal error"}, 500)
-
-    return {
-        HTTPException: of_http,
-        GpqError: of_gpq,
-        RequestValidationError: of_path,
-        ClientDisconnect: of_disconnect,
-        Exception: of_mistake,
-    }
+        status, message = 422, f"{first['loc'][-1]}: {first['msg']}"
+    elif isinstance(error, ClientDisconnect):
+        status, message = 400, "the request ended early"
+    return JSONResponse({"error": message}, status, headers)

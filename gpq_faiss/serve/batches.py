@@ -13,6 +13,9 @@ from ..errors import GpqError
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
+MOST = 64
+"""Maximum tasks per batch."""
+
 
 class BusyError(GpqError):
     """The queue is full."""
@@ -25,22 +28,18 @@ class Batcher(Generic[Task, Answer]):
 
     Args:
         run: processes a batch; returns an answer per task, or an error, which is raised at the task's submission.
-        most: maximum tasks per batch.
         wait: seconds that the first task waits for others. The next batch fills while one runs.
         pending: maximum waiting tasks.
-        seen: called with the size of each batch.
     """
 
     def __init__(
         self,
         run: Callable[[Sequence[Task]], Sequence[Answer | Exception]],
         *,
-        most: int = 64,
         wait: float = 0.0,
         pending: int = 1024,
-        seen: Callable[[int], None] = lambda size: None,
     ) -> None:
-        self.run, self.most, self.wait, self.pending, self.seen = run, most, wait, pending, seen
+        self.run, self.wait, self.pending = run, wait, pending
         self._queue: asyncio.Queue[tuple[Task, asyncio.Future[Answer], float]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "gpq-batch")
         self._worker: asyncio.Task[None] | None = None
@@ -67,13 +66,10 @@ class Batcher(Generic[Task, Answer]):
             taken = [await self._queue.get()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(taken[0][2] + self.wait):
-                    while len(taken) < self.most:
+                    while len(taken) < MOST:
                         taken.append(await self._queue.get())
             # Cancelled callers need no answer.
             batch = [(task, future) for task, future, _ in taken if not future.done()]
-            if not batch:
-                continue
-            self.seen(len(batch))
             answers: Sequence[Answer | Exception]
             try:
                 answers = await loop.run_in_executor(self._thread, self.run, [task for task, _ in batch])

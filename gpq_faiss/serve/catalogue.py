@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,7 +13,7 @@ from PIL import Image
 
 from ..codes.checks import Ids, repeated_id
 from ..data.base import Dataset, ImageDataset
-from ..data.images import FileImages, resize_square, shown
+from ..data.images import resize_square
 from ..errors import DataError
 from ..indexes.items import IdMap
 
@@ -22,80 +21,95 @@ THUMBNAIL = 192
 """Longer side of thumbnails in pixels."""
 _PIXELATED = 64  # up to this side PNG is smaller than JPEG, and exact
 _CACHED = 2000  # thumbnails, some 10 KB each
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: its multiples are spread evenly modulo 2**64
 
 
 class Catalogue:
-    """Items of a data set by id, with the same ids as in the index. Thread-safe.
+    """Items of a data set by id, with the same ids as in the index; without a data set none. Thread-safe.
 
     Raises:
         DataError: a repeated id in the data.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset | None) -> None:
         self.dataset = dataset
-        repeated = repeated_id(dataset.ids)
-        if repeated is not None:
+        self.kind = None if dataset is None else dataset.kind
+        self._labels = None if dataset is None else dataset.labels
+        self.classes: tuple[str, ...] = () if self._labels is None else self._labels.class_names
+        self._ids = np.empty(0, np.int64) if dataset is None else dataset.ids
+        repeated = repeated_id(self._ids)
+        if dataset is not None and repeated is not None:
             raise DataError(f"{dataset.name}: id {repeated} occurs more than once: every item needs its own")
-        self._order = np.argsort(dataset.ids, kind="stable")
-        ids = dataset.ids[self._order]
-        plain = not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1)
-        self._map = IdMap(len(ids), None if plain else ids)
-        self._thumbnails = lru_cache(_CACHED)(self._thumbnail)
+        order = np.argsort(self._ids, kind="stable")
+        self._map, self._rows = IdMap(len(order), self._ids[order]), np.append(order, -1)
+        self.thumbnail = lru_cache(_CACHED)(self._thumbnail)
 
     def rows(self, ids: Ids) -> Ids:
         """Row of each id in the data, -1 if missing: int64 [n]."""
-        at = self._map.positions_of(ids)
-        return np.where(at >= 0, self._order[at], -1)
+        return self._rows[self._map.positions_of(ids)]
 
     def row(self, number: int) -> int | None:
         """Row of an id in the data."""
         row = int(self.rows(np.array([number], np.int64))[0])
         return row if row >= 0 else None
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the labels."""
-        return () if self.dataset.labels is None else self.dataset.labels.class_names
-
-    @cached_property
-    def _root(self) -> str:
-        assert isinstance(self.dataset, FileImages)
-        return os.path.commonpath([os.path.dirname(path) for path in self.dataset.paths])
-
     def name(self, row: int) -> str | None:
-        """Name of an item; for a file its path relative to the common folder, without local directories."""
-        if not isinstance(self.dataset, FileImages):
-            return None
-        return shown(os.path.relpath(self.dataset.paths[row], self._root))
+        """Name of an item, if it has one."""
+        names = None if self.dataset is None else self.dataset.texts.get("name")
+        return None if names is None else str(names[row]) or None
 
-    def labels(self, row: int) -> list[str]:
+    def labels(self, row: int) -> tuple[str, ...]:
         """Names of the labels of an item."""
-        labels = self.dataset.labels
-        if labels is None:
-            return []
-        return [labels.class_names[c] for c in np.flatnonzero(labels.dense(np.array([row]), np.uint8)[0])]
+        if self._labels is None:
+            return ()
+        return tuple(
+            self.classes[c] for c in np.flatnonzero(self._labels.dense(np.array([row]), np.uint8)[0])
+        )
+
+    def check_labels(self, names: Sequence[str], what: str) -> None:
+        """Raises DataError: no item has one of these labels, which ``what`` gives."""
+        unknown = next((name for name in names if name not in self.classes), None)
+        if unknown is not None:
+            raise DataError(f"{what}: no item has the label {unknown[:100]!r}")
 
     def have_label(self, ids: Ids, names: Sequence[str]) -> NDArray[np.bool_]:
         """bool [n]: whether the item of each id has one of these labels."""
-        labels, rows = self.dataset.labels, self.rows(ids)
-        one_of = np.zeros(len(self.dataset) + 1, np.bool_)  # the last one for row -1
+        one_of = np.zeros(len(self._ids) + 1, np.bool_)  # the last one for row -1
         for name in names:
-            assert labels is not None
-            one_of[:-1] |= labels.column(labels.class_names.index(name))
-        return one_of[rows]
+            assert self._labels is not None
+            one_of[:-1] |= self._labels.column(self.classes.index(name))
+        return one_of[self.rows(ids)]
+
+    @cached_property
+    def by_turns(self) -> Ids:
+        """All ids by turns: an item of each label, a second one of each label, and so on.
+
+        An item of several labels has the turn of its rarest one. Within a label the order depends on the ids alone, so that items that
+        come or go do not change it.
+        """
+        rows = np.argsort(self._ids.astype(np.uint64) * _SPREAD, kind="stable")
+        if self._labels is None:
+            return self._ids[rows]
+        group = np.full(len(rows), len(self.classes))  # of unlabelled items
+        for c in np.argsort(-self._labels.counts(), kind="stable"):
+            group[self._labels.column(int(c))] = c
+        group = group[rows]
+        by_group = np.argsort(group, kind="stable")
+        sizes = np.bincount(group)
+        turn = np.empty(len(rows), np.int64)
+        turn[by_group] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return self._ids[rows[np.lexsort((group, turn))]]
 
     def original(self, row: int, image_size: int) -> NDArray[Any] | None:
         """Model input: features float32 [width], or an image uint8 [3, size, size]; None if unreadable."""
+        assert self.dataset is not None
+        item = self.dataset.read(np.array([row]))[0]
         if not isinstance(self.dataset, ImageDataset):
-            return np.asarray(self.dataset.read(np.array([row]))[0])
-        image = self.dataset.read(np.array([row]))[0]
-        return None if image is None else resize_square(image, image_size).transpose(2, 0, 1)
-
-    def thumbnail(self, row: int) -> tuple[bytes, str] | None:
-        """A thumbnail and its media type; None if there is no picture."""
-        return self._thumbnails(row)
+            return np.asarray(item)
+        return None if item is None else resize_square(item, image_size).transpose(2, 0, 1)
 
     def _thumbnail(self, row: int) -> tuple[bytes, str] | None:
+        """A thumbnail and its media type; None if there is no picture."""
         if not isinstance(self.dataset, ImageDataset):
             return None
         try:

@@ -1,4 +1,4 @@
-"""Middleware for every request: host, rate, size, time, security headers, and metrics."""
+"""Limits of the service, and the middleware that holds every request to them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from typing import Annotated, Any, Self
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import UsageError, unknown
 from ..inputs import parse_bytes
 from .live import COMPACT_AFTER
-from .metrics import Metrics
+from .service import Service
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -30,7 +31,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _CLIENTS = 10_000  # clients with a tracked rate
-_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f.]*:[0-9a-f:.]*)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{0,5})?")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(:[0-9]{0,5})?")
 _UPLOADS = 16  # concurrent uploads of the maximum size
 
 
@@ -40,12 +41,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _host_name(header: str) -> str:
-    """The name or address of a Host header, in lower case and without port and brackets; empty if it is malformed."""
-    match = _HOST.fullmatch(header.lower())
-    return "" if match is None else match["ipv6"] or match["name"]
 
 
 def client_of(address: str) -> str:
@@ -116,11 +111,6 @@ class Settings(BaseModel):
             raise UsageError(f"{self.host} can be reached from other machines: a token is needed (--token)")
         return self
 
-    @property
-    def open_to_read(self) -> bool:
-        """Whether reading needs no token."""
-        return is_loopback(self.host)
-
     def is_token(self, given: str | None) -> bool:
         """Compare in constant time."""
         if self.token is None or given is None:
@@ -128,15 +118,28 @@ class Settings(BaseModel):
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 
-class TooLargeError(HTTPException):
-    """A request that is too large."""
+class Metrics:
+    """Metrics of a service for Prometheus."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(413, f"more than {most:,} bytes")
+    def __init__(self, service: Service) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        items = Gauge("gpq_items", "Items in the index.", registry=registry)
+        items.set_function(lambda: service.live.snapshot.ntotal)
+        what = "Changed ids that the index file does not have yet."
+        changes = Gauge("gpq_changes", what, registry=registry)
+        changes.set_function(lambda: len(service.live.snapshot.changes))
+        self.requests = Counter("gpq_requests", "Requests.", ["route", "status"], registry=registry)
+        self.seconds = Histogram("gpq_request_seconds", "Time of a request.", ["route"], registry=registry)
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        batches = Histogram(
+            "gpq_batch_queries", "Queries searched together.", buckets=sizes, registry=registry
+        )
+        service.seen = batches.observe
 
 
 class Guard:
-    """ASGI middleware around the application."""
+    """ASGI middleware around the application: host, rate, size, time, security headers, and metrics."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
@@ -148,19 +151,16 @@ class Guard:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 0
+        received = status = 0
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
+                headers.update(_HEADERS)
                 headers.setdefault("cache-control", "no-store")
             await send(message)
-
-        received = 0
 
         async def take() -> Message:
             nonlocal received
@@ -169,25 +169,25 @@ class Guard:
             received += size
             self._held += size
             if received > self.settings.max_upload:
-                raise TooLargeError(self.settings.max_upload)
+                raise HTTPException(413, f"more than {self.settings.max_upload:,} bytes")
             if self._held > _UPLOADS * self.settings.max_upload:
                 raise HTTPException(503, "too many uploads at a time: try again later", {"retry-after": "1"})
             return message
 
-        async def problem(code: int, message: str) -> None:
+        async def refuse(code: int, message: str) -> None:
             headers = {"retry-after": "1"} if code in (429, 503) else None
             await JSONResponse({"error": message}, code, headers)(scope, receive, answer)
 
         try:
             refused = self._refusal(scope)
             if refused is not None:
-                await problem(*refused)
+                await refuse(*refused)
                 return
             async with asyncio.timeout(self.settings.timeout):
                 await self.app(scope, take, answer)
         except TimeoutError:
             if status == 0:
-                await problem(503, f"it took longer than {self.settings.timeout:g} seconds")
+                await refuse(503, f"it took longer than {self.settings.timeout:g} seconds")
         finally:
             self._held -= received
             route = getattr(scope.get("route"), "path", "other")
@@ -196,22 +196,20 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Status and message for a request that is rejected before reading its body."""
-        headers = Headers(scope=scope)
-        if is_loopback(self.settings.host):
+        headers, settings = Headers(scope=scope), self.settings
+        if is_loopback(settings.host):
             # Against DNS rebinding: a foreign host name may point to this machine.
-            name = _host_name(headers.get("host", ""))
-            if not is_loopback(name) and name not in [
-                allowed.lower() for allowed in self.settings.allowed_hosts
-            ]:
+            host = _HOST.fullmatch(headers.get("host", "").lower())
+            name = "" if host is None else host[1].strip("[]")
+            if not is_loopback(name) and name not in map(str.lower, settings.allowed_hosts):
                 return 400, "this host name is not served here (allowed_hosts)"
-        client = client_of((scope.get("client") or ("", 0))[0])
-        if self.settings.rate and not self._within_rate(client):
-            return 429, f"more than {self.settings.rate:g} requests per second"
+        if settings.rate and not self._within_rate(client_of((scope.get("client") or ("", 0))[0])):
+            return 429, f"more than {settings.rate:g} requests per second"
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 18:
             return 400, "content-length is not a number"
-        if int(length) > self.settings.max_upload:
-            return 413, f"more than {self.settings.max_upload:,} bytes"
+        if int(length) > settings.max_upload:
+            return 413, f"more than {settings.max_upload:,} bytes"
         return None
 
     def _within_rate(self, client: str) -> bool:

@@ -1,4 +1,4 @@
-"""An index that changes while it is searched: the index file, and the changes beside it.
+"""An index that changes while it is searched: the index file, or the shards of a manifest, and the changes beside it.
 
 A search uses one snapshot: the index file and the changes at some moment. Results are those of an exact search of all items at that
 moment, ties in ascending order of id.
@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.item_files import open_items
+from ..build.item_files import ShardItems, known_items, open_items
+from ..cluster.search import ClusterIndex, Holders
 from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
@@ -28,9 +28,11 @@ from ..faissio.io import Beside, check_index_output, read_sidecar, save_index, s
 from ..faissio.storage import FORMS, check_form, faiss_index
 from ..files import fingerprint
 from ..indexes.filters import Allow, Deny, Filter
-from ..indexes.items import Items
+from ..indexes.items import IdMap, Items
+from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
+from ..indexes.sharded import MergedIndex
 from ..progress import stage
 from ..store import Item, codebooks_fingerprint, items_path, write_items
 from ..store import Items as NamedItems
@@ -61,7 +63,7 @@ class NotStoredError(DataError):
     status = 507
 
 
-class ReplacedError(DataError):
+class _ReplacedError(Exception):
     """Another index was put at the path."""
 
 
@@ -114,60 +116,49 @@ class Where:
 EVERYTHING = Where()
 
 
-class View:
-    """Items at some moment, by id."""
-
-    def code_of(self, number: int) -> Codes | None:
-        """uint8 [code_size]; None if no item has this id."""
-        raise NotImplementedError
-
-    def has(self, number: int) -> bool:
-        """Whether there is an item with this id."""
-        return self.code_of(number) is not None
-
-    def code(self, number: int) -> Codes:
-        """uint8 [code_size]. Raises UnknownItemError: no item has this id."""
-        code = self.code_of(number)
-        if code is None:
-            raise UnknownItemError(f"no item has the id {number}")
-        return code
-
-
-class Snapshot(View):
+class Snapshot:
     """An index and the changes since it was written, some of which the file may already contain. Immutable.
 
     Attributes:
-        index: of the index file.
-        changes: since the file was written.
-        named: names and labels of the file's items, if stored beside it.
-        filed: ids and codes of the file.
-        hidden: int64, ascending: ids of the file that were changed.
+        index: of the index file or manifest.
+        changes: since it was written.
+        named: names and labels of its items, if stored beside it.
+        filed: ids of the index; None for shards, whose ids are not in memory.
+        hidden: int64, ascending: ids of the index that were changed.
+        added: int64, ascending: ids of the changes that are items.
         ntotal: number of items.
     """
 
     def __init__(
         self,
-        index: MemoryIndex,
+        index: MemoryIndex | MergedIndex,
         changes: Changes,
-        named: NamedItems | None = None,
-        filed: Items | None = None,
+        named: NamedItems | ShardItems | None = None,
+        filed: IdMap | None = None,
     ) -> None:
         self.index, self.changes, self.named = index, changes, named
-        self.filed = filed or Items.ordered(index.codes, index.ids)
-        self.hidden = changes.ids[self.filed.positions_of(changes.ids) >= 0]
-        self.ntotal = index.ntotal - len(self.hidden) + int(changes.there.sum())
+        if filed is None and isinstance(index, MemoryIndex):
+            filed = Items.ordered(index.codes, index.ids)
+        self.filed = filed
+        ids = np.array(sorted(changes), np.int64)
+        self.hidden = ids if filed is None else ids[filed.positions_of(ids) >= 0]
+        added = {number: code for number in ids.tolist() if (code := changes[number].code) is not None}
+        self.added = np.array(list(added), np.int64)
+        size = code_size(*index.codebooks.shape[:2])
+        self._codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), size)
+        self.ntotal = index.ntotal - len(self.hidden) + len(added)
 
     def with_changes(self, changes: Changes) -> Snapshot:
         """The same index with these changes."""
         return Snapshot(self.index, changes, self.named, self.filed)
 
     def about(self, ids: Ids) -> list[Item | None]:
-        """Names and labels of each id [n], from the change or the file; None if unknown."""
+        """Names and labels of each id [n], from the change or the file; None if unknown. Raises DataError: a damaged file."""
         known: list[Item | None] = [None] * len(ids) if self.named is None else self.named.lookup(ids)
-        for n, number in enumerate(ids.tolist()):
-            if (place := self.changes.at(number)) >= 0:
-                known[n] = self.changes.about[place]
-        return known
+        return [
+            self.changes[number].item if number in self.changes else item
+            for number, item in zip(ids.tolist(), known, strict=True)
+        ]
 
     def search(
         self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
@@ -182,58 +173,66 @@ class Snapshot(View):
             Scores float32 [Q, k'], descending, and ids int64 [Q, k'], ties in ascending order of id; padded with -inf and -1.
 
         Raises:
-            DataError, UsageError: see :meth:`..indexes.memory.MemoryIndex.search`.
+            DataError, UsageError: see :meth:`..indexes.memory.MemoryIndex.search`; shards are unavailable.
         """
-        there = self.changes.there & where.mask(self.changes.ids)
         D, found = self.index.search(
             xq, min(k, self.index.ntotal), where=where.without(self.hidden), threads=threads
         )
+        there = where.mask(self.added)
         if there.any():
-            scores = score_codes(xq, self.changes.codes[there], self.index.codebooks)
-            ids = np.broadcast_to(self.changes.ids[there], scores.shape)
+            scores = score_codes(xq, self._codes[there], self.index.codebooks)
+            ids = np.broadcast_to(self.added[there], scores.shape)
             D, found = np.concatenate([D, scores], axis=1), np.concatenate([found, ids], axis=1)
             order = np.lexsort((found, -D), axis=1)  # only padding has -inf
             D, found = np.take_along_axis(D, order, axis=1), np.take_along_axis(found, order, axis=1)
         k = min(k, self.ntotal)
         return D[:, :k], found[:, :k]
 
-    def code_of(self, number: int) -> Codes | None:
-        place = self.changes.at(number)
-        if place >= 0:
-            return np.asarray(self.changes.codes[place]) if self.changes.there[place] else None
-        place = int(self.filed.positions_of(np.array([number], np.int64))[0])
-        return np.asarray(self.filed.codes[place]) if place >= 0 else None
+    def has(self, ids: Ids) -> NDArray[np.bool_]:
+        """bool [n]: whether there is an item with each of these ids."""
+        if self.filed is None:
+            return np.array([self.index.code_of(number) is not None for number in ids.tolist()], np.bool_)
+        filed = (self.filed.positions_of(ids) >= 0) & ~np.isin(ids, self.hidden)
+        return filed | np.isin(ids, self.added)
 
-    def next_id(self) -> int:
-        """The next free id: larger than all ids, at least 0."""
-        filed = len(self.filed) - 1 if self.filed.own is None else int(self.filed.own[-1])
-        return 1 + max(-1, filed, *map(int, self.changes.ids[-1:]))
+    def code(self, number: int) -> Codes:
+        """The code of an item, uint8 [code_size]. Raises UnknownItemError: no item has this id."""
+        changed = self.changes.get(number)
+        code = self.index.code_of(number) if changed is None else changed.code
+        if code is None:
+            raise UnknownItemError(f"no item has the id {number}")
+        return np.frombuffer(code, np.uint8)
 
     def items(self) -> tuple[Codes, Ids]:
-        """Codes uint8 [ntotal, code_size] and ids int64 [ntotal]."""
-        held, there = ~np.isin(self.filed.ids, self.hidden), self.changes.there
-        codes = np.concatenate([self.filed.codes[held], self.changes.codes[there]])
-        return codes, np.concatenate([self.filed.ids[held], self.changes.ids[there]])
+        """Codes uint8 [ntotal, code_size] and ids int64 [ntotal] of an index in memory."""
+        assert isinstance(self.index, MemoryIndex)
+        kept = ~np.isin(self.index.ids, self.hidden)
+        codes = np.concatenate([self.index.codes[kept], self._codes])
+        return codes, np.concatenate([self.index.ids[kept], self.added])
 
 
-Asked = tuple[int | None, Codes | None, Item | None]
+Asked = tuple[int | None, bytes | None, Item | None]
 """An id (None: the next free one), a code, and name and labels if known: an item to add. Without a code: an item to remove."""
 
 
 class LiveIndex:
-    """An index file with changes.
+    """An index file with changes, or the shards of a manifest, which are read-only.
 
-    Searches use :attr:`snapshot`, which is replaced atomically by a commit, a compaction or a reload. Thread-safe.
+    Searches use :attr:`snapshot`, which is replaced atomically by a commit, a compaction or a reload. Thread-safe. Shards are redistributed
+    when the manifest is replaced or a node joins or leaves the cluster; searches continue.
 
     Args:
-        path: the index file.
+        path: the index file or manifest.
         codebooks: of the model, float32 [M, K, d], equal to those of the index.
-        writable: accept changes, as the only process.
+        writable: accept changes, as the only process; not of a manifest.
         compact_after: number of changes after which :attr:`due` is true.
+        ray: address of a cluster that searches the shards; None: this process does.
+        workers: see :class:`..cluster.search.Holders`.
 
     Raises:
         DataError: index or changes are missing, damaged or of another format; or another process writes them.
         MismatchError: of another model.
+        UsageError: Ray is not installed.
     """
 
     def __init__(
@@ -243,16 +242,20 @@ class LiveIndex:
         *,
         writable: bool = False,
         compact_after: int = COMPACT_AFTER,
+        ray: str | None = None,
+        workers: int | None = None,
     ) -> None:
         self.path, self.compact_after = Path(path), compact_after
         self.fingerprint = codebooks_fingerprint(codebooks)
-        self._size = code_size(*codebooks.shape[:2])
+        self._of = self.path, code_size(*codebooks.shape[:2]), self.fingerprint
         self._writing, self._maintaining = threading.Lock(), threading.Lock()
         self._refused: object = None
-        self._file = ChangeFile(self.path, self._size, self.fingerprint) if writable else None
+        self._holders = None if ray is None else Holders(ray, workers)
+        self._file: ChangeFile | None = None
         try:
+            self._file = ChangeFile(*self._of) if writable else None
             self._seen = self._state()
-            self.snapshot: Any = self._open(self._stored())
+            self.snapshot = self._open(self._stored())
         except BaseException:
             self.close(compact=False)
             raise
@@ -261,27 +264,24 @@ class LiveIndex:
         """The changes on disk. Read before the index, as a compaction replaces the index first and then deletes them."""
         if self._file is not None:
             return self._file.read()
-        return read_changes(self.path, self._size, self.fingerprint)
+        return {} if is_manifest(self.path) else read_changes(*self._of)
 
-    def _open(self, changes: Changes) -> Any:
-        """A :class:`Snapshot`, or its equivalent in :mod:`.shards`."""
+    def _open(self, changes: Changes) -> Snapshot:
         with stage("opening the index"):
-            index = open_index(self.path)
-            assert isinstance(index, MemoryIndex)
-            self._check(index.fingerprint)
-            return Snapshot(index, changes, open_items(self.path))
-
-    def _check(self, fingerprint: str) -> None:
-        if fingerprint != self.fingerprint:
-            raise MismatchError(
-                f"{self.path} has other codebooks ({fingerprint}) than the model ({self.fingerprint}): "
-                "build the index with this model"
-            )
+            holders = self._holders
+            index = open_index(self.path) if holders is None else ClusterIndex(self.path, holders)
+            assert isinstance(index, MemoryIndex | MergedIndex)
+            if index.fingerprint != self.fingerprint:
+                raise MismatchError(
+                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
+                    "build the index with this model"
+                )
+            return Snapshot(index, changes, known_items(self.path))
 
     def _state(self) -> object:
-        """Identity of the index file and its sidecar; None if there is no such file."""
-        index = _identity(self.path)
-        return index and (index, _identity(sidecar_path(self.path)))
+        """Identity of the index file, its sidecar, and the nodes of the cluster; None if there is no such file."""
+        index, nodes = _identity(self.path), None if self._holders is None else tuple(self._holders.nodes())
+        return index and (index, _identity(sidecar_path(self.path)), nodes)
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,9 @@ class LiveIndex:
         """
         with self._writing:
             assert self._file is not None
-            snapshot, following = self.snapshot, self.snapshot.next_id()
+            snapshot = self.snapshot
+            assert isinstance(snapshot.index, MemoryIndex)
+            following = 1 + max(-1, snapshot.index.id_range[1], *snapshot.changes)
             accepted: dict[int, Change] = {}
             answers: list[int | DataError] = []
             for given, code, about in asked:
@@ -312,27 +314,24 @@ class LiveIndex:
                 if number >= 1 << 63:
                     answers.append(TakenIdError("there is no larger id left: give the id of the item"))
                     continue
-                there = accepted[number][1] is not None if number in accepted else snapshot.has(number)
-                if code is None and not there:
+                changed = accepted.get(number) or snapshot.changes.get(number)
+                there = snapshot.index.code_of(number) if changed is None else changed.code
+                if code is None and there is None:
                     answers.append(UnknownItemError(f"no item has the id {number}"))
-                elif code is not None and there:
-                    answers.append(
-                        TakenIdError(
-                            f"the id {number} is already in use: remove the item first, or give another id"
-                        )
-                    )
+                elif code is not None and there is not None:
+                    why = f"the id {number} is already in use: remove the item first, or give another id"
+                    answers.append(TakenIdError(why))
                 else:
-                    accepted[number] = number, code, about
+                    accepted[number] = Change(code, about)
                     following = max(following, number + 1)
                     answers.append(number)
-            changes = list(accepted.values())
-            try:
-                if changes:
-                    self._file.write(changes)
-            except DataError as error:
-                refusal = NotStoredError(str(error))
-                return [refusal if isinstance(answer, int) else answer for answer in answers]
-            self.snapshot = snapshot.with_changes(snapshot.changes.then(Changes.of(changes, self._size)))
+            if accepted:
+                try:
+                    self._file.write(accepted)
+                except DataError as error:
+                    refusal = NotStoredError(str(error))
+                    return [refusal if isinstance(answer, int) else answer for answer in answers]
+                self.snapshot = snapshot.with_changes({**snapshot.changes, **accepted})
             return answers
 
     def compact(self) -> bool:
@@ -349,22 +348,21 @@ class LiveIndex:
                 return False
             with self._writing:
                 snapshot, number = self.snapshot, self._file.number
-            if not len(snapshot.changes) or not snapshot.ntotal or self._state() != self._seen:
+            if not snapshot.changes or not snapshot.ntotal or self._state() != self._seen:
                 return False
-            index = snapshot.index
             codes, ids = snapshot.items()
-            made = MemoryIndex.build(codes, index.codebooks, ids, model_fingerprint=index.model_fingerprint)
+            fingerprint = snapshot.index.model_fingerprint
+            made = MemoryIndex.build(codes, snapshot.index.codebooks, ids, model_fingerprint=fingerprint)
             try:
                 written = self._save(made, snapshot.changes)
-            except ReplacedError:
+            except _ReplacedError:
                 log.warning("%s was replaced meanwhile: not compacted, its changes stay beside it", self.path)
                 return False
             with self._writing:
                 self._seen = written
                 # Changes already in the file have no further effect: a crash here loses nothing.
-                self.snapshot = Snapshot(made, self.snapshot.changes, open_items(self.path))
                 self._file.drop(number)
-                self.snapshot = self.snapshot.with_changes(self._file.read())
+                self.snapshot = Snapshot(made, self._file.read(), open_items(self.path))
         log.info("%s: written with all changes, %d items", self.path, made.ntotal)
         return True
 
@@ -372,32 +370,26 @@ class LiveIndex:
         """Replace the index file, keeping its form, together with its names; returns its :meth:`_state`.
 
         Raises:
-            ReplacedError: another index is at the path, which stays.
+            _ReplacedError: another index is at the path, which stays.
         """
         written: object = None
 
         def unchanged(files: tuple[Path, ...]) -> None:
             nonlocal written
             if self._state() != self._seen:
-                raise ReplacedError(f"{self.path} was replaced")
-            written = _identity(files[0]), _identity(files[1])  # which renames keep
+                raise _ReplacedError
+            written = _identity(files[0]), _identity(files[1]), None  # which renames keep
 
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         form = stated["kind"] if stated["kind"] in FORMS else "ivf" if stated["kind"] else "flat"
-        key = stated["extra"].get("items")
-        ids, about = changes.ids[changes.there], changes.about[changes.there]
-        new = [
-            item_row(number, item)
-            for number, item in zip(ids.tolist(), about, strict=True)
-            if item is not None
-        ]
+        new = [item_row(number, item) for number, (_, item) in sorted(changes.items()) if item is not None]
+        kept = open_items(self.path) if "items" in stated["extra"] else None
+        key = None if kept is None else kept.key
         beside: Beside = {}
-        with (None if key is None else open_items(self.path)) or contextlib.nullcontext() as items:
-            if items is None:
-                key = fingerprint("items", self.fingerprint, *map(str, new)) if new else None
-            if new or (items is not None and any(items.lookup(ids))):
-                gone = changes.ids.tolist()
-                write = functools.partial(write_items, rows=new, key=key, kept=items, without=gone)
+        with kept or contextlib.nullcontext():
+            if kept is not None or new:
+                key = key or fingerprint("items", self.fingerprint, *map(str, new))
+                write = functools.partial(write_items, rows=new, key=key, kept=kept, without=list(changes))
                 beside = {items_path(self.path): write}
             save_index(
                 faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),
@@ -435,7 +427,7 @@ class LiveIndex:
                 return False
             state = self._state()
             try:
-                opened = self._open(Changes.of((), self._size) if self.writable else self._stored())
+                opened = self._open({} if self.writable else self._stored())
             except GpqError:
                 self._refused = state
                 raise
@@ -446,11 +438,12 @@ class LiveIndex:
         return True
 
     def close(self, *, compact: bool = True) -> None:
-        """Close the file; with ``compact`` it is first rewritten with all changes."""
+        """Close the file and leave the cluster; with ``compact`` the file is first rewritten with all changes."""
         try:
             if compact:
                 self.compact()
         finally:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            for opened in (self._file, self._holders):
+                if opened is not None:
+                    opened.close()
+            self._file = self._holders = None

@@ -11,16 +11,12 @@ import re
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DataError, MismatchError
 from ..inputs import check_file, check_memory, parse_json
 from ..store import Item
-
-if TYPE_CHECKING:
-    from .changes import Change
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +25,25 @@ _FRAME = struct.Struct("<4sIII")  # magic, changes, CRC-32 of the rest of the fr
 _MAGICS = re.compile(b"GPQ[FN]")  # N: names and labels follow, after their size in bytes
 _REMEDY = "restore it, or move it away and lose its changes"
 
+OldChange = tuple[int, bytes | None, Item | None]
+"""Id, code (None: removed), name and labels."""
+
 
 def old_log_path(index: Path) -> Path:
     """``index.faiss`` -> ``index.faiss.log``."""
     return Path(f"{index}.log")
 
 
-def read_old_log(path: Path, size: int, fingerprint: str) -> list[Change]:
-    """The changes of a log in order; none if it is empty.
+def read_old_log(index: Path, size: int, fingerprint: str) -> list[OldChange]:
+    """The changes in the log of an index, in order; none if there is no log.
 
     Raises:
         DataError: damaged, or no log.
         MismatchError: of an index with codes of another size than ``size`` bytes, or other codebooks.
     """
+    path = old_log_path(index)
+    if not path.exists():
+        return []
     check_memory(64 * check_file(path, "the changes of an index"), str(path))
     try:
         data = path.read_bytes()
@@ -50,15 +52,13 @@ def read_old_log(path: Path, size: int, fingerprint: str) -> list[Change]:
     magic, stated, model, check = _HEADER.unpack_from(data.ljust(_HEADER.size))
     if magic != b"GPQLOG1\n" or check != zlib.crc32(data[: _HEADER.size - 4]):
         raise DataError(f"{path} is damaged in its header, or no log of changes: {_REMEDY}")
-    if len(data) == _HEADER.size:
-        return []
-    if (stated, model) != (size, fingerprint.encode()):
+    at = _HEADER.size
+    if len(data) > at and (stated, model) != (size, fingerprint.encode()):
         raise MismatchError(
             f"{path} holds changes of an index with other codebooks ({model.decode('ascii', 'replace')}, not {fingerprint}): "
             "serve the index that it belongs to, or move it away"
         )
-    changes: list[Change] = []
-    at = _HEADER.size
+    changes: list[OldChange] = []
     try:
         while (frame := _frame(data, at, size)) is not None:
             changes += frame[0]
@@ -68,13 +68,11 @@ def read_old_log(path: Path, size: int, fingerprint: str) -> list[Change]:
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged at byte {at:,} ({error}): {_REMEDY}") from None
     if at < len(data):
-        log.warning(
-            "%s: its last %d bytes, no whole change as a crash leaves them, are dropped", path, len(data) - at
-        )
+        log.warning("%s: its last %d bytes, no whole change, are dropped", path, len(data) - at)
     return changes
 
 
-def _frame(data: bytes, at: int, size: int) -> tuple[list[Change], int] | None:
+def _frame(data: bytes, at: int, size: int) -> tuple[list[OldChange], int] | None:
     """The changes of the frame at byte ``at``, and its end; None if there is no complete frame."""
     start = at + _FRAME.size
     if len(data) < start or not _MAGICS.match(data, at):
@@ -92,7 +90,7 @@ def _frame(data: bytes, at: int, size: int) -> tuple[list[Change], int] | None:
     about = parse_json(data[text:end]) if magic == b"GPQN" else {}
     items = {int(place): _item(*one) for place, one in about.items()}
     return [
-        (int(record["id"]), record["code"].copy() if record["there"] == 1 else None, items.get(place))
+        (int(record["id"]), record["code"].tobytes() if record["there"] == 1 else None, items.get(place))
         for place, record in enumerate(np.frombuffer(data, kind, n, start))
     ], end
 

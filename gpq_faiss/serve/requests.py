@@ -1,8 +1,8 @@
-"""Request and response models, their schemas, and parsing of bodies."""
+"""Bodies of requests and responses."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
@@ -12,47 +12,48 @@ from starlette.requests import Request
 
 from ..errors import DataError
 from ..inputs import parse_json
-from .guard import Settings, TooLargeError
 
 MAX_JSON = 1 << 20
 MAX_IDS = 10_000
-MAX_LABELS = 1000
-MAX_ITEM_LABELS = 100
-_NAMES = {"application/json": "JSON", "multipart/form-data": "a form"}
 _LARGEST = 1e30  # magnitude of numbers, so that no score overflows
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+Vector = list[Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]]
 Label = Annotated[str, Field(max_length=1000)]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A name or label to be stored: a line."""
 
 
-class _Request(BaseModel):
+class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    lists: ClassVar = {"vector", "features"}
+    queries: ClassVar = ["vector", "features"]
 
-    # Missing fields are not in ``model_fields_set``.
-    vector: list[Number] = Field(default=[])
-    features: list[Number] = Field(default=[])
-
-
-class SearchRequest(_Request):
-    """A query."""
-
-    id: Id = 0
-    k: int = Field(default=10, ge=1)
-    allow_ids: list[Id] = Field(default=[], max_length=MAX_IDS)
-    deny_ids: list[Id] = Field(default=[], max_length=MAX_IDS)
-    allow_labels: list[Label] = Field(default=[], max_length=MAX_LABELS)
-    deny_labels: list[Label] = Field(default=[], max_length=MAX_LABELS)
+    vector: Vector | None = None
+    features: Vector | None = None
+    id: Id | None = None
 
 
-class AddRequest(_Request):
+class SearchRequest(_Asked):
+    """A query, and filters."""
+
+    lists: ClassVar = {*_Asked.lists, "allow_ids", "deny_ids", "allow_labels", "deny_labels"}
+    queries: ClassVar = [*_Asked.queries, "id"]
+
+    k: Annotated[int, Field(ge=1)] = 10
+    allow_ids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
+    deny_ids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
+    allow_labels: Annotated[list[Label], Field(max_length=1000)] | None = None
+    deny_labels: Annotated[list[Label], Field(max_length=1000)] | None = None
+
+
+class AddRequest(_Asked):
     """An item to add, with its name and labels."""
 
-    id: Id = 0
-    name: Text = Field(default="")
-    labels: list[Text] = Field(default=[], max_length=MAX_ITEM_LABELS)
+    lists: ClassVar = {*_Asked.lists, "labels"}
+
+    name: Text | None = None
+    labels: Annotated[list[Text], Field(max_length=100)] = []
 
 
 class Item(BaseModel):
@@ -91,36 +92,27 @@ class Changed(BaseModel):
     id: int
 
 
-class Health(BaseModel):
+class Status(BaseModel):
     """The service answers."""
 
-    status: str
-    ntotal: int
+    status: str = "ok"
+    ntotal: int = Field(description="Items in the index.")
 
 
 class Info(BaseModel):
-    """What is served."""
+    """What is served, and its limits."""
 
     version: str
     ntotal: int
     bits: int
-    dimensions: int = Field(description="Of a vector.")
-    input: str = Field(description="What the model takes: images or features.")
-    input_size: int = Field(description="Numbers of an item's features, or pixels of an image's side.")
-    labels: list[str]
-    label_counts: list[int] | None = Field(
-        default=None, description="Items with each label; null if unknown, as of shards."
-    )
+    dimensions: int = Field(description="Numbers in a vector.")
+    input: str = Field(description="images or features: what the model takes.")
+    input_size: int = Field(description="Side of images in pixels, or numbers in features.")
+    labels: list[str] = Field(description="Names that filters may use.")
     thumbnails: bool
     writable: bool
     max_k: int
     max_upload: int
-
-
-class Reloaded(BaseModel):
-    """The index file was opened again."""
-
-    ntotal: int
 
 
 class Problem(BaseModel):
@@ -129,49 +121,25 @@ class Problem(BaseModel):
     error: str
 
 
-def schemas(model: type[_Request], info: Info) -> dict[str, Any]:
-    """The request body for OpenAPI: JSON, or a form if the model takes images."""
-    fields: dict[str, Any] = model.model_json_schema()["properties"]
-    for field in fields.values():
-        field.pop("default", None)
-        field.pop("title", None)
-    images, search = info.input == "images", model is SearchRequest
-    for name, width in (("vector", info.dimensions), ("features", info.input_size)):
-        fields[name] |= {"minItems": width, "maxItems": width}
-    if search:
-        fields["k"] |= {"maximum": info.max_k, "default": 10}
-        for name in ("allow_labels", "deny_labels"):
-            if not info.labels:
-                del fields[name]
-            elif len(info.labels) <= MAX_LABELS:
-                fields[name]["items"] = {"enum": info.labels}
-    if images:
-        del fields["features"]
-    one_of = [name for name in ("vector", "features", *(["id"] if search else [])) if name in fields]
+def schema(model: type[_Asked]) -> dict[str, Any]:
+    """The request body for OpenAPI: JSON, or a form with an image."""
+    fields = model.model_json_schema()
+    image = {"type": "string", "format": "binary", "description": "An image file."}
+    form = {name: one for name, one in fields["properties"].items() if name not in model.queries}
     content = {
-        "application/json": _body(fields, oneOf=[{"required": [name]} for name in one_of]),
-        "multipart/form-data": _body(
-            {name: field for name, field in fields.items() if name not in (one_of if search else ["vector"])}
-            | {"image": {"type": "string", "format": "binary", "description": "An image file."}},
-            required=["image"],
-        ),
+        "application/json": {"schema": fields},
+        "multipart/form-data": {
+            "schema": fields | {"properties": form | {"image": image}, "required": ["image"]}
+        },
     }
-    if not images:
-        del content["multipart/form-data"]
     return {"requestBody": {"required": True, "content": content}}
-
-
-def _body(fields: dict[str, Any], **others: Any) -> dict[str, Any]:
-    return {"schema": {"type": "object", "properties": fields, "additionalProperties": False, **others}}
 
 
 class _Parser(MultiPartParser):
     spool_max_size = 1 << 62  # no temporary files, as the size is already limited
 
 
-async def read_request(
-    request: Request, model: type[_Request], settings: Settings
-) -> tuple[Any, bytes | None]:
+async def read_request(request: Request, model: type[_Asked], max_upload: int) -> tuple[Any, bytes | None]:
     """The validated body, and the image of a form.
 
     Raises:
@@ -179,67 +147,36 @@ async def read_request(
         DataError: an invalid field.
     """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    image: bytes | None = None
-    fields: Any
+    image: Any = None
     try:
         if kind == "application/json":
-            body = b""
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_JSON:
-                    raise TooLargeError(MAX_JSON)
+            body = await request.body()
+            if len(body) > MAX_JSON:
+                raise HTTPException(413, f"JSON of more than {MAX_JSON:,} bytes")
             fields = parse_json(body)
         elif kind == "multipart/form-data":
-            fields, image = await _form(request, model, settings)
+            limits = {"max_files": 1, "max_fields": MAX_IDS, "max_part_size": max_upload}
+            form = await _Parser(request.headers, request.stream(), **limits).parse()
+            fields = {name: form.getlist(name) if name in model.lists else form[name] for name in form}
+            image = fields.pop("image", None)
+            if not isinstance(image, UploadFile):
+                raise DataError("image: a file is needed")
+            image = await image.read()
         else:
             raise HTTPException(415, "content-type must be application/json or multipart/form-data")
         # The values of a form are texts.
-        checked = model.model_validate(fields, strict=kind == "application/json")
+        asked = model.model_validate(fields, strict=image is None)
     except ValidationError as error:
-        raise DataError(_first(error)) from None
+        raise DataError(first_line(error)) from None
     except (ValueError, KeyError, MultiPartException) as error:
-        raise HTTPException(
-            400, f"the body is not {_NAMES[kind]}: {' '.join(str(error).split())[:200]}"
-        ) from None
-    choices = ["vector", "features", *(["id"] if model is SearchRequest else [])]
-    given = [name for name in choices if name in checked.model_fields_set]
-    given += ["image"] if image is not None else []
-    if len(given) != 1:
-        raise DataError(
-            f"give one of {', '.join([*choices, 'image'])}"
-            + (f", not {' and '.join(given)}" if given else "")
-        )
-    return checked, image
+        raise HTTPException(400, f"the body is not {kind}: {' '.join(str(error).split())[:200]}") from None
+    given = [name for name in model.queries if getattr(asked, name) is not None]
+    if len(given) + (image is not None) != 1:
+        raise DataError(f"give one of {', '.join(model.queries)}, or the image of a form")
+    return asked, image
 
 
-async def _form(
-    request: Request, model: type[_Request], settings: Settings
-) -> tuple[dict[str, Any], bytes | None]:
-    parser = _Parser(
-        request.headers, request.stream(), max_files=1, max_fields=MAX_IDS, max_part_size=settings.max_upload
-    )
-    form = await parser.parse()
-    image: bytes | None = None
-    fields: dict[str, Any] = {}
-    for name in form:
-        values = form.getlist(name)
-        field = model.model_fields.get(name)
-        if name == "image" and len(values) == 1 and isinstance(values[0], UploadFile):
-            image = await values[0].read()
-        elif name == "image" or not all(isinstance(value, str) for value in values):
-            raise DataError(f"{name[:50]!r}: image must be a file, and nothing else")
-        elif len(values) > 1 and (field is None or not isinstance(field.get_default(), list)):
-            raise DataError(f"{name[:50]}: it is given twice")
-        else:
-            fields[name] = (
-                values if field is not None and isinstance(field.get_default(), list) else values[0]
-            )
-    if model is SearchRequest and "id" in fields:
-        raise DataError("id: search by an id with JSON")
-    return fields, image
-
-
-def _first(error: ValidationError) -> str:
+def first_line(error: ValidationError) -> str:
     """The first error, in one line."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part)[:50] for part in first["loc"]) or "body"

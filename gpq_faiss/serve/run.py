@@ -8,10 +8,12 @@ import ipaddress
 import logging
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..data.base import Dataset
 from ..encoder import Encoder, open_encoder
@@ -21,20 +23,22 @@ from ..indexes.opening import open_index
 from ..progress import stage
 from ..store import codebooks_fingerprint
 from .app import create_app
-from .catalogue import Catalogue
-from .connections import limited
-from .guard import Settings
+from .guard import Settings, client_of
 from .live import LiveIndex
 from .service import Service
-from .shards import LiveShards
 
 log = logging.getLogger(__name__)
 
 _GRACE = 10  # seconds for pending requests at shutdown
 _CONNECTIONS = 2048
+_TOO_MANY = b'{"error": "too many connections from this address"}'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_TOO_MANY), _TOO_MANY)
+)
 
 
-def serve(  # noqa: PLR0913
+def serve(
     index: str | Path,
     model: str | Path,
     *,
@@ -44,9 +48,8 @@ def serve(  # noqa: PLR0913
     device: str = "cpu",
     ray: str | None = None,
     workers: int | None = None,
-    replicas: int = 1,
 ) -> None:
-    """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP reopens the index file.
+    """Serve an index over HTTP until SIGINT or SIGTERM.
 
     Args:
         index: file written by ``gpq index``, or a manifest of shards, which is read-only.
@@ -55,17 +58,16 @@ def serve(  # noqa: PLR0913
         settings: address, token and limits.
         writable: allow adding and removing items; needs a token.
         device: device of the network.
-        ray, workers, replicas: cluster for the shards of a manifest (:class:`.shards.LiveShards`).
+        ray, workers: cluster for the shards of a manifest (:class:`.live.LiveIndex`).
 
     Raises:
         UsageError: the port cannot be bound; writable without a token, with a network in ONNX or a manifest; a cluster without a manifest.
         DataError, MismatchError, DeviceError: index, model or device are missing, damaged, or do not fit together.
     """
-    settings = settings or Settings()
+    settings, shards = settings or Settings(), is_manifest(index)
     if writable and settings.token is None:
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
-    shards = is_manifest(index)
-    if shards and writable:
+    if writable and shards:
         raise UsageError(
             f"{index} is a manifest of shards, which is not --writable: change it by gpq index --add"
         )
@@ -78,26 +80,16 @@ def serve(  # noqa: PLR0913
             encoder = open_encoder(model, device)
         if writable and not isinstance(encoder, Encoder):
             raise UsageError(f"{model} makes vectors of queries only: --writable needs the model folder")
-        catalogue = None if data is None else Catalogue(data)
         Z = encoder.model.codebooks if isinstance(encoder, Encoder) else open_index(index).codebooks
         if codebooks_fingerprint(Z) != encoder.codebooks_fingerprint:
             raise MismatchError(f"{index} has other codebooks than {model}: build the index with this model")
-        live = (
-            LiveShards(index, Z, ray=ray, workers=workers, replicas=replicas)
-            if shards
-            else LiveIndex(index, Z, writable=writable, compact_after=settings.compact_after)
-        )
+        compact_after = settings.compact_after
+        live = LiveIndex(index, Z, writable=writable, compact_after=compact_after, ray=ray, workers=workers)
         try:
-            service = Service(encoder, live, catalogue, threads=settings.threads)
+            service = Service(encoder, live, data, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))
         finally:
             live.close(compact=False)  # if it never started
-
-
-def run(service: Service, settings: Settings) -> None:
-    """Serve existing objects, as :func:`serve`. Raises UsageError: the port cannot be bound."""
-    with _bound(settings.host, settings.port) as bound:
-        asyncio.run(_run(service, settings, bound))
 
 
 @contextlib.contextmanager
@@ -119,6 +111,52 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         yield bound
 
 
+def _limited(settings: Settings) -> type[H11Protocol]:
+    """Uvicorn's HTTP protocol with the limits of ``settings``, for ``uvicorn.Config(http=...)``.
+
+    Uvicorn waits for the rest of a request's head without end. Here a connection has ``timeout`` seconds for each head. It is cut off when
+    a request takes twice the timeout, after which :class:`.guard.Guard` should have answered: the client does not read, then.
+    """
+    numbers: Counter[str] = Counter()
+
+    class Limited(H11Protocol):
+        _end: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._from = client_of("" if self.client is None else self.client[0])
+            numbers[self._from] += 1
+            if numbers[self._from] > settings.max_connections:
+                transport.write(_REFUSAL)
+                transport.close()
+            self._end_after(settings.timeout)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self._end is not None:
+                self._end.cancel()
+            numbers[self._from] -= 1
+            if not numbers[self._from]:
+                del numbers[self._from]
+
+        def handle_events(self) -> None:
+            before = self.cycle
+            super().handle_events()
+            if self.cycle is not before:  # the head is complete
+                self._end_after(2 * settings.timeout)
+
+        def on_response_complete(self) -> None:
+            self._end_after(settings.timeout)
+            super().on_response_complete()  # which may begin the next request
+
+        def _end_after(self, seconds: float) -> None:
+            if self._end is not None:
+                self._end.cancel()
+            self._end = self.loop.call_later(seconds, self.transport.abort)
+
+    return Limited
+
+
 class Server(uvicorn.Server):
     """The HTTP server of a service. It leaves signals to :func:`_run`."""
 
@@ -126,7 +164,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service, settings),
-                http=limited(settings),
+                http=_limited(settings),
                 ws="none",
                 log_config=None,
                 log_level="warning",
@@ -155,12 +193,8 @@ async def _run(service: Service, settings: Settings, bound: socket.socket) -> No
     server = Server(service, settings)
     loop = asyncio.get_running_loop()
 
-    def end() -> None:
-        server.should_exit = True
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, service.reload_soon)
+        loop.add_signal_handler(number, setattr, server, "should_exit", True)
     await server.serve([bound])
     if service.failed is not None:
         raise DataError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import threading
@@ -16,32 +15,29 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.checks import Codes, Floats, Ids
+from ..codes.checks import Floats, Ids
 from ..codes.encode import check_items, decode, items_are_codewords
 from ..codes.encode import encode as encode_vectors
 from ..codes.scores import score_tables
+from ..data.base import Dataset
 from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
 from ..store import Item
 from .batches import Batcher
-from .browse import Beginning
 from .catalogue import Catalogue
 from .live import EVERYTHING, Asked, LiveIndex, Where
-from .metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 WAIT = 0.002
 """Seconds that a query waits for a batch."""
-MOST = 64
-"""Maximum queries per batch."""
 WATCH = 1.0
 """Seconds between checks of the index file."""
 _RETRY = 60.0  # seconds from a failed compaction to the next attempt
 _DECODERS = 4  # images decoded concurrently, which bounds memory
-_TRIED = 10  # items of the data tried for one to begin with, where some may not be in the index
+_TRIED = 10  # items of the data tried for one to begin with, where ids are not in memory
 _T = TypeVar("_T")
 
 
@@ -70,7 +66,7 @@ class Found(NamedTuple):
 
     Attributes:
         scores: float32 [n], descending.
-        ids: int64 [n], ties in ascending order.
+        ids: int64 [n], ties in ascending order of id.
         best: score of the code that is most alike the query, which no item need have.
     """
 
@@ -89,10 +85,11 @@ class Service:
     Args:
         encoder: of the model; an ONNX encoder is read-only.
         live: the index, with the same codebooks.
-        catalogue: names, labels and pictures of items.
+        data: data set of the items, for names, labels and pictures.
         threads: threads of a search (default: all cores).
 
     Attributes:
+        seen: called with the size of each batch of queries.
         failed: why the changes could not be written to the index file at the end; they are beside it.
     """
 
@@ -100,26 +97,23 @@ class Service:
         self,
         encoder: Encoder | OnnxEncoder,
         live: LiveIndex,
-        catalogue: Catalogue | None = None,
+        data: Dataset | None = None,
         *,
         threads: int | None = None,
     ) -> None:
-        self.encoder, self.live, self.catalogue, self.threads = encoder, live, catalogue, threads
-        self.metrics = Metrics(lambda: (live.snapshot.ntotal, len(live.snapshot.changes)))
+        self.encoder, self.live, self.threads = encoder, live, threads
+        self.catalogue = Catalogue(data)
+        self.seen: Callable[[int], None] = lambda size: None
         self._network = threading.Lock()
         self._decoders = ThreadPoolExecutor(_DECODERS, "gpq-decode")
         self._maintenance = ThreadPoolExecutor(1, "gpq-maintenance")
-        self._searches: Batcher[Query, Found] = Batcher(
-            self._search, most=MOST, wait=WAIT, seen=self.metrics.batch.observe
-        )
+        self._searches: Batcher[Query, Found] = Batcher(self._search, wait=WAIT)
         self._changes: Batcher[_Wanted, int] = Batcher(self._change)
-        self._begun: tuple[object, Beginning | None] = (None, None)
         self._watcher: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
         self._compact_at = 0.0
         self.failed: GpqError | None = None
-        if catalogue is not None and catalogue.dataset.kind == encoder.input_kind:
-            encoder.check(catalogue.dataset)
+        if data is not None and data.kind == encoder.input_kind:
+            encoder.check(data)
 
     async def start(self) -> None:
         """Warm up with one search, and start watching the index file."""
@@ -129,7 +123,7 @@ class Service:
         else:
             first = Input("features", np.ones(model.input_width, np.float32))
         await self.search(first, 10)
-        await self._in_pool(self._beginning)
+        await self._in_pool(lambda: self.catalogue.by_turns)
         self._watcher = asyncio.create_task(self._watching())
 
     async def close(self) -> None:
@@ -146,50 +140,31 @@ class Service:
         except GpqError as error:  # for the caller: the server would print its traceback
             self.failed = error
 
-    async def _in_pool(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, call)
+    async def _in_pool(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, call, *arguments)
 
     # Items -----------------------------------------------------------------------------------------------------------
 
     async def known(self, ids: Ids) -> list[dict[str, Any]]:
         """Id, name and labels of items, if known, for :class:`.requests.Item`."""
-        return await self._in_pool(lambda: self._known(ids))
+        return await self._in_pool(self._known, ids)
 
     def _known(self, ids: Ids) -> list[dict[str, Any]]:
-        snapshot = self.live.snapshot
+        snapshot, catalogue = self.live.snapshot, self.catalogue
         known: list[dict[str, Any]] = []
         for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
-            row = None if self.catalogue is None else self.catalogue.row(number)
             name, labels = (None, None) if item is None else (item.name, item.labels)
-            if (
-                row is not None
-                and self.catalogue is not None
-                and (item is None or snapshot.changes.at(number) < 0)
-            ):
-                name, labels = self.catalogue.name(row), self.catalogue.labels(row)
+            row = catalogue.row(number)
+            # What came with an added item says more than the data.
+            if row is not None and (item is None or number not in snapshot.changes):
+                name, labels = catalogue.name(row) or name, catalogue.labels(row)
             known.append({"id": number, "name": name, "labels": labels or None})
         return known
 
     async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
         """A thumbnail of an item and its media type; None if there is none."""
-        catalogue = self.catalogue
-        row = None if catalogue is None else catalogue.row(number)
-        if row is None or catalogue is None:
-            return None
-        return await self._in_pool(lambda: catalogue.thumbnail(row))
-
-    def check_labels(self, labels: Sequence[str], what: str) -> None:
-        """Raises DataError: no item has one of these labels, which ``what`` gives."""
-        classes = () if self.catalogue is None else self.catalogue.classes
-        unknown = next((label for label in labels if label not in classes), None)
-        if unknown is not None:
-            raise DataError(f"{what}: no item has the label {unknown[:100]!r}")
-
-    def have_label(self, ids: Ids, labels: Sequence[str]) -> NDArray[np.bool_]:
-        """bool [n]: which items have one of these labels."""
-        if self.catalogue is None or not labels:
-            return np.zeros(len(ids), np.bool_)
-        return self.catalogue.have_label(ids, labels)
+        row = self.catalogue.row(number)
+        return None if row is None else await self._in_pool(self.catalogue.thumbnail, row)
 
     async def some_items(self, k: int, labels: Sequence[str] = ()) -> Ids:
         """At most ``k`` items to begin with: int64 [n], a few of every label first; always the same, and those of a smaller ``k`` first.
@@ -203,37 +178,19 @@ class Service:
         Raises:
             DataError: a label that no item has.
         """
-        self.check_labels(labels, "label")
-        if self.catalogue is None:
+        self.catalogue.check_labels(labels, "label")
+        if self.catalogue.dataset is None:
             first = np.ascontiguousarray(self.live.snapshot.index.codebooks[:, 0]).reshape(-1)
             return (await self.search(Input("vector", first), k)).ids
-        return await self._in_pool(lambda: self._some_items(k, labels))
+        return await self._in_pool(self._some_items, k, labels)
 
     def _some_items(self, k: int, labels: Sequence[str]) -> Ids:
-        beginning, snapshot = self._beginning(), self.live.snapshot
-        assert beginning is not None
-        candidates = beginning.ids(labels)[: _TRIED * k + len(snapshot.changes)].tolist()
-        there = (number for number in candidates if snapshot.has(number))
-        return np.array(list(itertools.islice(there, k)), np.int64)
-
-    async def label_counts(self) -> list[int] | None:
-        """Items of the index with each label; None if unknown: without data, or of shards."""
-        return await self._in_pool(self._label_counts)
-
-    def _label_counts(self) -> list[int] | None:
-        beginning, snapshot = self._beginning(), self.live.snapshot
-        if beginning is None or snapshot.filed is None:
-            return None
-        added = snapshot.changes.ids[snapshot.changes.there]
-        counts = beginning.counts - beginning.counts_of(snapshot.hidden) + beginning.counts_of(added)
-        return [int(count) for count in counts]
-
-    def _beginning(self) -> Beginning | None:
-        """Of the data and the present index file."""
-        snapshot = self.live.snapshot
-        if self.catalogue is not None and self._begun[0] is not snapshot.index:
-            self._begun = snapshot.index, Beginning(self.catalogue, snapshot.filed)
-        return self._begun[1]
+        ids, snapshot = self.catalogue.by_turns, self.live.snapshot
+        if labels:
+            ids = ids[self.catalogue.have_label(ids, labels)]
+        if snapshot.filed is None:
+            ids = ids[: _TRIED * k]
+        return ids[snapshot.has(ids)][:k]
 
     # Inputs ----------------------------------------------------------------------------------------------------------
 
@@ -265,14 +222,9 @@ class Service:
             UnknownItemError: no such item.
         """
         code = self.live.snapshot.code(number)
-        catalogue, model = self.catalogue, self.encoder
-        if catalogue is not None and catalogue.dataset.kind == model.input_kind:
-            row = catalogue.row(number)
-            original = (
-                None
-                if row is None
-                else await self._in_pool(lambda: catalogue.original(row, model.image_size))
-            )
+        row, model = self.catalogue.row(number), self.encoder
+        if row is not None and self.catalogue.kind == model.input_kind:
+            original = await self._in_pool(self.catalogue.original, row, model.image_size)
             if original is not None:
                 return Input("image" if model.input_kind == "images" else "features", original)
         return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
@@ -305,6 +257,7 @@ class Service:
         return await self._searches.submit(Query(given, k, where))
 
     def _search(self, batch: Sequence[Query]) -> Sequence[Found | Exception]:
+        self.seen(len(batch))
         snapshot = self.live.snapshot
         answers = self._vectors([query.given for query in batch], queries=True)
         together: dict[object, list[int]] = {}
@@ -364,7 +317,7 @@ class Service:
         made = self.live.commit(changes)
         return [made[answer] if isinstance(answer, int) else answer for answer in answers]
 
-    def _code(self, given: Input, vector: Floats | DataError) -> Codes:
+    def _code(self, given: Input, vector: Floats | DataError) -> bytes:
         if isinstance(vector, DataError):
             raise vector
         assert isinstance(self.encoder, Encoder)  # others are read-only
@@ -372,13 +325,12 @@ class Service:
         codes = encode_vectors(vector[None], Z, what=given.form)
         if given.form == "vector" and items_are_codewords(self.encoder.model.description):
             check_items(vector[None], codes, Z, what="vector")
-        return np.asarray(codes[0])
+        return bytes(codes[0].tobytes())
 
     def _compact(self) -> None:
         again = _RETRY
         try:
             if self.live.compact():
-                self.metrics.compactions.inc()
                 again = 0.0
         except Exception as error:
             log.error("the index was not written, its changes stay beside it: %s", error)
@@ -391,26 +343,17 @@ class Service:
         """Open the index that is now at the path. Raises DataError, MismatchError: it cannot be opened; the old one stays in use."""
         loop = asyncio.get_running_loop()
         try:
-            if await loop.run_in_executor(self._maintenance, lambda: self.live.reload(only_stale=only_stale)):
-                self.metrics.reloads.labels("opened").inc()
+            await loop.run_in_executor(self._maintenance, lambda: self.live.reload(only_stale=only_stale))
         except GpqError as error:
-            self.metrics.reloads.labels("refused").inc()
             log.error("the index was not opened again: %s", error)
             raise
 
-    def reload_soon(self) -> None:
-        """Begin :meth:`reload`; its errors are in the log."""
-        self._hurry.set()
-
     async def _watching(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), WATCH)
-            asked = self._hurry.is_set()
-            self._hurry.clear()
-            if asked or await asyncio.to_thread(lambda: self.live.stale):
+            await asyncio.sleep(WATCH)
+            if await asyncio.to_thread(lambda: self.live.stale):
                 with contextlib.suppress(GpqError):
-                    await self.reload(only_stale=not asked)
+                    await self.reload(only_stale=True)
 
 
 def _row(values: Sequence[float], width: int, what: str) -> Floats:

@@ -201,7 +201,8 @@ def _json(path: Path) -> dict[str, Any]:
     """A split, a manifest of shards (each verified), or the index that this sidecar belongs to."""
     value = read_json(path, "a split or an index's sidecar")
     if isinstance(value, dict) and value.get("kind") == "shards":
-        from ..indexes.manifest import read_manifest, verify_manifest
+        from ..indexes.manifest import read_manifest
+        from ..indexes.opening import verify_manifest
 
         manifest = read_manifest(path)
         verify_manifest(manifest)

@@ -77,8 +77,6 @@ def search(
     threads: int | None = None,
     ray: str | None = None,
     workers: int | None = None,
-    replicas: int = 1,
-    allow_partial: bool = False,
     data_args: Mapping[str, Any] | None = None,
 ) -> SearchResult:
     """Find the k best items of an index for each query.
@@ -98,7 +96,7 @@ def search(
         threads: CPU threads of the search (default: all cores).
         ray: address of a Ray cluster (:func:`..cluster.connect.connected`) that searches the shards of a manifest; ``memory`` is
             then per worker.
-        workers, replicas, allow_partial: see :class:`..cluster.search.ClusterIndex`.
+        workers: see :class:`..cluster.search.Holders`.
         data_args: further arguments of :func:`gpq_faiss.open_data` for ``queries``.
 
     Returns:
@@ -128,7 +126,7 @@ def search(
                 holders = Holders(ray, workers)
                 stack.callback(holders.close)
                 budget = None if memory is None else parse_bytes(memory)
-                opened = ClusterIndex(index, holders, budget, replicas=replicas, allow_partial=allow_partial)
+                opened = ClusterIndex(index, holders, budget)
         stack.callback(opened.close)
         if opened.fingerprint != fingerprint:
             raise MismatchError(
@@ -165,15 +163,15 @@ def search(
             description=opened.describe(),
             min_score=min_score,
             items=_items(index, found),
-            missing_shards=tuple(sorted(getattr(opened, "missing", ()))),
             queries=images,
             images=None if images is None else _indexed(index, found, images),
         )
     if result.short:
-        why = ["too few items pass the filter"] if where is not None else []
-        why += [f"shards {', '.join(result.missing_shards)} are missing"] if result.missing_shards else []
         log.warning(
-            "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
+            "%d of %d queries have fewer than %d results: too few items pass the filter",
+            result.short,
+            len(ids),
+            k,
         )
     return result
 

@@ -36,7 +36,6 @@ class SearchResult(Shown):
         description: how the index was searched.
         min_score: the requested minimum score, if the search was by score instead of ``k``.
         items: by id, names, labels and kept columns of the results; None if nothing beside the index names its items.
-        missing_shards: files of the shards that could not be searched (only with partial answers allowed).
         queries, images: the queries, and what they were searched in, where these are images at hand: for notebooks.
     """
 
@@ -49,7 +48,6 @@ class SearchResult(Shown):
     description: str = ""
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
-    missing_shards: tuple[str, ...] = ()
     queries: ImageDataset | None = None
     images: ImageDataset | None = None
 
@@ -89,7 +87,6 @@ class SearchResult(Shown):
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "description": self.description,
             **({} if self.exact is None else {"proven_exact": int(self.exact.sum())}),
-            **({"missing_shards": list(self.missing_shards)} if self.missing_shards else {}),
             "queries": queries,
         }
 
@@ -111,7 +108,7 @@ class SearchResult(Shown):
         lines = [self.description] if self.description else []
         if self.exact is not None:
             lines.append(f"{int(self.exact.sum())} of {len(self.exact)} results are proven to be exact")
-        return lines + ([f"missing shards: {', '.join(self.missing_shards)}"] if self.missing_shards else [])
+        return lines
 
     def _pictures(self) -> str:
         if self.queries is None:

@@ -1,4 +1,4 @@
-"""HDF5 files: ``features.h5``, ``codes.h5``, items of an index, and arrays. The only package that uses h5py.
+"""HDF5 files: ``features.h5``, ``codes.h5``, and arrays; SQLite files: names and labels of an index. The only package that uses h5py.
 
 A file of rows is written once and never changed. While it is being written, its columns are raw files in ``.<name>.partial/``
 beside it: after ``kill -9`` an HDF5 file may be damaged, while raw columns are complete up to the last row
@@ -19,8 +19,7 @@ dataset        type                      meaning
 =============  ========================  ============================================================
 """
 
-from .arrays import read_arrays, write_arrays
-from .foreign import Hdf5Array, read_hdf5_array
+from .hdf5 import Hdf5Array, read_arrays, read_hdf5_array, write_arrays
 from .header import FORMAT_VERSION, Header, Kind, codebooks_fingerprint
 from .items import Item, Items, items_path, write_items
 from .reader import RowReader, describe

@@ -15,7 +15,6 @@ from ..errors import DataError, UsageError
 from ..files import fingerprint
 
 FORMAT_VERSION = 1
-CACHE_BYTES = 8 << 20  # HDF5's chunk cache, so that chunks are not decompressed twice
 
 Kind = Literal["features", "codes"]
 
@@ -55,18 +54,17 @@ class Header:
 
     def __post_init__(self) -> None:
         Z = self.codebooks
-        if self.kind not in ("features", "codes"):
-            raise DataError(f"kind {self.kind!r} is neither 'features' nor 'codes'")
         if Z.ndim != 3 or Z.dtype != np.float32 or 0 in Z.shape or not np.isfinite(Z).all():
             raise DataError(f"codebooks are {Z.dtype} {list(Z.shape)}: finite float32 [M, K, d] is needed")
         M, K, d = Z.shape
         try:
-            width = M * d if self.kind == "features" else code_size(M, K)
-            bits_per_code(K)
+            widths = {"features": M * d, "codes": code_size(M, K)}
         except UsageError as error:
             raise DataError(f"codebooks: {error}") from None
-        if self.width != width:
-            raise DataError(f"{self.kind} are {self.width} wide but codebooks {[M, K, d]} need {width}")
+        if self.width != widths.get(self.kind):
+            raise DataError(
+                f"{self.kind!r} of width {self.width}: with codebooks {[M, K, d]}, {widths} are possible"
+            )
         if len(set(self.class_names)) != len(self.class_names):
             raise DataError("class names repeat: every class needs its own")
 
@@ -75,11 +73,6 @@ class Header:
         """Bits of a code, M * log2 K."""
         M, K, _ = self.codebooks.shape
         return int(M) * bits_per_code(int(K))
-
-    @property
-    def n_classes(self) -> int:
-        """C, 0 without labels."""
-        return len(self.class_names)
 
     @property
     def codebooks_fingerprint(self) -> str:
@@ -97,21 +90,19 @@ class Header:
         kind = "<f4" if self.kind == "features" else "u1"
         columns = {str(self.kind): np.dtype((kind, (self.width,))), "ids": np.dtype("<i8")}
         if self.class_names:
-            columns["labels"] = np.dtype(("u1", ((self.n_classes + 7) // 8,)))
+            columns["labels"] = np.dtype(("u1", ((len(self.class_names) + 7) // 8,)))
         return columns
 
     def check_rows(self, columns: Mapping[str, NDArray[Any]], where: str) -> None:
         """Raises DataError, naming ``where``: set padding bits in codes or labels, or features that are not finite."""
+        # The unused bits of the last byte: codes begin with the lowest bit, labels with the highest.
+        padding = {
+            "codes": 0xFF << (self.bits % 8 or 8) & 0xFF,
+            "labels": (1 << -len(self.class_names) % 8) - 1,
+        }
         for name, values in columns.items():
             if name == "features" and not np.isfinite(values).all():
-                rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
-                raise DataError(
-                    f"{where}: {len(rows)} rows hold NaN or infinity (the first is row {rows[0]})"
-                )
-            last = (
-                int(np.bitwise_or.reduce(values[:, -1])) if name in ("codes", "labels") and len(values) else 0
-            )
-            if name == "codes" and self.bits % 8 and last >> self.bits % 8:
-                raise DataError(f"{where}: codes have bits set beyond their {self.bits}: damaged or foreign")
-            if name == "labels" and last & ((1 << -self.n_classes % 8) - 1):
-                raise DataError(f"{where}: labels have bits beyond {self.n_classes} classes")
+                row = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
+                raise DataError(f"{where}: features hold NaN or infinity, first in row {row}")
+            if name in padding and len(values) and np.bitwise_or.reduce(values[:, -1]) & padding[name]:
+                raise DataError(f"{where}: {name} have bits set beyond their last one: damaged or foreign")

@@ -1,14 +1,7 @@
 """The items file beside an index: names, labels and kept columns by id, in SQLite.
 
-=========  ==========================================================================================
-table      columns
-=========  ==========================================================================================
-`items`    `id`; `name`; `labels`, a JSON array, null if unknown; `columns`, a JSON object, of the kept texts
-`search`   full-text search (FTS5) of the names
-`about`    `key`, which the index's sidecar has too
-=========  ==========================================================================================
-
-The file is written once and replaced as a whole, together with its index.
+Table ``items`` has ``id``, ``name``, ``labels`` (a JSON array, null if unknown) and ``columns`` (a JSON object of the kept texts);
+``about`` has the ``key`` that the index's sidecar has too. The file is written once and replaced as a whole, together with its index.
 """
 
 from __future__ import annotations
@@ -36,7 +29,6 @@ _TABLES = {
     "items": "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT)",
     "about": "CREATE TABLE about (key TEXT)",
 }
-_SEARCH = "CREATE VIRTUAL TABLE search USING fts5(name, content='items', content_rowid='id')"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # The file is a temporary one until all of it is on disk.
 _WRITING = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536"
@@ -115,7 +107,7 @@ def write_items(
         if kept is not None:
             db.execute("ATTACH ? AS kept", (uri(kept.path, "mode=ro&immutable=1"),))
         db.execute("BEGIN")
-        for sql in (*_TABLES.values(), _SEARCH):
+        for sql in _TABLES.values():
             db.execute(sql)
         db.execute("INSERT INTO about VALUES (?)", (key,))
         if kept is not None:
@@ -125,7 +117,6 @@ def write_items(
                 (json.dumps([int(number) for number in without]),),
             )
         db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
-        db.execute("INSERT INTO search (search) VALUES ('rebuild')")
         db.execute("COMMIT")
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..inputs import check_memory, parse_json
-from .foreign import dataset, open_hdf5
-from .texts import TextColumn, Texts, text_columns
+from .hdf5 import dataset, open_hdf5
+from .texts import TextColumn, Texts
 
 _WHAT = "the names and labels of an index, in the form of an earlier version"
 
@@ -32,23 +32,23 @@ def old_items_path(index: str | Path) -> Path:
 def old_items_key(path: Path) -> str:
     """The key of a file, which the index's sidecar has too. Raises DataError: damaged or of another format."""
     with open_hdf5(path, _WHAT) as h5:
-        if _attribute(h5, "kind") != "items" or int(h5.attrs["format_version"]) != 1:
+        attrs = dict(h5.attrs)
+        if attrs.get("kind") != b"items" or int(attrs["format_version"]) != 1:
             raise DataError(f"{path} is not {_WHAT}")
-        return _attribute(h5, "key")
+        return str(attrs["key"].decode())
 
 
 def old_items(path: Path, size: int = 1 << 15) -> Iterator[Block]:
     """All items in blocks of ``size``. Raises DataError: the file is damaged."""
     with open_hdf5(path, _WHAT) as h5:
-        n, classes = int(h5.attrs["ntotal"]), parse_json(_attribute(h5, "class_names"))
+        n, classes = int(h5.attrs["ntotal"]), parse_json(h5.attrs["class_names"])
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise DataError("class names are no list of texts")
-        columns = {name: TextColumn(h5, name, n, path) for name in text_columns(h5)}
-        width = (len(classes) + 7) // 8
-        packed = _column(h5, "labels", np.uint8, (n, width), path) if classes else None
+        columns = TextColumn.all_of(h5, n)
+        packed = _column(h5, "labels", np.uint8, (n, (len(classes) + 7) // 8)) if classes else None
         if packed is None and not columns:
             raise DataError("it has neither names nor labels")
-        ids = _ids(h5, n, path) if "ids" in h5 else None
+        ids = _ids(h5, n) if "ids" in h5 else None
         for start in range(0, n, size):
             stop = min(start + size, n)
             texts = {name: column.span(start, stop) for name, column in columns.items()}
@@ -56,10 +56,10 @@ def old_items(path: Path, size: int = 1 << 15) -> Iterator[Block]:
             yield np.arange(start, stop) if ids is None else ids[start:stop], texts, labels, tuple(classes)
 
 
-def _ids(h5: Any, n: int, path: Path) -> NDArray[np.int64]:
+def _ids(h5: Any, n: int) -> NDArray[np.int64]:
     """The id of each row."""
-    columns = [_column(h5, name, np.int64, (n,), path) for name in ("ids", "rows")]
-    check_memory(40 * n, f"{path}: the ids of {n:,} items")
+    columns = [_column(h5, name, np.int64, (n,)) for name in ("ids", "rows")]
+    check_memory(40 * n, f"the ids of {n:,} items")
     stored, rows = (np.asarray(column[()]) for column in columns)
     if not (stored[1:] > stored[:-1]).all() or not np.array_equal(np.sort(rows), np.arange(n)):
         raise DataError("ids repeat, or belong to no row")
@@ -68,15 +68,8 @@ def _ids(h5: Any, n: int, path: Path) -> NDArray[np.int64]:
     return ids
 
 
-def _column(h5: Any, name: str, kind: type[np.generic], shape: tuple[int, ...], path: Path) -> Any:
-    found = dataset(h5, name, path)
+def _column(h5: Any, name: str, kind: type[np.generic], shape: tuple[int, ...]) -> Any:
+    found = dataset(h5, name)
     if found.dtype != kind or found.shape != shape:
         raise DataError(f"{name!r} is {found.dtype} {list(found.shape)}, not {list(shape)}")
     return found
-
-
-def _attribute(h5: Any, name: str) -> str:
-    value = h5.attrs.get(name)
-    if not isinstance(value, bytes):
-        raise DataError(f"it has no attribute {name!r}: {_WHAT} is needed")
-    return value.decode()

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, MismatchError, UsageError
 from ..inputs import check_memory, parse_json
-from .foreign import damaged, dataset, open_hdf5
+from .hdf5 import damaged, dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
-from .texts import TextColumn, Texts, text_columns
+from .texts import TextColumn, Texts
 
-_MAX_CODEBOOK_BYTES = 64 << 20
+_MAX_CODEBOOKS = 64 << 20  # bytes
 _WHAT = "a features or codes file made by 'gpq encode'"
 
 
@@ -44,11 +43,10 @@ class RowReader:
         self, path: str | Path, *, kind: Kind | None = None, model_fingerprint: str | None = None
     ) -> None:
         self.path = Path(path)
-        self._stack = contextlib.ExitStack()
-        try:
-            self._h5 = self._stack.enter_context(open_hdf5(self.path, _WHAT))
+        with contextlib.ExitStack() as stack:
+            h5 = stack.enter_context(open_hdf5(self.path, _WHAT))
             with damaged(self.path):
-                self._check()
+                self._check(h5)
             if kind is not None and self.header.kind != kind:
                 raise MismatchError(f"{self.path} holds {self.header.kind}, but {kind} are needed")
             if model_fingerprint is not None and self.header.model_fingerprint != model_fingerprint:
@@ -56,48 +54,41 @@ class RowReader:
                     f"{self.path} is of model {self.header.model_fingerprint}, not {model_fingerprint}: "
                     "encode the data again with this model"
                 )
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
-    def _text(self, name: str) -> str:
-        value = self._h5.attrs.get(name, "")
-        return value.decode() if isinstance(value, bytes) else str(value)
-
-    def _check(self) -> None:
-        attrs, kind = self._h5.attrs, self._text("kind")
+    def _check(self, h5: Any) -> None:
+        attrs = {
+            name: value.decode() if isinstance(value, bytes) else value for name, value in h5.attrs.items()
+        }
+        kind = attrs.get("kind")
         if kind not in ("features", "codes") or not bool(attrs.get("complete", False)):
             raise DataError(f"{self.path} is not {_WHAT}, or it is incomplete")
         if (version := int(attrs["format_version"])) != FORMAT_VERSION:
             raise DataError(f"{self.path} has format {version}, not {FORMAT_VERSION}: encode the data again")
-        stored, main = dataset(self._h5, "codebooks", self.path), dataset(self._h5, kind, self.path)
-        if stored.dtype != np.float32 or stored.ndim != 3 or stored.size * 4 > _MAX_CODEBOOK_BYTES:
+        stored, main = dataset(h5, "codebooks"), dataset(h5, kind)
+        if stored.dtype != np.float32 or stored.ndim != 3 or stored.size * 4 > _MAX_CODEBOOKS:
             raise DataError(f"codebooks are {stored.dtype} {list(stored.shape)}: damaged or foreign")
-        names, extra, versions = (
-            parse_json(self._text(name)) for name in ("class_names", "extra", "versions")
-        )
+        names, extra, versions = (parse_json(attrs[name]) for name in ("class_names", "extra", "versions"))
         if not (isinstance(names, list) and isinstance(extra, dict) and isinstance(versions, dict)):
             raise DataError("its attributes are not the JSON that they should be: damaged or foreign")
-        self.header = Header(
+        self.header = header = Header(
             kind=kind,  # type: ignore[arg-type]  # one of the two, checked above
             width=int(main.shape[1]) if main.ndim == 2 else 0,
-            model_fingerprint=self._text("model_fingerprint"),
+            model_fingerprint=str(attrs["model_fingerprint"]),
             codebooks=np.asarray(stored[()], dtype=np.float32),
-            data_fingerprint=self._text("data_fingerprint"),
+            data_fingerprint=str(attrs["data_fingerprint"]),
             class_names=tuple(str(name) for name in names),
             multi_label=bool(attrs["multi_label"]),
             extra=extra,
         )
-        if self.header.codebooks_fingerprint != self._text("codebooks_fingerprint"):
-            raise DataError("its codebooks have changed since it was written: it is damaged")
-        if self.header.fingerprint() != self._text("header_fingerprint"):
-            raise DataError("its metadata have changed since it was written: it is damaged")
+        stated = attrs["codebooks_fingerprint"], attrs["header_fingerprint"]
+        if stated != (header.codebooks_fingerprint, header.fingerprint()):
+            raise DataError("its codebooks or metadata have changed since it was written: it is damaged")
         self.versions: dict[str, str] = versions
         self.ntotal = int(attrs["ntotal"])
         self._columns: dict[str, Any] = {}
-        for name, row in self.header.columns().items():
-            column = dataset(self._h5, name, self.path)
-            shape = (self.ntotal, *row.shape)
+        for name, row in header.columns().items():
+            column, shape = dataset(h5, name), (self.ntotal, *row.shape)
             if column.dtype != row.base or tuple(column.shape) != shape or self.ntotal < 1:
                 raise DataError(
                     f"{name!r} is {column.dtype} {list(column.shape)}, not {row.base} {list(shape)}: damaged"
@@ -107,25 +98,22 @@ class RowReader:
             if column.chunks and column.id.get_num_chunks() != chunks:
                 raise DataError(f"{name!r} lacks some of its {chunks:,} chunks: damaged")
             self._columns[name] = column
-        self._texts = {
-            name: TextColumn(self._h5, name, self.ntotal, self.path) for name in text_columns(self._h5)
-        }
+        self._texts = TextColumn.all_of(h5, self.ntotal)
 
     def _span(self, start: int, stop: int | None) -> tuple[int, int]:
         stop = self.ntotal if stop is None else stop
         if not 0 <= start <= stop <= self.ntotal:
-            raise UsageError(f"rows {start}:{stop} are outside the {self.ntotal:,} of {self.path}")
+            raise UsageError(f"rows {start} to {stop} are outside {self.path}, which has {self.ntotal:,}")
         return start, stop
 
     def _rows(self, name: str, start: int, stop: int | None) -> NDArray[Any]:
         start, stop = self._span(start, stop)
-        column = self._columns[name]
-        size = (stop - start) * column.dtype.itemsize * math.prod(column.shape[1:])
-        check_memory(size, f"{self.path}: {name} of {stop - start:,} rows")
+        row = self.header.columns()[name]
+        check_memory((stop - start) * row.itemsize, f"{self.path}: {stop - start:,} rows of {name}")
         with damaged(self.path):
-            found = np.asarray(column[start:stop])
-            self.header.check_rows({name: found}, f"{self.path} (from row {start:,})")
-        return found
+            rows = np.asarray(self._columns[name][start:stop])
+            self.header.check_rows({name: rows}, f"{self.path} (from row {start:,})")
+        return rows
 
     def block(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Rows ``start:stop`` of the main dataset: float32 [n, M*d] or uint8 [n, code_size].
@@ -158,11 +146,7 @@ class RowReader:
     def blocks(
         self, size: int = 65_536
     ) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.uint8] | None]]:
-        """All rows in order, at most ``size`` at a time: (start, values, ids, labels).
-
-        Raises:
-            UsageError: ``size`` below 1.
-        """
+        """All rows in order, at most ``size`` at a time: (start, values, ids, labels). Raises UsageError: ``size`` below 1."""
         if size < 1:
             raise UsageError(f"blocks of {size} rows: at least 1 is needed")
         for start in range(0, self.ntotal, size):
@@ -176,9 +160,7 @@ class RowReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -191,8 +173,8 @@ def describe(path: str | Path) -> dict[str, Any]:
     with RowReader(path) as reader:
         header = reader.header
         M, K, d = (int(n) for n in header.codebooks.shape)
-        labelled = 0
         row = header.width * (4 if header.kind == "features" else 1)
+        labelled = 0
         for _, _, _, labels in reader.blocks(max(1, (16 << 20) // row)):
             labelled += 0 if labels is None else int(labels.any(axis=1).sum())
         return {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .foreign import dataset
-from .sink import PACKED
+from .hdf5 import PACKED, dataset
 
 MOST_BYTES = 1 << 16
 """Maximum UTF-8 bytes of a text."""
@@ -27,12 +25,6 @@ def as_texts(values: Iterable[str]) -> Texts:
     """A column of texts, StringDType [N]. Invalid UTF-8 (in file names) is escaped by backslashes."""
     plain = [v.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for v in values]
     return np.array(plain, dtype=np.dtypes.StringDType())
-
-
-def text_columns(h5: Any) -> list[str]:
-    """Names of the text columns of an open file, sorted."""
-    found = [key.removeprefix(_PREFIX) for key in h5 if key.startswith(_PREFIX)]
-    return sorted(name for name in found if not name.endswith(".ends"))
 
 
 def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
@@ -68,32 +60,31 @@ class TextColumn:
         DataError: not ``n`` texts, or damaged.
     """
 
-    def __init__(self, h5: Any, name: str, n: int, path: Path) -> None:
-        self._data = dataset(h5, f"{_PREFIX}{name}", path)
-        self._ends = dataset(h5, f"{_PREFIX}{name}.ends", path)
-        self._where = f"{path}: {name!r}"
-        if (
-            self._data.dtype != np.uint8
-            or self._ends.dtype != np.int64
-            or self._data.ndim != 1
-            or self._ends.shape != (n,)
-        ):
-            raise DataError(f"{self._where} is not a column of {n:,} texts: damaged or foreign")
+    def __init__(self, h5: Any, name: str, n: int) -> None:
+        self._data, self._ends = (dataset(h5, f"{_PREFIX}{name}{end}") for end in ("", ".ends"))
+        self._name = name
+        kinds = self._data.dtype, self._ends.dtype, self._data.ndim, self._ends.shape
+        if kinds != (np.uint8, np.int64, 1, (n,)):
+            raise DataError(f"{name!r} is not a column of {n:,} texts: damaged or foreign")
+
+    @classmethod
+    def all_of(cls, h5: Any, n: int) -> dict[str, TextColumn]:
+        """The text columns of an open file with ``n`` rows by name, in alphabetical order."""
+        found = sorted(key.removeprefix(_PREFIX) for key in h5 if key.startswith(_PREFIX))
+        return {name: cls(h5, name, n) for name in found if not name.endswith(".ends")}
 
     def span(self, start: int, stop: int) -> Texts:
         """Texts of rows ``start:stop``."""
         if start == stop:
             return as_texts([])
-        first = max(0, start - 1)
-        ends = np.asarray(self._ends[first:stop])
+        ends = np.asarray(self._ends[max(0, start - 1) : stop])
         if start == 0:
             ends = np.concatenate([[0], ends])
         lengths = np.diff(ends)
         if ends[0] < 0 or ends[-1] > self._data.shape[0] or lengths.min() < 0 or lengths.max() > MOST_BYTES:
-            raise DataError(f"{self._where} has texts of impossible lengths: damaged")
+            raise DataError(f"{self._name!r} has texts of impossible lengths: damaged")
         joined = np.asarray(self._data[int(ends[0]) : int(ends[-1])]).tobytes()
         try:
-            at = (ends - ends[0]).tolist()
-            return as_texts(joined[a:b].decode() for a, b in pairwise(at))
+            return as_texts(joined[a:b].decode() for a, b in pairwise((ends - ends[0]).tolist()))
         except UnicodeDecodeError:
-            raise DataError(f"{self._where} is not valid UTF-8: damaged") from None
+            raise DataError(f"{self._name!r} is not valid UTF-8: damaged") from None

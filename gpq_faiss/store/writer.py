@@ -18,21 +18,14 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import DataError
-from ..files import (
-    LOCK,
-    check_output,
-    open_own,
-    read_json,
-    unfinished,
-    write_error,
-    write_json,
-)
+from ..files import LOCK, check_output, open_own, read_json, unfinished, write_error, write_json
 from ..progress import stage
+from .hdf5 import PACKED, Sink, new_hdf5, write_at
 from .header import FORMAT_VERSION, Header
-from .sink import PACKED, Sink, new_hdf5, write_at
 from .texts import Texts, write_texts
 
 _CHUNK_BYTES = 1 << 20
+_PROGRESS = "progress.json"
 
 _log = logging.getLogger(__name__)
 
@@ -77,16 +70,21 @@ class RowWriter:
         self._files: dict[str, IO[bytes]] = {}
         self._held = contextlib.ExitStack()
         try:
-            self._held.enter_context(unfinished(self.partial, self.path, keep=("progress.json",)))
-            self._restore(resume)
-        except OSError as error:
-            self.close()
-            raise write_error(self.partial, error) from error
+            with self._writing():
+                self._held.enter_context(unfinished(self.partial, self.path, keep=(_PROGRESS,)))
+                self._restore(resume)
         except BaseException:
             self.close()
             raise
         self._committed = self.rows, self.state
         self._last_commit = time.monotonic()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise write_error(self.path, error) from error
 
     def _restore(self, resume: bool) -> None:
         progress = self._progress() if resume else None
@@ -102,23 +100,23 @@ class RowWriter:
             file.truncate(self.rows * row.itemsize)
 
     def _progress(self) -> tuple[int, dict[str, Any]] | None:
-        """Rows and state of a partial file with the same header, or None (the reason is logged)."""
-        file = self.partial / "progress.json"
+        """Rows and state of a partial file with the same header, or None."""
+        file = self.partial / _PROGRESS
         if not file.exists():
             return None
-        why = "it is of another model, data set or version"
-        try:
+        with contextlib.suppress(DataError, KeyError, TypeError, ValueError, OSError):
             progress = read_json(file, "the progress of a partial file")
             rows, state = int(progress["rows"]), dict(progress["state"])
-            if progress["header"] == self.header.fingerprint():
-                sizes = {name: rows * row.itemsize for name, row in self.header.columns().items()}
-                if all((self.partial / f"{name}.raw").stat().st_size >= sizes[name] for name in sizes):
-                    _log.info("%s: resuming after row %s", self.path, f"{rows:,}")
-                    return rows, state
-                why = "its columns are shorter than its recorded progress"
-        except (DataError, KeyError, TypeError, ValueError, OSError):
-            why = "it is damaged"
-        _log.warning("%s: its partial file is discarded: %s", self.path, why)
+            columns = self.header.columns().items()
+            whole = all(
+                (self.partial / f"{n}.raw").stat().st_size >= rows * row.itemsize for n, row in columns
+            )
+            if whole and progress["header"] == self.header.fingerprint():
+                _log.info("%s: resuming after row %s", self.path, f"{rows:,}")
+                return rows, state
+        _log.warning(
+            "%s: its partial file is discarded: of another model, data set or version, or damaged", self.path
+        )
         return None
 
     def append(
@@ -152,15 +150,13 @@ class RowWriter:
                 raise DataError(f"{self.path}: {name} are {got}, {row.base} {list(shape)} is needed")
             blocks[name] = np.ascontiguousarray(array, dtype=row.base)
         self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
-        try:
+        with self._writing():
             for name, block in blocks.items():
                 write_at(self._files[name], self.rows * columns[name].itemsize, block.reshape(-1))
-            # One statement, so that an interrupt finds rows and state either both before or both after.
-            self.rows, self.state = self.rows + len(values), self.state if state is None else dict(state)
-            if time.monotonic() - self._last_commit >= self._commit_seconds:
-                self.commit()
-        except OSError as error:
-            raise write_error(self.path, error) from error
+        # One statement, so that an interrupt finds rows and state either both before or both after.
+        self.rows, self.state = self.rows + len(values), self.state if state is None else dict(state)
+        if time.monotonic() - self._last_commit >= self._commit_seconds:
+            self.commit()
 
     def commit(self) -> None:
         """Make the rows so far survive a crash.
@@ -169,13 +165,11 @@ class RowWriter:
             DataError: the disk is full.
         """
         if self._committed != (self.rows, self.state):
-            try:
+            with self._writing():
                 for file in self._files.values():
                     os.fsync(file.fileno())
-            except OSError as error:
-                raise write_error(self.path, error) from error
             progress = {"header": self.header.fingerprint(), "rows": self.rows, "state": self.state}
-            write_json(self.partial / "progress.json", progress)
+            write_json(self.partial / _PROGRESS, progress)
             self._committed = self.rows, self.state
         self._last_commit = time.monotonic()
 

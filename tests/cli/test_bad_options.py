@@ -141,9 +141,9 @@ search MODEL INDEX QUERIES --memory 1kB
 search MODEL INDEX QUERIES --min-score nan
 search MODEL INDEX QUERIES --min-score 1 -k 5
 search MODEL INDEX QUERIES --allow-ids x --deny-ids x
-search MODEL INDEX QUERIES --ray auto,replica=2
-search MODEL INDEX QUERIES --ray ,replicas=2
-search MODEL INDEX QUERIES --ray auto,replicas=two
+search MODEL INDEX QUERIES --ray auto,worker=2
+search MODEL INDEX QUERIES --ray ,workers=2
+search MODEL INDEX QUERIES --ray auto,workers=two
 evaluate MODEL DATA --labels LABELS --compare luck
 evaluate MODEL DATA --labels LABELS -k 0
 evaluate MODEL DATA --labels LABELS --plot plot.doc

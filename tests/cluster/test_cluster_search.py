@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,23 +35,24 @@ def holders(nodes: Nodes, held: Holders) -> Holders:
     return held
 
 
+def asked(index: ClusterIndex, what: Callable[[Holder], Any]) -> list[Any]:
+    """What a function of each actor gives."""
+    return [index._ray.get(actor.__ray_call__.remote(what)) for actor, _ in index._parts]
+
+
 def pids(index: ClusterIndex) -> list[int]:
     """Of the actors."""
-    ray = index._ray
-    return [
-        ray.get(actor.__ray_call__.remote(lambda self: __import__("os").getpid())) for actor in index._actors
-    ]
+    return asked(index, lambda _: __import__("os").getpid())
 
 
 @pytest.mark.parametrize("form", ["flat", "ivf"])
 def test_two_nodes_answer_as_one_file(holders: Holders, tmp_path: Path, form: str) -> None:
     made = make(tmp_path, 3, 400, 5, form=form)
-    with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders, replicas=2) as spread:
+    with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
         assert (spread.ntotal, spread.width) == (400, one.width)
         assert len(set(pids(spread))) == 2
         for where in (None, Allow(made.ids[::3]), lambda ids: ids % 2 == 0):
-            for _ in range(2):  # the replicas take turns
-                same(spread.search(made.queries, 50, where=where), one.search(made.queries, 50, where=where))
+            same(spread.search(made.queries, 50, where=where), one.search(made.queries, 50, where=where))
             same(
                 spread.range_search(made.queries, 0.5, where=where),
                 one.range_search(made.queries, 0.5, where=where),
@@ -68,7 +70,6 @@ def test_an_actor_that_is_killed_comes_back(holders: Holders, tmp_path: Path) ->
         for _ in range(2):
             kill(pids(spread)[0])
             same(spread.search(made.queries, 20), expected)
-        assert not spread.missing
 
 
 def test_the_shards_of_a_node_that_is_killed_go_to_another(
@@ -81,39 +82,32 @@ def test_the_shards_of_a_node_that_is_killed_go_to_another(
         nodes.kill_second()
         same(spread.search(made.queries, 20), expected)
         nodes.two()
-        with ClusterIndex(made.manifest, holders, replicas=2) as again:  # the node that joined has its part
+        with ClusterIndex(made.manifest, holders) as again:  # the node that joined has its part
             same(again.search(made.queries, 20), expected)
             assert len(holders.nodes()) == 2
-            nodes.kill_second()
-            same(again.search(made.queries, 20), expected)
-            assert not again.missing
+            assert len(again._parts) == 2
 
 
-def test_an_answer_is_partial_only_where_that_is_asked_for(
-    holders: Holders, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = make(tmp_path, 6, 300, 4)
-    lost = tmp_path / "shards" / "2.faiss"
-    lost.unlink()
-    with pytest.raises(DataError, match=r"shards/2\.faiss is missing"):
-        ClusterIndex(made.manifest, holders)
-    with ClusterIndex(made.manifest, holders, allow_partial=True) as spread:
-        found = spread.search(made.queries, 300)[1]
-        assert spread.missing == {"shards/2.faiss"}
-        assert "without the shards shards/2.faiss" in caplog.text
-    update_manifest(made.manifest, [], ["shards/2.faiss"])
-    with open_index(made.manifest) as rest:
-        n = rest.ntotal
-        np.testing.assert_array_equal(found[:, :n], rest.search(made.queries, n)[1])
-        assert (found[:, n:] == -1).all()
-
-
-def test_a_shard_of_another_model_is_named(holders: Holders, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_or_of_another_model_is_named(holders: Holders, tmp_path: Path) -> None:
     made = make(tmp_path, 7, 100, 3)
     other = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(5), np.arange(3))
     other.save(tmp_path / "shards" / "1.faiss", overwrite=True)
     with pytest.raises(MismatchError, match=r"shards/1\.faiss is of another model"):
         ClusterIndex(made.manifest, holders)
+    (tmp_path / "shards" / "1.faiss").unlink()
+    with pytest.raises(DataError, match=r"shards/1\.faiss is missing"):
+        ClusterIndex(made.manifest, holders)
+
+
+def test_a_search_waits_no_longer_than_it_should(holders: Holders, tmp_path: Path) -> None:
+    made = make(tmp_path, 6, 300, 4)
+    with ClusterIndex(made.manifest, holders, timeout=1) as spread:
+        busy = [
+            actor.__ray_call__.remote(lambda _: __import__("time").sleep(3)) for actor, _ in spread._parts
+        ]
+        with pytest.raises(DataError, match=r"no node answers for the shards shards/.* in 1 s: start nodes"):
+            spread.search(made.queries, 5)
+        spread._ray.get(busy)
 
 
 def test_a_shard_is_replaced_while_searches_go_on(holders: Holders, tmp_path: Path) -> None:
@@ -141,16 +135,15 @@ def test_a_shard_is_replaced_while_searches_go_on(holders: Holders, tmp_path: Pa
     assert not wrong
 
 
-def test_a_holder_lets_go_of_what_it_is_not_to_keep(tmp_path: Path) -> None:
+def test_what_is_no_longer_searched_is_closed(holders: Holders, tmp_path: Path) -> None:
     made = make(tmp_path, 9, 100, 3)
-    from gpq_faiss.indexes.manifest import read_manifest
+    first, second = (ClusterIndex(made.manifest, holders) for _ in range(2))
+    same(first.search(made.queries, 5), second.search(made.queries, 5))
+    name, other = (index._parts[0][1][0] for index in (first, second))
 
-    manifest, holder = read_manifest(made.manifest), Holder()
-    (answer, problems) = holder.answer(manifest, None, 1, "search", (made.queries, 5), {})
-    assert not problems
-    with open_index(made.manifest) as one:
-        same(answer, one.search(made.queries, 5))
-    # The budget of another distribution: the shards are opened anew.
-    holder.answer(manifest, None, 2, "codebooks", (), {})
-    holder.keep(manifest.shards[:1], None, 2)
-    assert [key[1:] for key in holder._held] == [(manifest.shards[0], None, 2)]
+    def held(self: Holder) -> list[bool]:
+        return [one in self._held for one in (name, other)]
+
+    assert asked(first, held) == [[True, True]] * 2
+    del second  # as a service leaves it to its last searches
+    assert asked(first, held) == [[True, False]] * 2

@@ -154,7 +154,7 @@ def test_ray_that_does_not_start_in_time_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(connect, "_tokens", lambda **_: contextlib.nullcontext())
     with (
         pytest.raises(
-            DataError, match=r"Ray does not start on this machine \(The current node timed out"
+            DataError, match=r"no Ray cluster answers at local \(The current node timed out"
         ) as raised,
         connected("local"),
     ):

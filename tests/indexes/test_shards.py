@@ -18,9 +18,9 @@ from gpq_faiss.errors import BusyError, DataError, GpqError, MismatchError, Usag
 from gpq_faiss.faissio.io import sidecar_path
 from gpq_faiss.indexes import manifest
 from gpq_faiss.indexes.filters import Allow, Deny
-from gpq_faiss.indexes.manifest import read_manifest, update_manifest, verify_manifest
+from gpq_faiss.indexes.manifest import read_manifest, update_manifest
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.opening import open_index
+from gpq_faiss.indexes.opening import open_index, verify_manifest
 from gpq_faiss.indexes.sharded import ShardedIndex
 
 

@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.app import create_app
-from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
@@ -54,6 +53,6 @@ def settings() -> Settings:
 def served(encoder: Encoder, index_file: Path, settings: Settings) -> Iterator[Served]:
     """The service in this process, writable, with the digits as its data."""
     live = LiveIndex(index_file, encoder.model.codebooks, writable=True)
-    service = Service(encoder, live, Catalogue(open_digits()))
+    service = Service(encoder, live, open_digits())
     with TestClient(create_app(service, settings), base_url="http://127.0.0.1") as client:
         yield Served(client, service, index_file)

@@ -16,7 +16,6 @@ from served import TOKEN, listening
 
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
@@ -52,7 +51,7 @@ class Site:
 
 def _serve(encoder: Encoder, index: Path, settings: Settings, address: str = "127.0.0.1") -> Iterator[Site]:
     """The service in a thread."""
-    service = Service(encoder, LiveIndex(index, encoder.model.codebooks), Catalogue(DIGITS))
+    service = Service(encoder, LiveIndex(index, encoder.model.codebooks), DIGITS)
     with listening(service, settings, address) as (_, port):
         yield Site(f"http://{address}:{port}", service)
 
@@ -137,6 +136,9 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     assert tab.results(nearest(site, third, 1)[0]) == nearest(site, third, 24)
     page.go_back()
     assert tab.results(after[0]) == after
+    page.go_back()
+    page.wait_for_selector("#asked-text:text-is('seven.png')")
+    assert tab.results(wanted[0]) == wanted
     assert tab.complaints == []
 
 
@@ -166,18 +168,12 @@ def test_it_opens_with_items_of_every_label_and_a_click_searches_by_one(tab: Tab
     page = tab.page
     page.wait_for_selector("#results li")
     began = tab.results()
-    assert len(began) == 30
-    assert sorted(labels_of(began)) == sorted(list(range(10)) * 3)
-    assert page.inner_text("#status") == "30 of 1,797 items: choose one to search by it"
+    assert labels_of(began) == [n % 10 for n in range(24)]
+    assert page.inner_text("#status") == "24 of 1,797 items: choose one to search by it"
     assert page.is_hidden("#asked")
-    assert page.query_selector("meter") is None
     page.reload()
     page.wait_for_selector("#results li")
     assert tab.results() == began
-    chips = page.query_selector_all("#labels label")
-    counts = np.bincount(labels_of(list(range(len(DIGITS)))))
-    assert [chip.inner_text().split() for chip in chips] == [[str(c), str(n)] for c, n in enumerate(counts)]
-    assert page.get_by_label(f"4, {counts[4]} items").count() == 1
     page.check("#labels input[value='4']")
     until(page, "[...document.querySelectorAll('#results .labels')].every((one) => one.textContent === '4')")
     assert set(labels_of(tab.results())) == {4}
@@ -188,7 +184,7 @@ def test_it_opens_with_items_of_every_label_and_a_click_searches_by_one(tab: Tab
     assert tab.results(wanted[0]) == wanted
     page.wait_for_selector(f"#asked-labels:text-is('{labels_of(began)[12]}')")
     assert page.inner_text("#asked-text") == f"item {began[12]}"
-    assert page.get_attribute("#asked-image", "alt") == f"Query: item {began[12]}, {labels_of(began)[12]}"
+    assert page.get_attribute("#asked-image", "alt") == f"Query: item {began[12]}"
     assert page.evaluate("document.activeElement.id") == "asked"
     page.go_back()
     assert tab.results(began[0]) == began
@@ -207,8 +203,8 @@ def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> N
     began = tab.results()
     page.evaluate("document.querySelector('#results li').dataset.kept = 'yes'")
     page.mouse.wheel(0, 10_000)
-    until(page, "document.querySelectorAll('#results li').length >= 60")
-    assert tab.results()[:30] == began
+    until(page, "document.querySelectorAll('#results li').length >= 48")
+    assert tab.results()[:24] == began
     assert page.query_selector("#results li:first-child[data-kept]")
     page.fill("#id", "12")
     page.press("#id", "Enter")
@@ -251,18 +247,6 @@ def test_a_score_is_shown_as_a_part_of_the_best_possible_one(tab: Tab, site: Sit
         assert button.get_attribute("title") == f"score {scores[n]:.3f}, best possible {best:.3f}"
         assert f", {shown} % of the best possible score: search by it" in button.get_attribute("aria-label")
     assert "best that any code could have for this query" in page.inner_text("#scale")
-
-
-def test_back_leads_to_the_image_that_was_searched_by(tab: Tab, site: Site, tmp_path: Path) -> None:
-    page = tab.page
-    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
-    wanted = nearest(site, 7, 24)
-    assert tab.results(wanted[0]) == wanted
-    page.click(f"#results button[data-id='{wanted[3]}']")
-    page.wait_for_selector(f"#asked-text:text-is('item {wanted[3]}')")
-    page.go_back()
-    page.wait_for_selector("#asked-text:text-is('seven.png')")
-    assert tab.results(wanted[0]) == wanted
 
 
 def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> None:
@@ -310,28 +294,6 @@ def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
     error("does not answer")
 
 
-def test_the_keyboard_moves_through_the_results(tab: Tab, site: Site) -> None:
-    page = tab.page
-    page.fill("#id", "0")
-    page.press("#id", "Enter")
-    wanted = nearest(site, 0, 24)
-    assert tab.results(wanted[0]) == wanted
-    page.focus("#results button")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowLeft")
-    focused = "document.activeElement.dataset.id"
-    assert page.evaluate(focused) == str(wanted[1])
-    page.keyboard.press("ArrowDown")
-    here = page.evaluate(focused)
-    assert here != str(wanted[1])
-    page.keyboard.press("ArrowUp")
-    assert page.evaluate(focused) == str(wanted[1])
-    page.keyboard.press("Enter")
-    page.wait_for_selector(f"#asked-text:text-is('item {wanted[1]}')")
-    assert tab.results(nearest(site, wanted[1], 1)[0]) == nearest(site, wanted[1], 24)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_all_of_it(browser: Any, site: Site, tmp_path: Path, scheme: str) -> None:
     tab = Tab(
@@ -371,12 +333,3 @@ def test_a_closed_service_asks_for_the_token(browser: Any, closed_site: Site, tm
     assert tab.results(wanted[0]) == wanted
     until(page, "document.querySelector('#results img').naturalWidth === 8")
     page.context.close()
-
-
-def test_the_list_of_requests(browser: Any, site: Site) -> None:
-    tab = Tab(browser, site)
-    tab.page.goto(f"{site.address}/docs")
-    tab.page.wait_for_selector("dt:has-text('POST /search')")
-    assert "multipart/form-data: k, allow_ids" in tab.page.inner_text("#list")
-    assert tab.complaints == []
-    tab.page.context.close()

@@ -125,7 +125,6 @@ def test_a_replaced_index_is_opened_without_a_dropped_request(process: Process) 
         time.sleep(0.05)
     plain.remove(np.arange(50, 70))
     plain.save(process.index, overwrite=True)
-    process.popen.send_signal(signal.SIGHUP)
     while len(counts) < 3 and time.monotonic() < end:
         time.sleep(0.05)
     stop.set()

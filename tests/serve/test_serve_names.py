@@ -44,7 +44,7 @@ def test_a_compaction_that_ends_anywhere_loses_no_name(
     index: Path, monkeypatch: pytest.MonkeyPatch, writing: str
 ) -> None:
     live = served(index)
-    code = live.snapshot.code(3)
+    code = live.snapshot.code(3).tobytes()
     # The id of an item that went is given to another, which is not called as the old one was.
     live.commit([(40, code, Item({"name": "added"}, ("dog", "cat"))), (5, None, None), (5, code, None)])
 
@@ -72,13 +72,13 @@ def test_a_new_index_appears_together_with_its_names(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, live, write = codes(tmp_path, "new"), served(index), ItemSources.write
-    live.commit([(40, live.snapshot.code(3), Item({"name": "added"}))])
+    live.commit([(40, live.snapshot.code(3).tobytes(), Item({"name": "added"}))])
 
     def compacting(self: ItemSources, path: Path) -> None:
         """A service that watches the file reloads, takes changes and compacts while the names are written."""
         write(self, path)
         assert not live.stale, "the index is there before its names"
-        live.commit([(41, live.snapshot.code(3), None)])
+        live.commit([(41, live.snapshot.code(3).tobytes(), None)])
         assert live.compact()
 
     monkeypatch.setattr(ItemSources, "write", compacting)

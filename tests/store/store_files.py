@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpq_faiss.store import Header, RowWriter
+from gpq_faiss.store import Header, RowReader, RowWriter
 
 M, K, d = 3, 16, 12
 NAMES = tuple(f"c{i}" for i in range(11))  # 2 label bytes with 5 padding bits
@@ -45,3 +45,17 @@ def write(path: Path, kind: str = "features", n: int = 100, step: int = 33, **ch
             writer.append(values[s : s + step], ids[s : s + step], labels[s : s + step])
         writer.finish()
     return values, ids, labels
+
+
+def finish(path: Path, n: int, **options: Any) -> int:
+    """Write the rest of ``n`` rows of features; returns how many there were before, which the file has too."""
+    values, ids, labels = rows("features", n)
+    with RowWriter(path, header(), **options) as writer:
+        at = writer.rows
+        writer.append(values[at:], ids[at:], labels[at:])
+        writer.finish()
+    with RowReader(path) as reader:
+        np.testing.assert_array_equal(reader.block(), values)
+        np.testing.assert_array_equal(reader.ids(), ids)
+        np.testing.assert_array_equal(reader.labels(), labels)
+    return at

@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from killing import every_kill
-from store_files import codebooks, header, rows, write
+from store_files import codebooks, finish, header, rows, write
 
 from gpq_faiss.errors import DataError, OutputExistsError
 from gpq_faiss.files import recover
-from gpq_faiss.store import RowReader, RowWriter, describe, sink
+from gpq_faiss.store import RowReader, RowWriter
 
 
 def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -37,13 +36,8 @@ def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) ->
     assert not path.exists()
     with RowWriter(path, header()) as writer:
         assert (writer.rows, writer.state) == (60, {"position": 60})
-        writer.append(values[60:], ids[60:], labels[60:], state={"position": 100})
-    with RowWriter(path, header()) as writer:
-        assert (writer.rows, writer.state) == (100, {"position": 100})
-        writer.finish()
-    with RowReader(path) as reader:
-        np.testing.assert_array_equal(reader.block(), values)
-        np.testing.assert_array_equal(reader.labels(), labels)
+        writer.append(values[60:90], ids[60:90], labels[60:90], state={"position": 90})
+    assert finish(path, 100) == 90
 
 
 @pytest.mark.parametrize("what", ["model", "codebooks", "extra", "no resume", "damaged", "short", "foreign"])
@@ -117,17 +111,9 @@ def test_a_killed_process_loses_nothing_that_was_committed(tmp_path: Path, numbe
         assert process.returncode != 0
         assert not path.exists()
         assert last >= 140 * (round_ + 1)  # the second run went on after the first
-    values, ids, labels = rows("features", 2000)
     with RowWriter(path, header()) as writer:
-        assert last < writer.rows < 2000
         assert writer.state == {"at": writer.rows}
-        s = writer.rows
-        writer.append(values[s:], ids[s:], labels[s:])
-        writer.finish()
-    with RowReader(path) as reader:
-        np.testing.assert_array_equal(reader.block(), values)
-        np.testing.assert_array_equal(reader.ids(), ids)
-        np.testing.assert_array_equal(reader.labels(), labels)
+    assert last < finish(path, 2000) < 2000
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
@@ -135,12 +121,9 @@ def test_killed_while_finishing(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     write(path, n=5)
     old = path.read_bytes()
-    values, ids, labels = rows("features", 100)
 
     def work() -> None:
-        with RowWriter(path, header(), overwrite=True) as writer:
-            writer.append(values[writer.rows :], ids[writer.rows :], labels[writer.rows :])
-            writer.finish()
+        finish(path, 100, overwrite=True)
 
     work()
     new = path.read_bytes()
@@ -176,58 +159,32 @@ def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int) -> None:
     assert "DataError: cannot write" in result.stderr.strip().splitlines()[-1]
     assert path.read_bytes() == b"precious"
     assert not list(tmp_path.glob("*.tmp-*"))
-    values, ids, labels = rows("features", 2000)
-    with RowWriter(path, header(), overwrite=True) as writer:
-        assert writer.rows > 0
-        s = writer.rows
-        writer.append(values[s:], ids[s:], labels[s:])
-        writer.finish()
-    with RowReader(path) as reader:
-        np.testing.assert_array_equal(reader.block(), values)
+    assert finish(path, 2000, overwrite=True) > 0
 
 
-def test_disk_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["writer", "hdf5"])
+def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, where: str
+) -> None:
     path = tmp_path / "a.h5"
     values, ids, labels = rows("features", 100)
-    real = sink.write_at
+    full = isinstance(error, OSError)
 
-    def full(file: Any, offset: int, data: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail(file: Any, offset: int, data: Any) -> None:
+        raise error
 
     with RowWriter(path, header()) as writer:
         writer.append(values[:50], ids[:50], labels[:50])
-        monkeypatch.setattr("gpq_faiss.store.writer.write_at", full)
-        with pytest.raises(DataError, match=r"cannot write .*a\.h5: the disk is full"):
-            writer.append(values[50:], ids[50:], labels[50:])
+        with monkeypatch.context() as patched:
+            patched.setattr(f"gpq_faiss.store.{where}.write_at", fail)
+            with pytest.raises(
+                DataError if full else KeyboardInterrupt, match="the disk is full" if full else ""
+            ):
+                writer.append(values[50:], ids[50:], labels[50:]) if where == "writer" else writer.finish()
         assert writer.rows == 50
-        monkeypatch.setattr("gpq_faiss.store.writer.write_at", real)
-        writer.append(values[50:], ids[50:], labels[50:])
-        monkeypatch.setattr("gpq_faiss.store.sink.write_at", full)
-        with pytest.raises(DataError, match="the disk is full"):
-            writer.finish()
         assert not path.exists()
-        monkeypatch.setattr("gpq_faiss.store.sink.write_at", real)
-        writer.finish()
-    with RowReader(path) as reader:
-        np.testing.assert_array_equal(reader.block(), values)
-
-
-def test_interrupt_inside_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.h5"
-    values, ids, labels = rows("features", 100)
-
-    def interrupt(file: Any, offset: int, data: Any) -> None:
-        raise KeyboardInterrupt
-
-    with RowWriter(path, header()) as writer:
-        writer.append(values, ids, labels)
-        with monkeypatch.context() as patch:
-            patch.setattr("gpq_faiss.store.sink.write_at", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                writer.finish()
-        assert not path.exists()
-        writer.finish()
-    assert describe(path)["ntotal"] == 100
+    assert finish(path, 100) == 50
 
 
 def test_existing_output_and_unwritable_folder(tmp_path: Path) -> None:

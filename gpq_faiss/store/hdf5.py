@@ -1,0 +1,298 @@
+"""HDF5: untrusted files are read with limits, new ones are written atomically, also where the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, one_line
+from ..files import atomic_path
+from ..inputs import check_file, check_memory
+
+PACKED = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
+"""Options of compressed datasets."""
+MAX_RATIO = 1100
+"""Maximum expansion of stored bytes: that of gzip is 1,032."""
+_CACHE = 8 << 20  # HDF5's chunk cache, so that chunks are not decompressed twice
+_MAX_CHUNK = 64 << 20  # larger chunks could request any amount of memory
+_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_LZF}
+"""Built-in filters; others would make HDF5 load a plug-in library."""
+_GAP = 64  # unrequested rows read between requested ones to avoid another read
+_RUN = 16 << 20  # bytes per read
+_LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
+_ARRAYS = "an HDF5 file with arrays"
+
+
+# Reading ----------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_hdf5(path: Path, what: str) -> Iterator[Any]:
+    """Context of a file opened for reading; ``what`` is the expected content, for errors.
+
+    Raises:
+        DataError: missing, empty, of another format, truncated or damaged, on opening or in the body.
+    """
+    with damaged(path):
+        check_file(path, what)
+        if not h5py.is_hdf5(path):
+            raise DataError(f"{path} is empty, or not an HDF5 file: {what} is needed")
+        with h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False) as h5:
+            yield h5
+
+
+@contextlib.contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Context that turns the errors of h5py and numpy for damaged bytes of ``path`` into one line that names it."""
+    try:
+        yield
+    except DataError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except PermissionError:
+        raise DataError(f"{path} cannot be read: no permission") from None
+    except MemoryError:
+        raise DataError(f"{path} does not fit in memory: use a machine with more") from None
+    except (
+        OSError,
+        RuntimeError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
+        raise DataError(
+            f"{path} is truncated or damaged ({one_line(error)}): make or copy it again"
+        ) from error
+
+
+def dataset(h5: Any, name: str) -> Any:
+    """The dataset ``name`` of an open file, checked to be inside the file and bounded in memory.
+
+    Raises:
+        DataError: missing, not a dataset, in another file, or with unsupported chunks or filters.
+    """
+    link = h5.get(name, getlink=True)
+    if link is None:
+        raise DataError(f"there is no dataset {name!r}")
+    found = h5[name] if isinstance(link, h5py.HardLink) else None
+    if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
+        raise DataError(f"{name!r} is not a dataset of this file (links are not followed)")
+    plist = found.id.get_create_plist()
+    filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    if not _FILTERS.issuperset(filters) or len(set(filters)) < len(filters):
+        raise DataError(f"{name!r} is compressed by an unknown filter, or more than once: use gzip or lzf")
+    if found.chunks and math.prod(found.chunks) * found.dtype.itemsize > _MAX_CHUNK:
+        raise DataError(f"{name!r} has chunks of more than {_MAX_CHUNK >> 20} MiB: rewrite it")
+    # HDF5 reads unstored data as zeros: a few bytes could claim any number of rows.
+    stored, claimed = found.id.get_storage_size(), found.size * found.dtype.itemsize
+    ratio = MAX_RATIO if filters else 1
+    if stored > h5.id.get_filesize() or claimed > max(ratio * stored, _LEAST_STORED):
+        raise DataError(
+            f"{name!r} claims {list(found.shape)}, {claimed:,} bytes, of which {stored:,} are stored: damaged or foreign"
+        )
+    return found
+
+
+class Hdf5Array:
+    """An array of an HDF5 file, read by rows with at most a few chunks in memory.
+
+    The file is opened for each read, so the object can be sent to other processes.
+
+    Attributes:
+        path: the file.
+        name: the dataset in it.
+        shape: its shape.
+        dtype: its type, a number.
+    """
+
+    def __init__(self, path: str | Path, name: str) -> None:
+        self.path = Path(path)
+        self.name = name
+        with open_hdf5(self.path, _ARRAYS) as h5:
+            found = dataset(h5, name)
+            if found.dtype.kind not in "iufb" or found.ndim == 0:
+                raise DataError(f"{name!r} is {found.dtype} {list(found.shape)}, not an array of numbers")
+            self.shape: tuple[int, ...] = tuple(int(n) for n in found.shape)
+            self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed).
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        with open_hdf5(self.path, _ARRAYS) as h5:
+            found = dataset(h5, self.name)
+            if tuple(found.shape) != self.shape:
+                raise DataError(f"{self.path} changed while it was read: start again")
+            if isinstance(rows, slice):
+                return np.asarray(found[rows])
+            wanted, inverse = np.unique(np.arange(len(self))[rows], return_inverse=True)
+            out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+            # HDF5 is slow for scattered rows; runs over small gaps, of bounded length, are faster.
+            longest = max(1, _RUN // max(1, self.dtype.itemsize * math.prod(self.shape[1:])))
+            gaps = np.diff(wanted, prepend=wanted[:1]) > _GAP
+            run = np.cumsum(gaps) * (len(self) + 1) + wanted // longest
+            bounds = [*np.flatnonzero(np.diff(run, prepend=-1)).tolist(), len(wanted)]
+            for first, last in pairwise(bounds):
+                start = int(wanted[first])
+                out[first:last] = found[start : int(wanted[last - 1]) + 1][wanted[first:last] - start]
+            return out[inverse]
+
+
+def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = True) -> Hdf5Array | None:
+    """The first of ``names`` in ``path``, as a lazy array.
+
+    Raises:
+        DataError: not a readable HDF5 file, or (``required``) it has none of the names.
+    """
+    with open_hdf5(Path(path), _ARRAYS) as h5:
+        name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
+        there = ", ".join(sorted(h5)[:10])
+    if name is not None:
+        return Hdf5Array(path, name)
+    if required:
+        wanted = ", ".join(names)
+        raise DataError(f"{path} has none of the datasets {wanted} (it has: {there or 'nothing'})")
+    return None
+
+
+def read_arrays(
+    path: str | Path, what: str, names: Collection[str] | None = None
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read a file of :func:`write_arrays`: arrays, and attributes as stored (JSON as text).
+
+    Args:
+        path: the file.
+        what: expected content, for errors.
+        names: arrays to read, if they exist; None: all.
+
+    Raises:
+        DataError: missing, empty, of another format, truncated or damaged.
+    """
+    path = Path(path)
+    with open_hdf5(path, what) as h5:
+        attributes = {
+            str(name): value.item() if isinstance(value, np.generic) else value
+            for name, value in h5.attrs.items()
+        }
+        arrays = {}
+        for name in h5 if names is None else [name for name in h5 if name in names]:
+            found = dataset(h5, name)
+            check_memory(found.size * found.dtype.itemsize, f"{path}: {name!r}")
+            arrays[str(name)] = np.asarray(found[()])
+    return arrays, attributes
+
+
+# Writing ----------------------------------------------------------------------------------------------------------------
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> Path:
+    """Write ``arrays`` as datasets and ``attributes`` (as JSON if not text or numbers) atomically.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    path = Path(path)
+    with new_hdf5(path) as (h5, _):
+        for name, array in arrays.items():
+            packed = {"chunks": True, **PACKED} if array.ndim and array.nbytes > 64 else {}
+            h5.create_dataset(name, data=array, **packed)
+        for name, value in attributes.items():
+            h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
+    return path
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path, done_with: Path | None = None) -> Iterator[tuple[Any, Sink]]:
+    """Context with a new HDF5 file, which becomes ``path`` at its end, and its :class:`Sink`.
+
+    Args:
+        done_with: a folder of unfinished work, removed together with that (:func:`..files.atomic_path`).
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    with atomic_path(path, done_with=done_with) as temporary:
+        sink = Sink(temporary)
+        try:
+            with h5py.File(sink, "w", libver=("v110", "v110"), rdcc_nbytes=_CACHE) as h5:
+                yield h5, sink
+            sink.check()
+        except Exception:
+            sink.check()  # HDF5's own error follows from the first one
+            raise
+        finally:
+            sink.close()
+
+
+def write_at(file: IO[bytes], offset: int, data: Any) -> None:
+    """Write all of ``data``, with several calls if needed."""
+    view = memoryview(data).cast("B")
+    file.seek(offset)
+    while view.nbytes:
+        view = view[file.write(view) :]
+
+
+class Sink:
+    """A file for h5py's file-object driver that never fails *inside* HDF5.
+
+    After a failed write HDF5 can neither close the file nor leave the process without a crash (measured:
+    segmentation fault with HDF5 2.0 on a full disk). So the first error is stored in :attr:`error`, later
+    writes are dropped, HDF5 closes normally, and the caller raises the error afterwards. The same for Ctrl-C.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self.seek, self.tell, self.close = self._file.seek, self._file.tell, self._file.close
+        self.read = self._file.read  # by which h5py knows a file
+        self.error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the stored error, if any."""
+        if self.error is not None:
+            raise self.error
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            with self._kept():
+                write_at(self._file, self.tell(), data)
+        return memoryview(data).nbytes
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view[:] = bytes(len(view))  # what was dropped
+        with self._kept():
+            self._file.readinto(view)
+        return len(view)
+
+    def truncate(self, size: int) -> int:
+        if self.error is None:
+            with self._kept():
+                self._file.truncate(size)
+        return size
+
+    def flush(self) -> None:
+        """No-op: nothing is buffered; :func:`~gpq_faiss.files.atomic_path` syncs the file."""
