@@ -78,7 +78,7 @@ print(sorted(file.name for file in model.iterdir()))
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
-columns = ["step", "classification", "propagation", "entropy", "total"]
+columns = ["step", "classification", "propagation", "total"]
 display(Markdown(gpq.render(metrics, "markdown", columns=columns, digits=5)))
 
 # %% [markdown]
