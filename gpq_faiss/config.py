@@ -198,7 +198,7 @@ _RECOMMENDED = Config(
     training=TrainingConfig(
         steps="auto",
         batch_labelled=125,
-        batch_unlabelled=125,
+        batch_unlabelled=400,
         learning_rate=1e-3,
         beta1=0.9,
         schedule="cosine",
@@ -224,7 +224,6 @@ PRESETS: dict[str, Config] = {
         method="gpq-soft",
         quantizer=QuantizerConfig(subdim=24, alpha=8.0),
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.1),
-        training=dataclasses.replace(_RECOMMENDED.training, batch_unlabelled=400),
     ),
     "recommended": _RECOMMENDED,
     # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
@@ -233,7 +232,7 @@ PRESETS: dict[str, Config] = {
         preset="unseen-classes",
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
         posterior=PosteriorConfig(feature_weight=0.7, class_codebooks=0, propagation=0.0),
-        training=dataclasses.replace(_RECOMMENDED.training, batch_unlabelled=400, validation=0.05),
+        training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
 }
 
