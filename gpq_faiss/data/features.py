@@ -99,8 +99,10 @@ class JoinedMatrix:
 # Files ------------------------------------------------------------------------------------------------------------------
 
 
-def _open_arrays(path: Path, want_labels: bool, memory: int | None) -> tuple[Matrix, About]:
-    """An ``.npz`` or HDF5 file: arrays by their usual names."""
+def _open_arrays(
+    path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
+) -> tuple[Matrix, About]:
+    """An ``.npz`` or HDF5 file: arrays by their usual names; texts are in ``.npz`` alone."""
     packed = path.suffix.lower() == ".npz"
     find: Any = (
         partial(npz_array, path, memory=memory) if packed else partial(read_hdf5_array, path, required=False)
@@ -124,9 +126,14 @@ def _open_arrays(path: Path, want_labels: bool, memory: int | None) -> tuple[Mat
             if what == "ids":
                 found.ids = whole_numbers(array, where)
             else:
-                found.labels = labels_from_array(array, where)
-    if packed and (names := find(NAMES)) is not None:
-        found.texts["name"] = as_texts(names.array.astype(str).reshape(-1).tolist())
+                classes = find(["class_names"]) if packed else None
+                found.labels = labels_from_array(array, where, None if classes is None else classes.array)
+    for column, names in {"name": NAMES if packed else (), **{name: (name,) for name in keep}}.items():
+        held = find(names)
+        if held is not None and held.dtype.kind == "U" and len(held.shape) == 1:
+            found.texts[column] = as_texts(held.array.tolist())
+        elif held is not None or column in keep:
+            raise DataError(f"{path} has no texts {column!r}: name an array of texts with --read keep")
     return matrix, found
 
 
@@ -144,10 +151,13 @@ def _open(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
         if name is None:
             raise DataError(f"{path} has no column of vectors (it has {', '.join(table.names[:20])})")
         return HeldArray(matrix_of(table.column(name), f"{path}: {name!r}")), found
-    if keep:
-        raise UsageError(f"--read keep={','.join(keep)}: {path} has no columns to keep: use Parquet")
+    if keep and suffix != ".npz":
+        what = f"{path} has no columns to keep: use Parquet or .npz"
+        raise UsageError(f"--read keep={','.join(keep)}: {what}")
     return (
-        (NpyArray(path, "vectors"), About()) if suffix == ".npy" else _open_arrays(path, want_labels, memory)
+        (NpyArray(path, "vectors"), About())
+        if suffix == ".npy"
+        else _open_arrays(path, want_labels, memory, keep)
     )
 
 

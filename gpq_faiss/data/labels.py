@@ -291,18 +291,18 @@ def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
     return Labels.from_names(cells, names)
 
 
-def labels_from_array(array: NDArray[Any], where: str) -> Labels:
+def labels_from_array(array: NDArray[Any], where: str, class_names: Sequence[str] | None = None) -> Labels:
     """Labels from class numbers [N] or [N, 1] with -1 for none, or 0/1 [N, C]."""
     try:
         if array.ndim == 2 and array.shape[1] != 1:
-            return Labels.from_multihot(array)
+            return Labels.from_multihot(array, class_names)
         numbers = array.reshape(-1) if array.ndim == 2 else array
         if numbers.dtype.kind == "f":  # np.loadtxt and pandas convert labels to float
             whole = np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
             if not whole.all():
                 raise DataError(f"labels at {named_rows(np.flatnonzero(~whole))} are not whole numbers")
             numbers = numbers.astype(np.int64)
-        return Labels.from_ids(numbers)
+        return Labels.from_ids(numbers, class_names)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
 
