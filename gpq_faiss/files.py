@@ -9,6 +9,7 @@ the next start completes them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -235,8 +236,11 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
         ours: this process holds the lock of the unfinished work to remove; else it is removed only if unlocked.
     """
     parent = workspace.parent
+    # By its number: where two folders were exchanged, the old one lies under the name of the new.
     waiting = [
-        name for name, written in journal["outputs"].items() if written and (workspace / name).exists()
+        name
+        for name, number in journal["outputs"].items()
+        if (workspace / name).exists() and (workspace / name).stat().st_ino == number
     ]
     first, *others = journal["outputs"]
     if first in waiting:
@@ -256,18 +260,33 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
 
 
 def _put(new: Path, target: Path) -> None:
-    """Rename, also over a non-empty folder, which is moved to the workspace. A kill between the two leaves a gap, which :func:`recover`
-    closes."""
+    """Rename, also over a non-empty folder, which is moved to the workspace."""
     if not (new.is_dir() and target.is_dir()):
         os.replace(new, target)
-        return
-    old = new.with_name(_OLD)
-    os.replace(target, old)
+    elif not _exchange(new, target):
+        # A kill between the two leaves a gap, which recover() closes.
+        old = new.with_name(_OLD)
+        os.replace(target, old)
+        try:
+            os.replace(new, target)
+        except OSError:
+            os.replace(old, target)
+            raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names at once, so that there is a folder at any time; False if the system cannot."""
     try:
-        os.replace(new, target)
-    except OSError:
-        os.replace(old, target)
-        raise
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2  # Linux
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def fsync(path: Path) -> None:
@@ -334,7 +353,7 @@ def atomic_paths(
             for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
                 fsync(file)
         journal = {
-            "outputs": {path.name: path in written for path in made},
+            "outputs": {path.name: path.stat().st_ino if path in written else None for path in made},
             "done_with": None if done_with is None else done_with.name,
         }
         with publishing(out.parent):
