@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from .. import __version__
@@ -106,10 +107,10 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     )
     # Routes that need no token say so in /openapi.json, too.
     manage = [Depends(may_manage)]
-    app.include_router(
-        _reading(service, settings, metrics), dependencies=[] if is_loopback(settings.host) else manage
-    )
-    app.include_router(_changing(service, settings), dependencies=[Depends(may_write)])
+    reading, changing = _reading(service, settings, metrics), _changing(service, settings)
+    app.include_router(reading, dependencies=[] if is_loopback(settings.host) else manage)
+    app.include_router(changing, dependencies=[Depends(may_write)])
+    app.state.routes = [*reading.routes, *changing.routes]
 
     @app.post("/reload", dependencies=manage)
     async def reload() -> Status:
@@ -274,11 +275,14 @@ def _where(service: Service, asked: SearchRequest) -> Where:
     return Where(allowed, denied, None if labels == (None, None) else passes, repr((ids, labels)))
 
 
-async def _problem(_: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
     """Every error is one line of JSON."""
     status, message, headers = 500, "internal error", {}
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+        routes = [one for one in request.app.state.routes if one.matches(request.scope)[0] != Match.NONE]
+        if status == 405 and routes:  # a path may have several routes, but Starlette names only one
+            headers["allow"] = ", ".join(sorted({name for one in routes for name in one.methods}))
     elif isinstance(error, GpqError):
         status, message = getattr(error, "status", 422), str(error)
         headers = {"retry-after": "1"} if status == 503 else {}

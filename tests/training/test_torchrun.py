@@ -176,10 +176,10 @@ def as_process(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("info", "nothing"), "2 processes run 'gpq info', which is made for one: start it without torchrun"),
+        (("info", "nothing"), "'gpq info' is made for one process: start it without torchrun"),
         (
             ("experiment", "run", "table2", "digits", "--out", "m"),
-            "2 processes run 'gpq experiment run', which is made for one",
+            "'gpq experiment run' is made for one process",
         ),
         (
             ("train", "digits", "--out", "m", "--set", "training.steps=0"),
