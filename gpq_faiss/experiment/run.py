@@ -151,6 +151,9 @@ def run_experiment(  # noqa: PLR0913
             if not path.exists():
                 make_split(dataset, **spec.split_args).save(path)
         todo = [spec for spec in specs if overwrite or not is_done(folder / f"{spec.name}.h5", spec)]
+        for spec in specs:
+            if spec not in todo:  # killed between the run's file and this
+                shutil.rmtree(folder / _PARTIAL / _work_of(spec.name, spec.identity), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
         context = RunContext(folder, about, data, dict(data_args or {}), device, checkpoint_seconds)
         several = jobs > 1 and len(todo) > 1

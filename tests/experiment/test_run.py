@@ -261,6 +261,18 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(
     assert not (tmp_path / ".partial").exists()
 
 
+def test_the_checkpoint_of_a_run_that_was_killed_after_its_file_is_removed(tmp_path: Path) -> None:
+    grid = small_grid(**PQ)
+    run_experiment(grid, DIGITS, tmp_path)
+    for name, run in json.loads((tmp_path / "experiment.json").read_text())["planned"].items():
+        work = tmp_path / ".partial" / f"{name}-{run['identity']}"
+        work.mkdir(parents=True)
+        (work / "checkpoint.safetensors").touch()
+    summary = run_experiment(grid, DIGITS, tmp_path)
+    assert summary.made == 0
+    assert not (tmp_path / ".partial").exists()
+
+
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
     assert held is not None
