@@ -191,6 +191,7 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
             input=model.input_kind,
             input_size=model.image_size if model.input_kind == "images" else model.input_width,
             labels=list(catalogue.classes),
+            label_counts=catalogue.counts,
             thumbnails=catalogue.kind == "images",
             writable=service.live.writable,
             max_k=settings.max_k,

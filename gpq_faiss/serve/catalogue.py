@@ -36,6 +36,7 @@ class Catalogue:
         self.kind = None if dataset is None else dataset.kind
         self._labels = None if dataset is None else dataset.labels
         self.classes: tuple[str, ...] = () if self._labels is None else self._labels.class_names
+        self.counts: list[int] = [] if self._labels is None else self._labels.counts().tolist()
         self._ids = np.empty(0, np.int64) if dataset is None else dataset.ids
         repeated = repeated_id(self._ids)
         if dataset is not None and repeated is not None:

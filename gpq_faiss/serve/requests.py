@@ -109,6 +109,7 @@ class Info(BaseModel):
     input: str = Field(description="images or features: what the model takes.")
     input_size: int = Field(description="Side of images in pixels, or numbers in features.")
     labels: list[str] = Field(description="Names that filters may use.")
+    label_counts: list[int] = Field(description="Items of the data with each label.")
     thumbnails: bool
     writable: bool
     max_k: int

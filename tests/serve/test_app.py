@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,6 +160,8 @@ def listed(served: Served, **options: Any) -> list[dict[str, Any]]:
 def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served: Served) -> None:
     thirty = listed(served, k=30)
     assert [one["labels"] for one in thirty] == [[str(c)] for c in range(10)] * 3
+    info = served.client.get("/info").json()
+    assert dict(zip(info["labels"], info["label_counts"], strict=True)) == Counter(map(str, CLASSES.tolist()))
     assert all(CLASSES[one["id"]] == int(one["labels"][0]) for one in thirty)
     assert listed(served) == thirty[:24]
     assert len({one["id"] for one in listed(served, k=1000)}) == 1000

@@ -235,15 +235,15 @@ function fromHash() {
   else browse();
 }
 
-function labels(names) {
+function labels(names, counts) {
   at("labels").hidden = names.length === 0;
   const legend = at("labels").querySelector("legend");
-  at("labels").replaceChildren(legend, ...names.slice(0, 1000).map((name) => {
+  at("labels").replaceChildren(legend, ...names.slice(0, 1000).map((name, n) => {
     const label = element("label");
     const box = element("input");
     box.type = "checkbox";
     box.value = name;
-    label.append(box, document.createTextNode(name));
+    label.append(box, document.createTextNode(name), element("span", "count", number(counts[n])));
     return label;
   }));
 }
@@ -255,7 +255,7 @@ async function start() {
     fail("");
     at("about").textContent = `${number(info.ntotal)} items, ${info.bits} bits each`;
     at("drop").hidden = info.input !== "images";
-    labels(info.labels);
+    labels(info.labels, info.label_counts);
     document.body.dataset.ready = "yes";
     fromHash();
   } catch (error) {
