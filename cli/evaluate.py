@@ -23,7 +23,7 @@ from .options import (
 
 Queries and database are those of the training split. mAP is over the full ranking, with the expected value over random order within
 ties (gpq.evaluate in Python has other conventions). NN10@100 is the share of a query's ten nearest items by features that are among its
-first 100 results.
+first 100 results. Networks run on --device, rankings on the CPU.
 
 MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs without torch. The database is
 then that file, and all labelled items of DATA are the queries.

@@ -122,11 +122,6 @@ class SoftGPQNetwork(CodeNetwork):
         return subspace_cosine(self.subvectors(p), self.codewords.raw).argmax(dim=2)
 
     @torch.no_grad()
-    def trained_tables(self) -> Tensor:
-        """Scores of the codewords for a query certain to be of class c, as trained: float [M, K, C]."""
-        return torch.einsum("mkd,mcd->mkc", self.codewords(), self.classifier())
-
-    @torch.no_grad()
     def set_queries(self, tables: Tensor | None = None) -> None:
         """Set the query prototypes to W, or to vectors that realise the score tables float [M, K, C] up to a positive factor.
 

@@ -74,7 +74,7 @@ def test_queries_score_what_their_belief_expects_of_the_sub_prototypes() -> None
     net = network()
     x = items()
     p, found = net.posterior(x), net.queries(x).view(40, 3, 12)
-    tables = net.trained_tables()
+    tables = torch.einsum("mkd,mcd->mkc", net.codewords(), net.classifier())
     for m in range(3):
         for k in range(8):
             expected = sum(p[:, c] * tables[m, k, c] for c in range(C))
