@@ -85,10 +85,3 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
     known = np.flatnonzero(classes >= 0)
     rows[known, classes[known] // 8] = 128 >> (classes[known] % 8)
     return rows
-
-
-def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
-    """Zero-pad the narrower packed rows."""
-    width = max(a.shape[1], b.shape[1])
-    a, b = (np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (a, b))
-    return a, b

@@ -10,7 +10,7 @@ are among its first 100 results. If rank 100 is inside a group of n items with e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,21 +41,6 @@ class Likeness:
     """Number of measured queries."""
     definition: str
     """The definition of the figure, in a sentence."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
-def definition(queries: int, total: int, k: int = 100) -> str:
-    """A sentence that defines the figure, for output."""
-    chosen = (
-        f"all {total:,} queries" if queries == total else f"{queries:,} of {total:,} queries, evenly spaced"
-    )
-    return (
-        f"NN{NEAREST}@{k}: share of a query's {NEAREST} nearest items by exact cosine of the inputs that are among its first {k} "
-        f"results, expected value over random order within ties, mean over {chosen}"
-    )
 
 
 def spaced_queries(total: int, most: int = MOST_QUERIES) -> Ints:
@@ -136,16 +121,18 @@ def likeness(
             last, at_cut = _cut(keys, counts, k)
             found = keys[code_of[wanted[wanted >= 0]]]
             shares.append(float(((found < last) + at_cut * (found == last)).mean()))
-    return Likeness(float(np.mean(shares)), len(queries), definition(len(queries), n_queries, k))
+    chosen = f"{len(queries):,} of {n_queries:,} queries, evenly spaced"
+    if len(queries) == n_queries:
+        chosen = f"all {n_queries:,} queries"
+    definition = (
+        f"NN{NEAREST}@{k}: share of a query's {NEAREST} nearest items by exact cosine of the inputs that are among its first {k} "
+        f"results, expected value over random order within ties, mean over {chosen}"
+    )
+    return Likeness(float(np.mean(shares)), len(queries), definition)
 
 
 def _cut(keys: Keys, counts: Ints, k: int) -> tuple[int, float]:
-    """The key of the k-th item (or the last), and the share of items with this key that are among the first k.
-
-    Args:
-        keys: int32 [U], smaller is better.
-        counts: int64 [U], items per key, at least 1.
-    """
+    """The key of the k-th item (or the last), and the share of items with this key that are among the first k; counts: items per key."""
     # k codes have at least k items, so the k-th item has one of the k smallest keys.
     most = np.partition(keys, k - 1)[k - 1] if k < len(keys) else keys.max()
     near = np.flatnonzero(keys <= most)

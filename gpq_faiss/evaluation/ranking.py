@@ -2,38 +2,27 @@
 
 Average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code, and items are counted by
 (code, label set). The 32-bit integer scores of a query (:mod:`.scorers`) are sorted together with what identifies them in the low bits
-(several times faster than ``argsort``), one loop finds the groups of equal scores (:mod:`.kernels`), and all measures come from these in
-closed form (:mod:`.ties`).
+(several times faster than ``argsort``), and compiled loops (:mod:`.kernels`) find the groups of equal scores and measure them in closed
+form.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from ..progress import stage
-from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows, same_width
-from .scorers import LAST, Fill, Keys, ScoreFunction, Tables, scores_of
+from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows
+from .scorers import LAST, ScoreFunction, Tables, scores_of
 from .tables import Shown
-from .ties import (
-    Convention,
-    Denominator,
-    Floats,
-    Groups,
-    Ints,
-    Ties,
-    average_precisions,
-    harmonic_numbers,
-    interpolated_precision,
-    precision_and_recall,
-)
+from .ties import Convention, Denominator, Floats, Ints, Ties, harmonic_numbers
 
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` for all database rows, larger is better."""
@@ -110,32 +99,6 @@ class RankingResult(Shown):
             "pr_curve": {"recall": self.pr_recall.tolist(), "precision": self.pr_precision.tolist()},
             **{name: getattr(self, name) for name in counted},
         }
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """Measures of some queries, zero where not measured yet.
-
-    Attributes:
-        rows: int64 [q], the queries.
-        ap, without: [q], average precision, and whether there is no relevant item.
-        precision, recall: [q, len(ks)].
-        curve: [L], the sum of their precision-recall curves.
-    """
-
-    rows: Ints
-    ap: Floats
-    without: NDArray[np.bool_]
-    precision: Floats
-    recall: Floats
-    curve: Floats
-
-    @classmethod
-    def empty(cls, rows: Ints, convention: Convention) -> Self:
-        """For these queries."""
-        n, at = len(rows), len(convention.ks)
-        precision, recall = np.zeros((n, at)), np.zeros((n, at))
-        return cls(rows, np.zeros(n), np.zeros(n, bool), precision, recall, np.zeros(len(convention.points)))
 
 
 def usable_cores() -> int:
@@ -248,31 +211,37 @@ class Ranking:
             raise DataError(f"{len(codes):,} database items: 1 to 2^31 can be ranked")
         self.n, self._threads = len(codes), threads
         self.n_queries = _length(query_labels) if callable(scorer) else len(scorer)
-        self._queries, self._labels = same_width(
-            label_rows(query_labels, "query labels", self.n_queries),
-            label_rows(database_labels, "database labels", self.n),
-        )
-        self._exclude = _excluded(exclude, self.n_queries, self.n)
-        distinct, entry_of = distinct_rows(np.ascontiguousarray(codes))
-        self.n_distinct = len(distinct)
+        queries = label_rows(query_labels, "query labels", self.n_queries)
+        labels = label_rows(database_labels, "database labels", self.n)
+        self._exclude = np.full(self.n_queries, -1)
+        if exclude is not None:
+            self._exclude = _integers(exclude, "exclude", self.n_queries)
+        if self._exclude.min(initial=0) < -1 or self._exclude.max(initial=-1) >= self.n:
+            raise DataError(f"exclude names rows outside the database of {self.n:,}")
         self._ordered = self.convention.ties == "id"
+        if self._ordered and ids is not None:
+            order = np.argsort(_integers(ids, "ids", self.n))
+            if (np.diff(np.asarray(ids)[order]) == 0).any():
+                raise DataError("ids must differ: ties cannot be ordered by equal ids")
+            codes, labels = codes[order], labels[order]
+            self._exclude = np.append(np.argsort(order), -1)[self._exclude]
+        distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
+        self.n_distinct = len(distinct)
         self._by_item = not (callable(scorer) or self._ordered) and self.n_distinct >= _BY_ITEM * self.n
-        self._scores = scores_of(scorer, codes if self._by_item else distinct)
-        if self._by_item:
-            entry_of = np.arange(self.n)
-        elif self._ordered:  # the items are numbered in the order of ties
-            order = _order(ids, self.n)
-            self._scores = _of_items(self._scores, self.n_distinct, entry_of[order])
-            entry_of = np.argsort(order)
-        self._entry_of, self._sizes = entry_of, np.bincount(entry_of)
+        self._scored = codes if self._by_item else distinct
+        self._scores = scores_of(scorer, self._scored)
+        self._entry_of = np.arange(self.n) if self._by_item or self._ordered else code_of
+        self._code_of = code_of if self._ordered else slice(None)  # of entries
+        self._sizes = np.bincount(self._entry_of)
         # Items are counted by (entry, label set); every entry has an item.
-        sets, set_of = distinct_rows(self._labels)
-        pairs, self._counts = np.unique(entry_of * len(sets) + set_of, return_counts=True)
+        sets, self._item_set = distinct_rows(labels)
+        pairs, self._counts = np.unique(self._entry_of * len(sets) + self._item_set, return_counts=True)
         entries, self._set_of = np.divmod(pairs, len(sets))
-        self._set_words, self._query_words = _words(sets), _words(self._queries)
         self._starts = np.searchsorted(entries, np.arange(len(self._sizes)))
+        words = -(-max(sets.shape[1], queries.shape[1]) // 8)
+        self._set_words, self._query_words = _words(sets, words), _words(queries, words)
         # Queries are sorted by label set, so that relevant items are counted once per set.
-        _, self._query_set = distinct_rows(self._queries)
+        _, self._query_set = distinct_rows(queries)
         self._by_set = np.argsort(self._query_set, kind="stable")
         width = len(self._sizes)
         self._block = max(1, min(max(_CACHE // width, _TOGETHER), memory // threads // (_BYTES * width), 64))
@@ -283,145 +252,100 @@ class Ranking:
         """The first query of each task."""
         return range(0, self.n_queries, _TASK)
 
-    def measure(self, tasks: Sequence[int]) -> list[Measured]:
-        """Measures of these tasks, in order."""
+    def measure(self, tasks: Sequence[int]) -> list[Floats]:
+        """Measures of the queries of these tasks, in order: average precision, number of relevant items, expected number found at each k,
+        and precision at each level of recall, float64 [_TASK, 2 + len(ks) + L]."""
         found = []
         queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
         with ThreadPoolExecutor(self._threads) as pool, stage("ranking", queries, "query") as ranking:
             for one in map(self._task, tasks) if self._threads == 1 else pool.map(self._task, tasks):
                 found.append(one)
-                ranking.advance(len(one.rows))
+                ranking.advance(len(one))
         return found
 
-    def _task(self, start: int) -> Measured:
-        wanted = self.convention
-        out = Measured.empty(self._by_set[start : start + _TASK], wanted)
-        for at, tied in self._groups(out.rows):
-            groups = tied.arranged(wanted.ties)
-            out.without[at] = groups.relevant == 0
-            out.ap[at] = average_precisions(groups, self._harmonic, wanted.k, wanted.denominator)
-            if wanted.ks:
-                out.precision[at], out.recall[at] = precision_and_recall(groups, wanted.ks)
-            if len(wanted.points):
-                # added one by one, so that results do not depend on blocks
-                for line in interpolated_precision(groups, wanted.points):
-                    out.curve[:] += line
-        return out
+    def _task(self, start: int) -> Floats:
+        from . import kernels
 
-    def _groups(self, queries: Ints) -> Iterator[tuple[slice, Groups]]:
-        """The tie groups of some of the queries at a time, which are sorted by label set."""
-        from .kernels import tie_groups
-
-        width, label_set = len(self._sizes), -1
+        wanted, width, label_set = self.convention, len(self._sizes), -1
+        ks, first_level = np.array(wanted.ks, np.int64), 2 + len(wanted.ks)
+        order = {"best": kernels.BEST, "worst": kernels.WORST}.get(wanted.ties, 0)
+        below = {"relevant-in-top-k": kernels.IN_TOP_K, "min(k, relevant)": kernels.AT_MOST_K}
+        cut = wanted.k or self.n, below.get(wanted.denominator, 0)
+        queries = self._by_set[start : start + _TASK]
+        measures = np.zeros((len(queries), first_level + len(wanted.points)))
+        scores, found = np.empty((self._block, len(self._scored)), np.int32), np.empty((4, width), np.int64)
         hits, sizes, numbers = self._sizes, self._sizes.copy(), np.arange(width)
-        scores, out = np.empty((self._block, width), np.int32), np.empty((4, self._block * width), np.int64)
-        for first in range(0, len(queries), self._block):
-            block = queries[first : first + self._block]
-            self._scores(block, scores[: len(block)])
-            ends, relevant = [0], np.empty(len(block), np.int64)
-            for i, query in enumerate(block.tolist()):
-                if label_set != self._query_set[query]:
-                    label_set, hits = self._query_set[query], self._hits(query)
-                    bits = hits.astype(np.int32)
-                item, entry, hit = self._without(query)
-                hits[entry] -= hit
-                sizes[entry] -= item >= 0
-                relevant[i], keys = hits.sum(), scores[i]
-                if self._by_item:
-                    keys |= bits
-                    if item >= 0:
-                        keys[item] = LAST - 1  # behind all others and not relevant: as if absent
-                else:
-                    keys = scores[i].astype(np.int64) << 32 | numbers
-                keys.sort()
-                ends.append(tie_groups(keys, hits, sizes, self._by_item, self._ordered, out, ends[-1]))
-                hits[entry] += hit
-                sizes[entry] += item >= 0
-            before, size, hits_before, found = out[:, : ends[-1]]
-            row = np.repeat(np.arange(len(block)), np.diff(ends))
-            yield (
-                slice(first, first + len(block)),
-                Groups(len(block), row, before, size, hits_before, found, relevant),
-            )
+        for i, query in enumerate(queries.tolist()):
+            if not i % self._block:
+                block = queries[i : i + self._block]
+                self._scores(block, scores[: len(block)])
+            if label_set != self._query_set[query]:
+                label_set, meets = self._query_set[query], self._meets(query)
+                hits = np.add.reduceat(self._counts * meets[self._set_of], self._starts)
+                bits = hits.astype(np.int32)
+            item = self._exclude[query]
+            entry, hit = self._entry_of[item], item >= 0 and meets[self._item_set[item]]
+            hits[entry] -= hit
+            sizes[entry] -= item >= 0
+            keys = scores[i % self._block]
+            if self._by_item:
+                keys |= bits
+                if item >= 0:
+                    keys[item] = LAST - 1  # behind all others and not relevant: as if absent
+            else:
+                keys = keys.astype(np.int64)[self._code_of] << 32 | numbers
+            keys.sort()
+            groups = found[
+                :, : kernels.tie_groups(keys, hits, sizes, self._by_item, self._ordered, order, found)
+            ]
+            out, relevant = measures[i], hits.sum()
+            out[:2] = kernels.average_precision(groups, relevant, self._harmonic, *cut), relevant
+            kernels.found_at(groups, ks, out[2:first_level])
+            kernels.interpolated_precision(groups, relevant, wanted.points, out[first_level:])
+            hits[entry] += hit
+            sizes[entry] += item >= 0
+        return measures
 
-    def _hits(self, query: int) -> Ints:
-        """[U] items of each entry that share a label with the query."""
-        meets = np.any(self._set_words & self._query_words[:, query, None], axis=0)
-        return np.add.reduceat(self._counts * meets[self._set_of], self._starts)
+    def _meets(self, query: int) -> NDArray[np.bool_]:
+        """Which label sets have a label of the query."""
+        found: NDArray[np.bool_] = np.any(self._set_words & self._query_words[:, query, None], axis=0)
+        return found
 
-    def _without(self, query: int) -> tuple[int, int, int]:
-        """The item excluded for a query (or -1), its entry, and 1 if it would be relevant."""
-        item = -1 if self._exclude is None else int(self._exclude[query])
-        hit = item >= 0 and bool((self._labels[item] & self._queries[query]).any())
-        return item, int(self._entry_of[item]), int(hit)
-
-    def result(self, measured: Sequence[Measured]) -> RankingResult:
+    def result(self, measured: Sequence[Floats]) -> RankingResult:
         """Combine the measures of all tasks, in order."""
-        return result_of(measured, self.convention, self.n_queries, self.n, self.n_distinct)
-
-
-def result_of(
-    measured: Sequence[Measured], convention: Convention, n_queries: int, n_database: int, n_distinct: int
-) -> RankingResult:
-    """Combine measures of all queries, in parts, into one result."""
-    whole = Measured.empty(np.arange(n_queries), convention)
-    for one in measured:
-        whole.ap[one.rows], whole.without[one.rows] = one.ap, one.without
-        whole.precision[one.rows], whole.recall[one.rows] = one.precision, one.recall
-    some = max(n_queries, 1)
-    return RankingResult(
-        map=float(whole.ap.sum() / some),
-        ap=whole.ap,
-        precision=dict(zip(convention.ks, (whole.precision.sum(axis=0) / some).tolist(), strict=True)),
-        recall=dict(zip(convention.ks, (whole.recall.sum(axis=0) / some).tolist(), strict=True)),
-        pr_recall=convention.points,
-        pr_precision=sum((one.curve for one in measured), start=whole.curve) / some,
-        n_queries=n_queries,
-        n_database=n_database,
-        n_distinct=n_distinct,
-        queries_without_relevant=int(whole.without.sum()),
-        convention=str(convention),
-    )
+        wanted, some = self.convention, max(self.n_queries, 1)
+        at = 2 + len(wanted.ks)
+        whole = np.zeros((self.n_queries, at + len(wanted.points)))
+        whole[self._by_set] = np.concatenate([whole[:0], *measured])
+        relevant, found = whole[:, 1], whole[:, 2:at]
+        precision = found.sum(axis=0) / some / np.array(wanted.ks)
+        recall = (found / np.maximum(relevant, 1)[:, None]).sum(axis=0) / some
+        return RankingResult(
+            map=float(whole[:, 0].sum() / some),
+            ap=whole[:, 0].copy(),
+            precision=dict(zip(wanted.ks, precision.tolist(), strict=True)),
+            recall=dict(zip(wanted.ks, recall.tolist(), strict=True)),
+            pr_recall=wanted.points,
+            pr_precision=whole[:, at:].sum(axis=0) / some,
+            n_queries=self.n_queries,
+            n_database=self.n,
+            n_distinct=self.n_distinct,
+            queries_without_relevant=int((relevant == 0).sum()),
+            convention=str(wanted),
+        )
 
 
 def _length(labels: LabelsLike) -> int:
     return len(labels.packed if isinstance(labels, PackedLabels) else labels)
 
 
-def _of_items(scores: Fill, n_codes: int, code_of: Ints) -> Fill:
-    """The scores of items, from those of their codes."""
-
-    def fill(queries: Ints, out: Keys) -> None:
-        of_codes = np.empty((len(queries), n_codes), dtype=np.int32)
-        scores(queries, of_codes)
-        np.take(of_codes, code_of, axis=1, out=out, mode="clip")
-
-    return fill
+def _integers(given: ArrayLike, what: str, n: int) -> Ints:
+    found = np.asarray(given)
+    if found.shape != (n,) or found.dtype.kind not in "iu":
+        raise DataError(f"{what} must be {n:,} integers, one per {'query' if what == 'exclude' else 'item'}")
+    return found.astype(np.int64)
 
 
-def _order(ids: ArrayLike | None, n: int) -> Ints:
-    """The items in the order of their ids."""
-    if ids is None:
-        return np.arange(n)
-    key = np.asarray(ids)
-    if key.shape != (n,) or key.dtype.kind not in "iu":
-        raise DataError(f"ids must be {n:,} integers, one per database row")
-    if len(np.unique(key)) != n:
-        raise DataError("ids must differ: ties cannot be ordered by equal ids")
-    return np.argsort(key)
-
-
-def _excluded(exclude: ArrayLike | None, n_queries: int, n: int) -> Ints | None:
-    if exclude is None:
-        return None
-    given = np.asarray(exclude)
-    if given.shape != (n_queries,) or given.dtype.kind not in "iu":
-        raise DataError(f"exclude must be {n_queries:,} database rows (or -1), one per query")
-    if n_queries and (given.min() < -1 or given.max() >= n):
-        raise DataError(f"exclude names rows outside the database of {n:,}")
-    return given.astype(np.int64)
-
-
-def _words(rows: Bytes) -> NDArray[np.uint64]:
-    """Rows of bytes [N, W] as columns of 64-bit words [ceil(W / 8), N]."""
-    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64).T)
+def _words(rows: Bytes, words: int) -> NDArray[np.uint64]:
+    """Rows of bytes [N, W] as columns of 64-bit words [words, N]."""
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, 8 * words - rows.shape[1]))).view(np.uint64).T)

@@ -37,12 +37,8 @@ def scores_of(scorer: Tables | ScoreFunction, codes: Bytes) -> Fill:
     return _by_function(scorer, codes) if callable(scorer) else _by_tables(scorer, codes)
 
 
-def check_tables(tables: Tables, codes: Bytes) -> Ints:
-    """The exponent of each query's unit of score, 2^-29 of its largest possible score, for tables float32 [Q, M, K].
-
-    Raises:
-        DataError, UsageError: tables of another shape or type, not finite, or not those of the codes uint8 [U, M].
-    """
+def _units(tables: Tables, codes: Bytes) -> Ints:
+    """The exponent of each query's unit of score, 2^-29 of its largest possible score, for tables that belong to the codes."""
     if tables.ndim != 3 or tables.dtype != np.float32:
         raise DataError(f"tables must be float32 [Q, M, K], not {tables.dtype} {tables.shape}")
     _, M, K = tables.shape
@@ -64,14 +60,9 @@ def check_tables(tables: Tables, codes: Bytes) -> Ints:
     return exponent
 
 
-def whole_tables(tables: Tables, exponent: Ints) -> Keys:
-    """Tables [q, M, K] in these units, rounded to integers: larger is better."""
-    return np.rint(np.ldexp(tables.astype(np.float64), exponent[:, None, None])).astype(np.int32)
-
-
 def _by_tables(tables: Tables, codes: Bytes) -> Fill:
     tables = np.asarray(tables)
-    exponent = check_tables(tables, codes)
+    exponent = _units(tables, codes)
     M, K = tables.shape[1:]
     # A gather costs the same whatever it reads: one look-up serves as many codebooks as fit a small table.
     step = 1
@@ -88,8 +79,14 @@ def _by_tables(tables: Tables, codes: Bytes) -> Fill:
     def fill(queries: Ints, out: Keys) -> None:
         for first in range(0, len(queries), _TOGETHER):
             some = queries[first : first + _TOGETHER]
-            whole = whole_tables(tables[some], exponent[some]) * np.int32(-2)  # the last bit stays free
-            joints = [np.ascontiguousarray(_joint(whole, books).T) for books, _ in chunks]
+            scaled = np.ldexp(tables[some].astype(np.float64), exponent[some, None, None])
+            whole = np.rint(scaled).astype(np.int32) * np.int32(-2)  # the last bit stays free
+            joints = []
+            for books, _ in chunks:
+                joint = whole[:, books[0]]
+                for m in books[1:]:
+                    joint = (joint[:, :, None] + whole[:, None, m]).reshape(len(some), -1)
+                joints.append(np.ascontiguousarray(joint.T))
             total, part = (np.empty((_ROWS, len(some)), dtype=np.int32) for _ in range(2))
             for begin in range(0, len(codes), _ROWS):
                 rows = slice(begin, min(begin + _ROWS, len(codes)))
@@ -102,14 +99,6 @@ def _by_tables(tables: Tables, codes: Bytes) -> Fill:
                 out[first : first + _TOGETHER, rows] = total[:n].T
 
     return fill
-
-
-def _joint(tables: Keys, books: range) -> Keys:
-    """One table [q, K^n] for n codebooks."""
-    joint: Keys = tables[:, books[0]]
-    for m in books[1:]:
-        joint = (joint[:, :, None] + tables[:, None, m]).reshape(len(tables), -1)
-    return joint
 
 
 def _by_function(function: ScoreFunction, codes: Bytes) -> Fill:

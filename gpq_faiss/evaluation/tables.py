@@ -20,7 +20,6 @@ from ..errors import UsageError
 Format = Literal["text", "markdown", "latex", "html", "csv", "json"]
 Row = Mapping[str, Any]
 
-_MISSING = "–"
 _SHOWN = 60
 """Rows that a result prints."""
 
@@ -44,20 +43,19 @@ class Shown:
         """HTML above the table."""
         return ""
 
-    def _first(self) -> tuple[list[Row], list[str]]:
+    def _first(self, form: Format) -> tuple[str, list[str]]:
         rows = list(islice(self._rows(), _SHOWN + 1))
         more = [f"... and more: the first {_SHOWN} rows are shown"] if len(rows) > _SHOWN else []
-        return rows[:_SHOWN], more + self.about()
+        return render(rows[:_SHOWN], form, digits=4) if rows else "nothing found", more + self.about()
 
     def __str__(self) -> str:
-        rows, lines = self._first()
-        return "\n".join([render(rows, digits=4).rstrip() if rows else "nothing found", *lines])
+        table, lines = self._first("text")
+        return "\n".join([table.rstrip(), *lines])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows, lines = self._first()
-        table = render(rows, "html", digits=4) if rows else "<p>nothing found</p>"
+        table, lines = self._first("html")
         return self._pictures() + table + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
@@ -70,17 +68,10 @@ class Spread:
     n: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
-        """Summarise the values of several runs.
-
-        Raises:
-            UsageError: no values.
-        """
-        array = np.asarray(list(values), dtype=np.float64)
-        if not len(array):
-            raise UsageError("no runs to average: give at least one value")
-        deviation = float(array.std(ddof=1)) if len(array) > 1 else None
-        return cls(float(array.mean()), deviation, len(array))
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise the values of one run or more."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, len(values))
 
     def __format__(self, spec: str) -> str:
         mean = format(self.mean, spec)
@@ -145,7 +136,7 @@ def render(
         plain = [{name: _plain(row.get(name)) for name in names} for row in rows]
         return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     if form == "csv":
-        return _csv([{name: _plain(row.get(name)) for name in names} for row in rows], names)
+        return _csv(rows, names)
     lines = [[(headers or {}).get(name, name) for name in names]]
     lines += [[_cell(row.get(name), digits) for name in names] for row in rows]
     right = [_numeric([row.get(name) for row in rows]) for name in names]
@@ -171,15 +162,13 @@ def render(
 
 def _cell(value: Any, digits: int) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return _MISSING
+        return "–"
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
-    if isinstance(value, Spread):
-        return format(value, f".{digits}f")
     if isinstance(value, numbers.Integral):
         return f"{int(value):,}"
-    if isinstance(value, numbers.Real):
-        return f"{float(value):.{digits}f}"
+    if isinstance(value, numbers.Real | Spread):
+        return format(value, f".{digits}f")
     return " ".join(str(value).split())  # a cell is one line
 
 
@@ -191,15 +180,12 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _html(lines: list[list[str]], right: Sequence[bool]) -> str:
-    head, *body = (
-        "".join(
-            f"<{tag}{' class=n' if r else ''}>{escape(text)}</{tag}>"
-            for text, r in zip(line, right, strict=True)
-        )
-        for tag, line in zip(["th", *["td"] * len(lines)], lines, strict=False)
-    )
-    rows = "".join(f"<tr>{cells}</tr>\n" for cells in body)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
+    def cells(line: list[str], tag: str) -> str:
+        marks = [f"{tag} class=n" if r else tag for r in right]
+        return "".join(f"<{mark}>{escape(text)}</{tag}>" for mark, text in zip(marks, line, strict=True))
+
+    rows = "".join(f"<tr>{cells(line, 'td')}</tr>\n" for line in lines[1:])
+    return f"<table><thead><tr>{cells(lines[0], 'th')}</tr></thead><tbody>\n{rows}</tbody></table>\n"
 
 
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
@@ -209,8 +195,6 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "±": r"$\pm$",
     "–": "--",
     "λ": r"$\lambda$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
 }
 
 
@@ -218,34 +202,28 @@ def _latex(lines: list[list[str]], right: Sequence[bool], caption: str | None) -
     safe = str.maketrans(_LATEX)
     head, *body = [" & ".join(text.translate(safe) for text in line) + r" \\" for line in lines]
     columns = "".join("r" if r else "l" for r in right)
-    text = [
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        head,
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
+    text = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    text.append(r"\end{tabular}")
     if caption is not None:
-        around = [r"\begin{table}", r"\centering", rf"\caption{{{caption.translate(safe)}}}"]
-        text = [*around, *text, r"\end{table}"]
+        above = [r"\begin{table}", r"\centering", rf"\caption{{{caption.translate(safe)}}}"]
+        text = [*above, *text, r"\end{table}"]
     return "\n".join(text) + "\n"
 
 
 def _csv(rows: Sequence[Row], names: Sequence[str]) -> str:
     """All digits; a :class:`Spread` has a column each for mean, deviation and number."""
-    endings = {"mean": "", "deviation": "_deviation", "n": "_n"}
-    heads: list[str] = []
-    lines: list[dict[str, Any]] = [{} for _ in rows]
-    for name in names:
-        cells = [row[name] if isinstance(row[name], dict) else {"mean": row[name]} for row in rows]
-        parts = [part for part in endings if part == "mean" or any(part in cell for cell in cells)]
-        heads += [f"{name}{endings[part]}" for part in parts]
-        for line, cell in zip(lines, cells, strict=True):
-            line.update({f"{name}{endings[part]}": value for part, value in cell.items()})
+    lines = []
+    for row in rows:
+        line: dict[str, Any] = {}
+        for name in names:
+            cell = _plain(row.get(name))
+            mean, *more = cell.values() if isinstance(cell, dict) else (cell,)
+            line |= {name: mean, **dict(zip((f"{name}_deviation", f"{name}_n"), more, strict=False))}
+        lines.append(line)
+    there = set(names).union(*lines)
+    parts = [f"{name}{ending}" for name in names for ending in ("", "_deviation", "_n")]
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, heads, lineterminator="\n")
+    writer = csv.DictWriter(stream, [part for part in parts if part in there], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return stream.getvalue()
@@ -254,7 +232,7 @@ def _csv(rows: Sequence[Row], names: Sequence[str]) -> str:
 def _plain(value: Any) -> Any:
     """A value for JSON: NaN and infinity become null, numpy numbers plain numbers."""
     if isinstance(value, Spread):
-        return {"mean": _plain(value.mean), "deviation": _plain(value.deviation), "n": value.n}
+        return {name: _plain(part) for name, part in vars(value).items()}
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list | tuple):

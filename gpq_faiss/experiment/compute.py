@@ -140,7 +140,7 @@ def compute(
         "bits_kept": coded.coder.bits + coded.coder.extra_bits,
         "map": ranking.map,
         "convention": ranking.convention,
-        "likeness": None if like is None else like.as_dict(),
+        "likeness": None if like is None else vars(like),
         "queries_without_relevant": ranking.queries_without_relevant,
         "distinct_codes": ranking.n_distinct,
         "seconds": {name: round(value, 3) for name, value in seconds.items()},

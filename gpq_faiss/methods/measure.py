@@ -20,7 +20,7 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness, likeness, nearest, spaced_queries
-from ..evaluation.ranking import Measured, Ranking, RankingResult, rank_codes
+from ..evaluation.ranking import Ranking, RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction
 from ..progress import stage
 from .base import Coder, Codes, Floats
@@ -105,7 +105,7 @@ class Coded:
 
 def _measure(
     scorer: Any, codes: Codes, query: Labels, base: Labels, options: dict[str, Any], tasks: Sequence[int]
-) -> list[Measured]:
+) -> list[NDArray[np.float64]]:
     """Measures of some tasks of a ranking."""
     return Ranking(scorer, codes, query, base, **options).measure(tasks)
 

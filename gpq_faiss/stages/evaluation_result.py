@@ -47,7 +47,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        likeness = None if self.likeness is None else self.likeness.as_dict()
+        likeness = None if self.likeness is None else vars(self.likeness)
         about = {"likeness": likeness, "bits": self.bits, "model_fingerprint": self.model_fingerprint}
         return {**self.ranking.as_dict(), **about}
 

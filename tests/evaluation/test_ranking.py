@@ -359,7 +359,7 @@ def test_distinct_rows_are_those_of_numpy(seed, width, n):
         (DataError, "ids must be 3 integers", {"ties": "id", "ids": [1, 2]}),
         (DataError, "ids must differ", {"ties": "id", "ids": [1, 2, 1]}),
         (DataError, "exclude names rows outside", {"exclude": [0, 3]}),
-        (DataError, "exclude must be 2 database rows", {"exclude": [0]}),
+        (DataError, "exclude must be 2 integers", {"exclude": [0]}),
         (DataError, "1-D labels must be class numbers", {"query_labels": np.array([0.5, 1.0])}),
         (DataError, "too many to pack", {"database_labels": np.array([0, 1 << 40, 0])}),
         (DataError, "class -2 is negative", {"database_labels": [0, -2, 1]}),
