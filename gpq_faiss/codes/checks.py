@@ -18,7 +18,6 @@ Ids = NDArray[np.int64]
 NORM_TOLERANCE = 1e-4
 MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit steps in 16 bits."""
-_MAX_COUNT = 1 << 31
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -30,12 +29,10 @@ def as_array(x: Any, what: str) -> NDArray[Any]:
         raise DataError(f"{what}: not an array of numbers ({one_line(error)})") from None
 
 
-def check_count(value: Any, what: str) -> int:
-    """A positive integer. Raises UsageError: anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise UsageError(f"{what} {value!r}: it must be a whole number")
-    if not 1 <= value < _MAX_COUNT:
-        raise UsageError(f"{what} {value}: it must be at least 1" + (" and below 2^31" if value > 0 else ""))
+def check_count(value: Any, what: str, *, least: int = 1, most: int = (1 << 31) - 1) -> int:
+    """A whole number from ``least`` to ``most``. Raises UsageError: anything else."""
+    if (type(value) is not int and not isinstance(value, np.integer)) or not least <= value <= most:
+        raise UsageError(f"{what} = {value!r}: it must be a whole number from {least:,} to {most:,}")
     return int(value)
 
 

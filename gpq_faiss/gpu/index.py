@@ -19,12 +19,11 @@ from torch import Tensor
 
 from ..codes.checks import Ids, check_codebooks
 from ..errors import DataError, UsageError
+from ..indexes.base import LIMIT, check_arguments, check_min_score, too_many
 from ..indexes.filters import Filter, mask_of
 from ..indexes.items import IdMap
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import of_faiss
-from ..indexes.ranges import LIMIT, check_limit, check_min_score, too_many
-from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
 from .tensors import (
     EMPTY_KEY,
@@ -163,8 +162,7 @@ class DeviceIndex:
         Raises:
             UsageError, DataError: see there; also ``k`` too large for the working memory, or a tensor on another device.
         """
-        k = check_k(k, self.ntotal)
-        check_threads(threads)
+        check_arguments(k, self.ntotal, threads=threads)
         if nprobe is not None:
             raise UsageError("nprobe limits a search on the CPU; on a device it is exact: leave it out")
         queries = vectors_on(xq, self.width, self.device)
@@ -188,8 +186,7 @@ class DeviceIndex:
     ) -> tuple[Any, Any, Any]:
         """All items with at least ``min_score``, as :meth:`..indexes.memory.MemoryIndex.range_search`; tensors for a tensor."""
         min_score = check_min_score(min_score)
-        check_limit(limit)
-        check_threads(threads)
+        check_arguments(None, self.ntotal, limit=limit, threads=threads)
         queries = vectors_on(xq, self.width, self.device)
         held = self._passing(where)
         none = torch.empty(0, dtype=torch.int64, device=self.device)

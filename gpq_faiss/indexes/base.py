@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from ..codes.checks import Codes, Floats, Ids, check_vectors
+from ..codes.checks import Codes, Floats, Ids, check_count, check_vectors
+from ..codes.scores import score_tables
+from ..errors import DataError, UsageError
 from ..store import codebooks_fingerprint
 from .filters import Filter
-from .ranges import LIMIT, check_limit, check_min_score, joined
-from .threads import check_k, check_nprobe, check_threads
+
+LIMIT = 10_000_000
+"""Default limit of results of a range search, at about 50 bytes each: too low a score is an error before half a gigabyte."""
+_LARGE = 1e30  # |q|^2 from which scores might overflow
+_MOST = float(np.finfo(np.float32).max)
+
+
+def check_min_score(min_score: float) -> float:
+    """The minimum score, clipped to the range of float32. Raises UsageError: not a number, or NaN."""
+    number = isinstance(min_score, int | float | np.integer | np.floating) and type(min_score) is not bool
+    if not number or np.isnan(min_score):
+        shown = "NaN" if number else repr(min_score)
+        raise UsageError(f"a range search needs a number as the minimum score, not {shown}")
+    value = float(min_score)
+    return value if abs(value) <= _MOST else math.copysign(math.inf, value)
+
+
+def too_many(min_score: float, limit: int) -> DataError:
+    """The error for more than ``limit`` results."""
+    return DataError(
+        f"a range search from {min_score:g} has more than {limit:,} results: raise the minimum score or the limit"
+    )
+
+
+def check_arguments(
+    k: int | None, ntotal: int, *, nprobe: int | None = None, limit: int = LIMIT, threads: int | None = None
+) -> None:
+    """Check what searches have in common. Raises UsageError, naming the argument."""
+    if k is not None:
+        check_count(k, "k", most=ntotal)
+    if nprobe is not None:
+        check_count(nprobe, "nprobe")
+    if threads is not None:
+        check_count(threads, "threads")
+    if limit != LIMIT:
+        check_count(limit, "limit", least=0, most=1 << 62)
 
 
 class Index(ABC):
@@ -90,9 +128,7 @@ class Index(ABC):
             UsageError: ``k``, ``nprobe``, ``threads`` or ``where`` out of range.
             DataError: queries empty, of another width, NaN or infinite; an invalid filter; a damaged, missing or modified file.
         """
-        k = check_k(k, self.ntotal)
-        check_nprobe(nprobe)
-        check_threads(threads)
+        check_arguments(k, self.ntotal, nprobe=nprobe, threads=threads)
         return self._search(self._queries(xq), k, nprobe, where, floor, threads)
 
     def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
@@ -100,8 +136,7 @@ class Index(ABC):
 
         So a result of which the last score is above it is exact. Raises as :meth:`search`.
         """
-        k = check_k(k, self.ntotal)
-        check_nprobe(nprobe)
+        check_arguments(k, self.ntotal, nprobe=nprobe)
         return self._bound(self._queries(xq), k, nprobe)
 
     def range_search(
@@ -124,13 +159,22 @@ class Index(ABC):
             DataError: more than ``limit`` results, or as :meth:`search`.
         """
         min_score = check_min_score(min_score)
-        check_limit(limit)
-        check_threads(threads)
-        found = self._range_search(self._queries(xq), min_score, where, limit, threads)
-        return joined(found, min_score, limit)
+        check_arguments(None, self.ntotal, limit=limit, threads=threads)
+        D, found, counts = [np.empty(0, np.float32)], [np.empty(0, np.int64)], [0]
+        for scores, ids in self._range_search(self._queries(xq), min_score, where, limit, threads):
+            D.append(scores)
+            found.append(ids)
+            counts.append(len(ids))
+            if sum(counts) > limit:
+                raise too_many(min_score, limit)
+        return np.cumsum(counts, dtype=np.int64), np.concatenate(D), np.concatenate(found)
 
     def _queries(self, xq: ArrayLike) -> Floats:
-        return check_vectors(xq, self.width, what="queries", allow_empty=False)
+        """Checked queries in the one form for which the loops are compiled."""
+        x = check_vectors(xq, self.width, what="queries", allow_empty=False, finite=False)
+        if not np.vdot(x, x) < _LARGE:
+            score_tables(x, self.codebooks)  # raises the error
+        return x if x.flags.carray else np.require(x, requirements=["A", "W"])
 
     # With checked arguments -------------------------------------------------------------------------------------------
 

@@ -27,18 +27,17 @@ from numpy.typing import NDArray
 from ..codes.bits import pack_indices, unpack_codes
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import inject
-from ..codes.scores import score_tables
 from ..errors import UsageError
 from ..faissio.storage import LEVELS, choose_P, first_words
 from . import kernels
-from .ranges import too_many
-from .threads import check_threads, in_parallel
+from .base import too_many
+from .threads import in_parallel
 
 DEPTH = 3
 """Maximum levels of the tree within lists."""
 _ALL = 1 << 62
-_LARGE = 1e30  # |q|^2 from which scores might overflow
 _MOST = 8192  # maximum size of a shortlist
+_BLOCK = 96  # codes in a block of FastScan: a fifth faster than its default of 32
 _FIRST = 16  # queries of a batch that come before all others
 _AGAIN = 64  # of so many queries, one tries the lists where they cost more than scans of late
 NO_FILTER = np.empty(0, np.bool_)
@@ -160,7 +159,7 @@ def names_of(keys: Ids, P: int) -> Codes:
 
 
 class ListSearch:
-    """Search of codes in lists. Thread-safe.
+    """Search of codes in lists. Thread-safe. Queries are those of :meth:`.base.Index._queries`.
 
     Args:
         Z: codebooks, float32 [M, K, d], checked.
@@ -186,12 +185,6 @@ class ListSearch:
         self.scored = self.searched = 0
         self._books = (np.ascontiguousarray(Z.transpose(2, 0, 1)), 1 if self.K <= 16 else 2)
 
-    def _check(self, xq: Floats) -> Floats:
-        """The queries as the loops want them. Raises DataError: so large that a score overflows."""
-        if np.vdot(xq, xq) >= _LARGE:
-            score_tables(xq, self.Z)
-        return np.require(xq, requirements=["C", "A", "W"])  # one form, for which the loops are compiled
-
     @staticmethod
     def _least(floor: Floats | None, queries: int) -> Floats:
         """The lowest scores that count, float32 [Q]. Raises UsageError: not one for each query."""
@@ -204,7 +197,7 @@ class ListSearch:
     def list_bounds(self, xq: Floats) -> Floats:
         """What an item of each list can score at most: float32 [Q, lists]."""
         bounds = np.empty((len(xq), self.lists), np.float32)
-        kernels.list_bounds(self._check(xq), self._books, self.P, self.names, self.T, bounds)
+        kernels.list_bounds(xq, self._books, self.P, self.names, self.T, bounds)
         return bounds
 
     def bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
@@ -334,30 +327,27 @@ class CodewordLists(ListSearch):
             nprobe: visit this many lists, and more if these have fewer than ``k`` codes (default: all that can have a result).
             floor: float32 [Q], items with lower scores may be left out.
         """
-        xq = self._check(xq)
         least = self._least(floor, len(xq))
         D, found = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         passing = NO_FILTER if mask is None else mask.take(self.rows.members)
-        check_threads(threads)
-        if nprobe is not None:
-            fill: Callable[..., Any] = partial(self._search_some, k, nprobe, passing)
-        else:
-            fill = partial(self._search, k, passing)
+        fill: Callable[..., Any] = self._search if nprobe is None else partial(self._search_some, nprobe)
+        if len(xq) <= _FIRST:
+            fill(k, passing, xq, least, D, found)
+            return D, found
         # The first queries, in this thread, also tell what the lists cost.
-        fill(xq[:_FIRST], least[:_FIRST], D[:_FIRST], found[:_FIRST])
+        fill(k, passing, xq[:_FIRST], least[:_FIRST], D[:_FIRST], found[:_FIRST])
 
         def run(part: slice) -> None:
             part = slice(part.start + _FIRST, part.stop + _FIRST)
-            fill(xq[part], least[part], D[part], found[part])
+            fill(k, passing, xq[part], least[part], D[part], found[part])
 
-        if len(xq) > _FIRST:
-            in_parallel(run, len(xq) - _FIRST, 256, threads)
+        in_parallel(run, len(xq) - _FIRST, 256, threads)
         return D, found
 
     def _search_some(
         self,
-        k: int,
         nprobe: int,
+        k: int,
         passing: NDArray[np.bool_],
         xq: Floats,
         floor: Floats,
@@ -432,10 +422,10 @@ class CodewordLists(ListSearch):
         if self._whole is None:
             flat = inject(np.broadcast_to(np.eye(16, dtype=np.float32), (self.M, 16, 16)))
             flat.add_sa_codes(self.rows.columns)
-            self._whole = faiss.IndexPQFastScan(flat)
+            self._whole = faiss.IndexPQFastScan(flat, _BLOCK)
         n = len(xq)
         queries, slack = np.empty((n, 16 * self.M), np.float32), np.empty(n, np.float32)
-        kernels.scan_tables(xq, self._books, queries, slack)
+        kernels.scan_tables(xq, self._books[0], queries, slack)
         rough, places = np.empty((n, size), np.float32), np.empty((n, size), np.int64)
         self._whole.search_c(n, faiss.swig_ptr(queries), size, faiss.swig_ptr(rough), faiss.swig_ptr(places))
         self.scored += self.distinct * n
@@ -451,7 +441,7 @@ class CodewordLists(ListSearch):
         Raises:
             DataError: more than ``limit``.
         """
-        xq = self._check(query[None])
+        xq = query[None]
         passing = NO_FILTER if mask is None else mask.take(self.rows.members)
         least, lists = np.array([min_score], np.float32), np.arange(self.lists)
 

@@ -23,22 +23,9 @@ _ALL = np.int64(1 << 62)
 
 
 @compiled
-def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Floats, step: Number) -> Number:
-    """Score tables of one query.
-
-    Args:
-        query: float32 [M * d].
-        ZT: codebooks, float32 [d, M, K].
-        single: float32 [M, K], filled with the tables.
-        columns: float32 [T, 256], filled with the tables of the columns of codes: sums of two codebooks, or (``step`` 2) the same.
-        rest: float32 [T + 1], filled with the best sum of the columns from each on.
-        step: columns that are added before they are added to a score.
-
-    Returns:
-        A bound of every score's size.
-    """
+def _single(query: Floats, ZT: Floats, single: Floats) -> Number:
+    """Fill the score tables of one query, float32 [M, K]; a bound of every score's size."""
     d, M, K = ZT.shape
-    T = columns.shape[0]
     for m in range(M):
         for k in range(K):
             single[m, k] = 0
@@ -53,6 +40,27 @@ def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Flo
         for k in range(K):
             most = max(most, abs(single[m, k]))
         largest += most
+    return largest
+
+
+@compiled
+def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Floats, step: Number) -> Number:
+    """Score tables of one query.
+
+    Args:
+        query: float32 [M * d].
+        ZT: codebooks, float32 [d, M, K].
+        single: float32 [M, K], filled with the tables.
+        columns: float32 [T, 256], filled with the tables of the columns of codes: sums of two codebooks, or (``step`` 2) the same.
+        rest: float32 [T + 1], filled with the best sum of the columns from each on.
+        step: columns that are added before they are added to a score.
+
+    Returns:
+        A bound of every score's size.
+    """
+    M, K = single.shape
+    T = columns.shape[0]
+    largest = _single(query, ZT, single)
     if step == 2:
         for m in range(M):
             for k in range(K):
@@ -478,19 +486,19 @@ def search(
 
 
 @compiled
-def scan_tables(xq: Floats, books: Any, out: Floats, slack: Floats) -> None:
+def scan_tables(xq: Floats, ZT: Floats, out: Floats, slack: Floats) -> None:
     """Score tables as queries of FastScan, whose codebooks are unit vectors then, and how much a score can exceed FastScan's.
 
     FastScan rounds tables to steps: at most 255 for the widest, 65,535 for all.
 
     Args:
+        ZT: codebooks, float32 [d, M, K].
         out: float32 [Q, M * 16]. slack: float32 [Q]. Both are filled.
     """
-    ZT, step = books
     M, K = ZT.shape[1], ZT.shape[2]
-    single, columns, rest, _, _ = _room(M, K, (M + 1) // 2)
+    single = np.empty((M, K), np.float32)
     for q in range(len(xq)):
-        largest = tables(xq[q], ZT, single, columns, rest, step)
+        largest = _single(xq[q], ZT, single)
         widest = every = np.float32(0)
         for m in range(M):
             low = high = single[m, 0]

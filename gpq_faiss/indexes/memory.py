@@ -104,10 +104,11 @@ class MemoryIndex(Index):
     @property
     def lists(self) -> CodewordLists:
         """The codes in lists, made on first use."""
-        with self._lock:
-            if self._lists is None:
-                self._lists = CodewordLists(self.codes, self.codebooks)
-            return self._lists
+        lists = self._lists
+        if lists is None:
+            with self._lock:
+                lists = self._lists = self._lists or CodewordLists(self.codes, self.codebooks)
+        return lists
 
     def describe(self) -> str:
         return f"{self.ntotal:,} items in memory"

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..codes.checks import Codes, Floats, Ids
-from .base import Index
-from .best import Best
+from .base import Index, too_many
 from .codeword_lists import best_first
 from .file import FileIndex
 from .filters import Filter
 from .manifest import Manifest
 from .memory import MemoryIndex
-from .ranges import too_many
 
 
 class MergedIndex(Index):
@@ -51,13 +49,18 @@ class MergedIndex(Index):
         floor: Floats | None,
         threads: int | None,
     ) -> tuple[Floats, Ids]:
-        best = Best(len(xq), k)
+        D, found = np.full((len(xq), k), -np.inf, np.float32), np.full((len(xq), k), -1, np.int64)
         # A view: what one shard has found spares work in the next.
-        floor = best.D[:, -1] if floor is None else floor
+        floor = D[:, -1] if floor is None else floor
         options = {"where": where, "threads": threads, "nprobe": nprobe, "floor": floor}
-        for D, ids in self._answers("search", xq, k, **options):
-            best.take(slice(None), D, ids)
-        return best.D, best.found
+        for scores, ids in self._answers("search", xq, k, **options):
+            new = (scores >= D[:, -1:]).any(axis=1)
+            both = np.concatenate([D[new], scores[new]], axis=1)
+            of = np.concatenate([found[new], ids[new]], axis=1)
+            order = np.lexsort((of, -both), axis=1)[:, :k]
+            D[new] = np.take_along_axis(both, order, axis=1)
+            found[new] = np.take_along_axis(of, order, axis=1)
+        return D, found
 
     def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
         left: Floats = np.max(list(self._answers("bound", xq, k, nprobe=nprobe)), axis=0)

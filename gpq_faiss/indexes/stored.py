@@ -16,6 +16,7 @@ from ..errors import DataError, UsageError
 from ..faissio.header import Header
 from ..faissio.source import IndexFile
 from . import kernels
+from .base import too_many
 from .codeword_lists import (
     DEPTH,
     NO_FILTER,
@@ -29,8 +30,7 @@ from .codeword_lists import (
 )
 from .filters import Filter, mask_of
 from .items import IdMap
-from .ranges import too_many
-from .threads import check_threads, in_parallel
+from .threads import in_parallel
 
 _READING = 48  # bytes per item while it is read and sorted, beside three copies of its code
 _LISTS = 60_000  # that are read at once
@@ -208,8 +208,6 @@ class StoredLists(ListSearch):
         threads: int | None = None,
     ) -> tuple[Floats, Ids]:
         """As :meth:`.codeword_lists.CodewordLists.search`, by ids. A list is read once for all queries that reach it."""
-        check_threads(threads)
-        xq = self._check(xq)
         least = self._least(floor, len(xq))
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
@@ -288,7 +286,7 @@ class StoredLists(ListSearch):
         self, query: Floats, min_score: float, limit: int, *, where: Filter | None = None
     ) -> tuple[Floats, Ids]:
         """As :meth:`.codeword_lists.CodewordLists.range_search`, by ids. Raises DataError: more than ``limit``."""
-        xq, least = self._check(query[None]), np.array([min_score], np.float32)
+        xq, least = query[None], np.array([min_score], np.float32)
         D, found, left = [np.empty(0, np.float32)], [np.empty(0, np.int64)], limit
         with self._alone():
             passing = self._begin(_ALL, where)

@@ -1,4 +1,4 @@
-"""Argument checks and threads of searches."""
+"""Threads of searches."""
 
 from __future__ import annotations
 
@@ -8,47 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
-import numpy as np
-
-from ..codes.checks import check_count
-from ..errors import UsageError
 
 _PER_THREAD = 64  # minimum queries per thread
 
 
-def check_k(k: int, ntotal: int) -> int:
-    """Check the number of results.
-
-    Raises:
-        UsageError: below 1 or above the number of items.
-    """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise UsageError(f"k = {k!r}: it must be a whole number")
-    if not 1 <= k <= ntotal:
-        raise UsageError(f"k = {k}: it must be from 1 to the {ntotal:,} items of the index")
-    return int(k)
-
-
-def check_nprobe(nprobe: int | None) -> None:
-    """Raises UsageError: below 1."""
-    if nprobe is not None:
-        check_count(nprobe, "nprobe")
-
-
-def check_threads(threads: int | None) -> None:
-    """Raises UsageError: threads below 1."""
-    if threads is not None:
-        check_count(threads, "threads")
-
-
 @contextlib.contextmanager
 def omp_threads(threads: int | None) -> Iterator[None]:
-    """Context in which Faiss uses ``threads`` (None: unchanged). The setting is process-wide and restored.
-
-    Raises:
-        UsageError: threads below 1.
-    """
-    check_threads(threads)
+    """Context in which Faiss uses ``threads`` (None: unchanged). The setting is process-wide and restored."""
     if threads is None:
         yield
         return
@@ -64,11 +30,7 @@ def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | 
     """``run`` slices of 0..n, at most ``step`` long, in threads with one Faiss thread each.
 
     So numpy's part of a search is parallel as well. A single batch that is too small to split is left to Faiss.
-
-    Raises:
-        UsageError: ``threads`` below 1.
     """
-    check_threads(threads)
     workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
     if workers == 1:
         with omp_threads(threads):
