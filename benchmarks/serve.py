@@ -38,6 +38,7 @@ from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.faissio.io import save_index
 from gpq_faiss.faissio.model import read_model
+from gpq_faiss.serve import service
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.run import serve
@@ -252,6 +253,7 @@ def _fork_service(index: Path, model: Path, port: int, compact_after: int) -> in
     pid = os.fork()
     if pid == 0:
         try:
+            service.WATCH = 0.02  # also of compactions
             settings = Settings(port=port, token=TOKEN, rate=0, compact_after=compact_after)
             serve(index, model, settings=settings, writable=True)
         finally:

@@ -63,8 +63,8 @@ def serve(
     The page is at /, the description of the requests for programs at /openapi.json. Searches of several clients are done together. It is
     read-only, for this machine alone, unless a token is given.
 
-    An index file that is replaced is opened again, as by POST /reload; no request is lost. With --writable, what is acknowledged
-    is on disk. A manifest of shards is served too, with --ray from the nodes of a cluster.
+    An index file that is replaced is opened within a second; no request is lost. With --writable, what is acknowledged is on disk. A
+    manifest of shards is served too, with --ray from the nodes of a cluster.
 
     \b
     Examples:

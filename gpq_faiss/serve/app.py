@@ -13,23 +13,20 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response,
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from .. import __version__
-from ..codes.checks import Ids
+from .. import __version__, store
 from ..errors import DataError, GpqError
-from ..store import Item
+from . import service as inner
 from .guard import Guard, Metrics, Settings, is_loopback
-from .live import EVERYTHING, Where
 from .requests import (
     AddRequest,
     Changed,
     Info,
+    Item,
     Label,
     Listed,
     Problem,
@@ -37,11 +34,11 @@ from .requests import (
     SearchRequest,
     SearchResponse,
     Status,
+    first_line,
     read_request,
     schema,
 )
-from .requests import Item as Described
-from .service import Input, Service
+from .service import Service
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WHY = {
@@ -69,12 +66,7 @@ Wished = Annotated[
 
 
 def create_app(service: Service, settings: Settings) -> ASGIApp:
-    """The complete application, behind :class:`.guard.Guard`.
-
-    Args:
-        service: started and closed with the application.
-        settings: limits.
-    """
+    """The complete application, behind :class:`.guard.Guard`; it starts and closes ``service``."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -84,16 +76,16 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         finally:
             await service.close()
 
-    def may_manage(credentials: Bearer) -> None:
+    def may_read(credentials: Bearer) -> None:
         if not settings.is_token(None if credentials is None else credentials.credentials):
             raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
 
     def may_write(credentials: Bearer) -> None:
         if not service.live.writable:
             raise HTTPException(403, "the service is read-only (--writable)")
-        may_manage(credentials)
+        may_read(credentials)
 
-    metrics = Metrics(service)
+    metrics = Metrics(service.live)
     errors = (HTTPException, GpqError, RequestValidationError, ClientDisconnect, Exception)
     app = FastAPI(
         title="gpq serve",
@@ -106,17 +98,9 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         exception_handlers=dict.fromkeys(errors, _problem),
     )
     # Routes that need no token say so in /openapi.json, too.
-    manage = [Depends(may_manage)]
-    reading, changing = _reading(service, settings, metrics), _changing(service, settings)
-    app.include_router(reading, dependencies=[] if is_loopback(settings.host) else manage)
-    app.include_router(changing, dependencies=[Depends(may_write)])
-    app.state.routes = [*reading.routes, *changing.routes]
-
-    @app.post("/reload", dependencies=manage)
-    async def reload() -> Status:
-        """Reopen the index file. If that fails, the old index stays in use."""
-        await service.reload()
-        return Status(ntotal=service.live.snapshot.ntotal)
+    closed = [] if is_loopback(settings.host) else [Depends(may_read)]
+    app.include_router(_reading(service, settings, metrics), dependencies=closed)
+    app.include_router(_changing(service, settings), dependencies=[Depends(may_write)])
 
     @app.get("/healthz")
     async def health() -> Status:
@@ -135,37 +119,37 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     """Routes that find and show items, and tell about the service."""
     routes = APIRouter()
 
+    def check_k(k: int) -> None:
+        if k > settings.max_k:
+            raise DataError(f"k: {k} is more than {settings.max_k}")
+
     @routes.post("/search", response_model_exclude_none=True, openapi_extra=schema(SearchRequest))
     async def search(request: Request) -> SearchResponse:
         """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
         asked, image = await read_request(request, SearchRequest, settings.max_upload)
-        _check_k(asked.k, settings)
-        where = _where(service, asked)
+        check_k(asked.k)
+        where = service.catalogue.filter(asked)
         began = time.perf_counter()
-        scores, ids, best = await service.search(
-            await _input(service, asked, image, settings), asked.k, where
-        )
-        took = time.perf_counter() - began
-        results = [
-            Result(score=score, **known)
-            for known, score in zip(await service.known(ids), scores.tolist(), strict=True)
-        ]
-        return SearchResponse(
-            results=results, best=best, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
-        )
+        given = await service.input(asked, image, settings.max_pixels)
+        scores, ids, best = await service.search(inner.Query(given, asked.k, where))
+        took = 1000 * (time.perf_counter() - began)
+        known = zip(await service.known(ids), scores.tolist(), strict=True)
+        results = [Result(score=score, **one) for one, score in known]
+        ntotal = service.live.snapshot.ntotal
+        return SearchResponse(results=results, best=best, took_ms=round(took, 3), ntotal=ntotal)
 
     @routes.get("/items", response_model_exclude_none=True)
     async def items(k: Wanted = 24, label: Wished = ()) -> Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
-        _check_k(k, settings)
+        check_k(k)
         known = await service.known(await service.some_items(k, label))
-        return Listed(items=[Described(**one) for one in known], ntotal=service.live.snapshot.ntotal)
+        return Listed(items=[Item(**one) for one in known], ntotal=service.live.snapshot.ntotal)
 
     @routes.get("/items/{id}", response_model_exclude_none=True)
-    async def item(number: Number) -> Described:
+    async def item(number: Number) -> Item:
         """An item, with its name and labels if known."""
         service.live.snapshot.code(number)  # an error where there is none
-        return Described(**(await service.known(np.array([number])))[0])
+        return Item(**(await service.known(np.array([number])))[0])
 
     @routes.get(
         "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
@@ -182,17 +166,16 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     async def about() -> Info:
         """What is served, and its limits."""
         model, catalogue = service.encoder, service.catalogue
-        M, K, d = model.shape
         return Info(
             version=__version__,
             ntotal=service.live.snapshot.ntotal,
-            bits=M * (K.bit_length() - 1),
-            dimensions=M * d,
+            bits=model.bits,
+            dimensions=model.shape[0] * model.shape[2],
             input=model.input_kind,
-            input_size=model.image_size if model.input_kind == "images" else model.input_width,
+            input_size=model.image_size or model.input_width,
             labels=list(catalogue.classes),
             label_counts=catalogue.counts,
-            thumbnails=catalogue.kind == "images",
+            thumbnails=catalogue.dataset is not None and catalogue.dataset.kind == "images",
             writable=service.live.writable,
             max_k=settings.max_k,
             max_upload=settings.max_upload,
@@ -217,16 +200,16 @@ def _changing(service: Service, settings: Settings) -> APIRouter:
         asked, image = await read_request(request, AddRequest, settings.max_upload)
         if asked.id == -1:
             raise DataError("id: -1 marks a missing result: choose another")
-        given = await _input(service, asked, image, settings)
-        texts = {"name": asked.name} if asked.name else {}
-        about = Item(texts, tuple(dict.fromkeys(asked.labels)) or None) if texts or asked.labels else None
-        return Changed(id=await service.add(given, asked.id, about))
+        given = await service.input(asked, image, settings.max_pixels)
+        texts, about = {"name": asked.name} if asked.name else {}, None
+        if texts or asked.labels:
+            about = store.Item(texts, tuple(dict.fromkeys(asked.labels)) or None)
+        return Changed(id=await service.change((asked.id, given, about)))
 
     @routes.delete("/items/{id}")
     async def remove(number: Number) -> Changed:
         """Remove an item. The response means that the removal is on disk and no search finds the item."""
-        await service.remove(number)
-        return Changed(id=number)
+        return Changed(id=await service.change((number, None, None)))
 
     return routes
 
@@ -243,53 +226,15 @@ def _always(content: Response) -> Callable[[], Coroutine[Any, Any, Response]]:
     return page
 
 
-def _check_k(k: int, settings: Settings) -> None:
-    if k > settings.max_k:
-        raise DataError(f"k: {k} is more than {settings.max_k}")
-
-
-async def _input(service: Service, asked: Any, image: bytes | None, settings: Settings) -> Input:
-    """The input of a request to search by or to add."""
-    if image is not None:
-        return await service.image(image, settings.max_pixels)
-    if asked.vector is not None:
-        return service.vector(asked.vector)
-    if asked.features is not None:
-        return service.features(asked.features)
-    return await service.item(asked.id)
-
-
-def _where(service: Service, asked: SearchRequest) -> Where:
-    """The filter of a request. Raises DataError: a label that no item has."""
-    ids, labels = (asked.allow_ids, asked.deny_ids), (asked.allow_labels, asked.deny_labels)
-    if (*ids, *labels) == (None,) * 4:
-        return EVERYTHING
-    allow, deny = labels
-    catalogue = service.catalogue
-    catalogue.check_labels([*(allow or ()), *(deny or ())], "labels")
-
-    def passes(ids: Ids) -> NDArray[np.bool_]:
-        mask = ~catalogue.have_label(ids, deny or ())
-        return mask if allow is None else mask & catalogue.have_label(ids, allow)
-
-    allowed, denied = (None if one is None else np.array(one, np.int64) for one in ids)
-    return Where(allowed, denied, None if labels == (None, None) else passes, repr((ids, labels)))
-
-
-async def _problem(request: Request, error: Exception) -> Response:
+async def _problem(_: Request, error: Exception) -> Response:
     """Every error is one line of JSON."""
-    status, message, headers = 500, "internal error", {}
+    status, message, headers = 500, "internal error", None
     if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
-        routes = [one for one in request.app.state.routes if one.matches(request.scope)[0] != Match.NONE]
-        if status == 405 and routes:  # a path may have several routes, but Starlette names only one
-            headers["allow"] = ", ".join(sorted({name for one in routes for name in one.methods}))
+        status, message, headers = error.status_code, str(error.detail), error.headers
     elif isinstance(error, GpqError):
         status, message = getattr(error, "status", 422), str(error)
-        headers = {"retry-after": "1"} if status == 503 else {}
     elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        status, message = 422, f"{first['loc'][-1]}: {first['msg']}"
+        status, message = 422, first_line([{**one, "loc": one["loc"][-1:]} for one in error.errors()])
     elif isinstance(error, ClientDisconnect):
         status, message = 400, "the request ended early"
     return JSONResponse({"error": message}, status, headers)

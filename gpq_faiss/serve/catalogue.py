@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from ..codes.checks import Ids, repeated_id
 from ..data.base import Dataset, ImageDataset
 from ..data.images import resize_square
 from ..errors import DataError
+from ..indexes.filters import Allow, Deny
 from ..indexes.items import IdMap
+from .requests import SearchRequest
 
 THUMBNAIL = 192
 """Longer side of thumbnails in pixels."""
@@ -32,26 +34,21 @@ class Catalogue:
     """
 
     def __init__(self, dataset: Dataset | None) -> None:
-        self.dataset = dataset
-        self.kind = None if dataset is None else dataset.kind
+        self.dataset, self._ids = dataset, np.empty(0, np.int64) if dataset is None else dataset.ids
         self._labels = None if dataset is None else dataset.labels
         self.classes: tuple[str, ...] = () if self._labels is None else self._labels.class_names
         self.counts: list[int] = [] if self._labels is None else self._labels.counts().tolist()
-        self._ids = np.empty(0, np.int64) if dataset is None else dataset.ids
         repeated = repeated_id(self._ids)
         if dataset is not None and repeated is not None:
             raise DataError(f"{dataset.name}: id {repeated} occurs more than once: every item needs its own")
         order = np.argsort(self._ids, kind="stable")
         self._map, self._rows = IdMap(len(order), self._ids[order]), np.append(order, -1)
-        self.thumbnail = lru_cache(_CACHED)(self._thumbnail)
-
-    def rows(self, ids: Ids) -> Ids:
-        """Row of each id in the data, -1 if missing: int64 [n]."""
-        return self._rows[self._map.positions_of(ids)]
+        self.by_turns = self._by_turns()
+        self.thumbnail = functools.lru_cache(_CACHED)(self._thumbnail)
 
     def row(self, number: int) -> int | None:
         """Row of an id in the data."""
-        row = int(self.rows(np.array([number], np.int64))[0])
+        row = int(self._rows[self._map.positions_of(np.array([number], np.int64))][0])
         return row if row >= 0 else None
 
     def name(self, row: int) -> str | None:
@@ -67,22 +64,28 @@ class Catalogue:
             self.classes[c] for c in np.flatnonzero(self._labels.dense(np.array([row]), np.uint8)[0])
         )
 
-    def check_labels(self, names: Sequence[str], what: str) -> None:
-        """Raises DataError: no item has one of these labels, which ``what`` gives."""
-        unknown = next((name for name in names if name not in self.classes), None)
-        if unknown is not None:
-            raise DataError(f"{what}: no item has the label {unknown[:100]!r}")
-
-    def have_label(self, ids: Ids, names: Sequence[str]) -> NDArray[np.bool_]:
-        """bool [n]: whether the item of each id has one of these labels."""
-        one_of = np.zeros(len(self._ids) + 1, np.bool_)  # the last one for row -1
+    def labelled(self, names: Sequence[str], what: str) -> Ids:
+        """Ids of the items with one of these labels, which ``what`` gives. Raises DataError: a label that no item has."""
+        mask = np.zeros(len(self._ids), np.bool_)
         for name in names:
-            assert self._labels is not None
-            one_of[:-1] |= self._labels.column(self.classes.index(name))
-        return one_of[self.rows(ids)]
+            if self._labels is None or name not in self.classes:
+                raise DataError(f"{what}: no item has the label {name[:100]!r}")
+            mask |= self._labels.column(self.classes.index(name))
+        return self._ids[mask]
 
-    @cached_property
-    def by_turns(self) -> Ids:
+    def filter(self, asked: SearchRequest) -> Allow | Deny | None:
+        """The filter of a request. Raises DataError: a label that no item has."""
+        allowed = [] if asked.allow_ids is None else [np.array(asked.allow_ids, np.int64)]
+        if asked.allow_labels is not None:
+            allowed.append(self.labelled(asked.allow_labels, "labels"))
+        denied = np.array(asked.deny_ids or (), np.int64)
+        if asked.deny_labels:
+            denied = np.union1d(denied, self.labelled(asked.deny_labels, "labels"))
+        if allowed:
+            return Allow(np.setdiff1d(functools.reduce(np.intersect1d, allowed), denied))
+        return Deny(denied) if len(denied) else None
+
+    def _by_turns(self) -> Ids:
         """All ids by turns: an item of each label, a second one of each label, and so on.
 
         An item of several labels has the turn of its rarest one. Within a label the order depends on the ids alone, so that items that

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import sqlite3
 import zlib
@@ -17,13 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DataError, MismatchError
-from ..files import fsync, lock, recover, write_error
+from ..files import lock, recover, write_error
 from ..store import Item
 from ..store.items import as_json, row_item
 from ..store.sqlite import check_schema, open_sqlite, read_errors, write_errors
-from .old_log import old_log_path, read_old_log
-
-log = logging.getLogger(__name__)
 
 _VERSION = 1
 _TABLES = {
@@ -49,28 +45,34 @@ def changes_path(index: str | Path) -> Path:
 
 
 def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
-    """The changes beside an index with codes of ``size`` bytes and these codebooks, also those in the log of an earlier version.
+    """The changes beside an index with codes of ``size`` bytes and these codebooks.
 
     Raises:
         DataError: damaged, of another format or version, or unreadable.
         MismatchError: of other codebooks.
     """
-    path, before = changes_path(index), _old(index, size, fingerprint)
+    path = changes_path(index)
+    _check_no_log(index)
     try:
-        if path.exists():
-            with (
-                _reading(path),
-                contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db,
-            ):
-                return {**before, **_read(db, path, size, fingerprint)}
+        with (
+            _reading(path),
+            contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db,
+        ):
+            return _read(db, path, size, fingerprint)
     except DataError:
-        if path.exists():  # else a service has just taken them up into the index
+        if path.exists():
             raise
-    return before
+        return {}  # there are none, or a service has just taken them up into the index
 
 
-def _old(index: Path, size: int, fingerprint: str) -> Changes:
-    return {number: Change(code, item) for number, code, item in read_old_log(index, size, fingerprint)}
+def _check_no_log(index: Path) -> None:
+    """Raises DataError: there are changes in the form of an earlier version."""
+    log = Path(f"{index}.log")
+    if log.exists():
+        raise DataError(
+            f"{log} has changes in the form of an earlier version: start and end 'gpq serve --writable' of that version, "
+            "which writes them into the index, or move the file away and lose them"
+        )
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -108,8 +110,6 @@ def _checksum(number: int, code: bytes | None, name: str | None, labels: str | N
 class ChangeFile:
     """The changes beside an index, opened by the one process that may write them.
 
-    The log of an earlier version is taken over and removed.
-
     Attributes:
         number: of the last transaction.
 
@@ -120,11 +120,17 @@ class ChangeFile:
     def __init__(self, index: Path, size: int, fingerprint: str) -> None:
         self.path, self._about = changes_path(index), (fingerprint, size)
         self._stack = contextlib.ExitStack()
-        old = old_log_path(index)
+        _check_no_log(index)
         try:
             with self._writing():
-                for path in (self.path, *([old] if old.exists() else [])):
-                    self._lock(Path(f"{path}.lock"), index)
+                file = Path(f"{self.path}.lock")
+                descriptor = lock(file)
+                if descriptor is None:
+                    raise DataError(
+                        f"{index} is changed by another process: end it first, or serve without --writable"
+                    )
+                self._stack.callback(os.close, descriptor)
+                self._stack.callback(file.unlink, missing_ok=True)
                 recover(index)
                 if self.path.is_symlink():
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -136,26 +142,9 @@ class ChangeFile:
                 if not held:
                     self._make()
             (self.number,) = self._db.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()
-            if old.exists():
-                # What it holds was changed before what is held here.
-                taken = _old(index, size, fingerprint)
-                self.write({number: taken[number] for number in taken.keys() - held.keys()})
-                with self._writing():
-                    old.unlink()
-                    fsync(old.parent)
-                log.info("%s: its %d changes are now in %s", old, len(taken), self.path.name)
         except BaseException:
             self.close()
             raise
-
-    def _lock(self, file: Path, index: Path) -> None:
-        descriptor = lock(file)
-        if descriptor is None:
-            raise DataError(
-                f"{index} is changed by another process: end it first, or serve without --writable"
-            )
-        self._stack.callback(os.close, descriptor)
-        self._stack.callback(file.unlink, missing_ok=True)
 
     def _make(self) -> None:
         with self._db:

@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import UsageError, unknown
 from ..inputs import parse_bytes
-from .live import COMPACT_AFTER
-from .service import Service
+from .live import COMPACT_AFTER, LiveIndex
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -56,21 +55,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
-    """Address and limits of a service.
-
-    Attributes:
-        host: address to bind. Without a loopback address everything except the page and health needs a token.
-        port: port; 0: any free one.
-        token: required for writing, and for reading on non-loopback addresses.
-        allowed_hosts: additional host names.
-        max_upload: maximum bytes of a request, or a text such as ``16MiB``.
-        max_pixels: maximum pixels of an image.
-        max_k: maximum number of results.
-        rate: average requests per second and client; 0: unlimited.
-        timeout: seconds per request, and for its head.
-        max_connections: maximum open connections per client.
-        threads: threads of a search (default: all cores).
-        compact_after: number of changes after which the index file is rewritten.
+    """Address and limits of a service; docs/serve.md says what each is for.
 
     Raises:
         UsageError: an unknown name, a value of another type or out of range, or a missing token.
@@ -121,21 +106,16 @@ class Settings(BaseModel):
 class Metrics:
     """Metrics of a service for Prometheus."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, live: LiveIndex) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        items = Gauge("gpq_items", "Items in the index.", registry=registry)
-        items.set_function(lambda: service.live.snapshot.ntotal)
-        what = "Changed ids that the index file does not have yet."
-        changes = Gauge("gpq_changes", what, registry=registry)
-        changes.set_function(lambda: len(service.live.snapshot.changes))
+        for name, what, size in (
+            ("gpq_items", "Items in the index.", lambda: live.snapshot.ntotal),
+            ("gpq_changes", "Changes that the index file does not have.", lambda: len(live.snapshot.changes)),
+        ):
+            Gauge(name, what, registry=registry).set_function(size)
         self.requests = Counter("gpq_requests", "Requests.", ["route", "status"], registry=registry)
         self.seconds = Histogram("gpq_request_seconds", "Time of a request.", ["route"], registry=registry)
-        sizes = (1, 2, 4, 8, 16, 32, 64)
-        batches = Histogram(
-            "gpq_batch_queries", "Queries searched together.", buckets=sizes, registry=registry
-        )
-        service.seen = batches.observe
 
 
 class Guard:
@@ -174,42 +154,34 @@ class Guard:
                 raise HTTPException(503, "too many uploads at a time: try again later", {"retry-after": "1"})
             return message
 
-        async def refuse(code: int, message: str) -> None:
-            headers = {"retry-after": "1"} if code in (429, 503) else None
-            await JSONResponse({"error": message}, code, headers)(scope, receive, answer)
-
         try:
             refused = self._refusal(scope)
             if refused is not None:
-                await refuse(*refused)
+                await refused(scope, receive, answer)
                 return
             async with asyncio.timeout(self.settings.timeout):
                 await self.app(scope, take, answer)
         except TimeoutError:
             if status == 0:
-                await refuse(503, f"it took longer than {self.settings.timeout:g} seconds")
+                late = _refuse(503, f"it took longer than {self.settings.timeout:g} seconds")
+                await late(scope, receive, answer)
         finally:
             self._held -= received
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, str(status or 500)).inc()
             self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and message for a request that is rejected before reading its body."""
-        headers, settings = Headers(scope=scope), self.settings
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        """The answer to a request that is rejected before reading its body."""
+        settings = self.settings
         if is_loopback(settings.host):
             # Against DNS rebinding: a foreign host name may point to this machine.
-            host = _HOST.fullmatch(headers.get("host", "").lower())
+            host = _HOST.fullmatch(Headers(scope=scope).get("host", "").lower())
             name = "" if host is None else host[1].strip("[]")
             if not is_loopback(name) and name not in map(str.lower, settings.allowed_hosts):
-                return 400, "this host name is not served here (allowed_hosts)"
+                return _refuse(400, "this host name is not served here (allowed_hosts)")
         if settings.rate and not self._within_rate(client_of((scope.get("client") or ("", 0))[0])):
-            return 429, f"more than {settings.rate:g} requests per second"
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or len(length) > 18:
-            return 400, "content-length is not a number"
-        if int(length) > settings.max_upload:
-            return 413, f"more than {settings.max_upload:,} bytes"
+            return _refuse(429, f"more than {settings.rate:g} requests per second")
         return None
 
     def _within_rate(self, client: str) -> bool:
@@ -221,3 +193,8 @@ class Guard:
         while len(self._clients) > _CLIENTS:
             self._clients.popitem(last=False)
         return left >= 1
+
+
+def _refuse(status: int, message: str) -> JSONResponse:
+    headers = {"retry-after": "1"} if status in (429, 503) else None
+    return JSONResponse({"error": message}, status, headers)

@@ -11,8 +11,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +22,11 @@ from ..cluster.search import ClusterIndex, Holders
 from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
-from ..errors import DataError, GpqError, MismatchError
+from ..errors import DataError, MismatchError
 from ..faissio.io import Beside, check_index_output, read_sidecar, save_index, sidecar_path
 from ..faissio.storage import FORMS, check_form, faiss_index
 from ..files import fingerprint
-from ..indexes.filters import Allow, Deny, Filter
+from ..indexes.filters import Allow, Deny, id_list
 from ..indexes.items import IdMap, Items
 from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
@@ -43,6 +42,12 @@ log = logging.getLogger(__name__)
 
 COMPACT_AFTER = 10_000
 """Default number of changes after which the index file is rewritten."""
+
+Where = Allow | Deny | None
+"""Which items a search may return."""
+
+Asked = tuple[int | None, bytes | None, Item | None]
+"""An id (None: the next free one), a code, and name and labels if known: an item to add. Without a code: an item to remove."""
 
 
 class UnknownItemError(DataError):
@@ -76,52 +81,12 @@ def _identity(path: Path) -> object:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-@dataclass(frozen=True, eq=False)
-class Where:
-    """Which items a search may return.
-
-    Attributes:
-        allow: only these ids, if given.
-        deny: none of these.
-        passes: ids int64 [n] to bool [n], if given.
-        key: equal for equal filters.
-    """
-
-    allow: Ids | None = None
-    deny: Ids | None = None
-    passes: Callable[[Ids], NDArray[np.bool_]] | None = None
-    key: object = None
-
-    def mask(self, ids: Ids) -> NDArray[np.bool_]:
-        """bool [n]: which of these ids pass."""
-        mask = np.ones(len(ids), np.bool_)
-        if self.allow is not None:
-            mask &= np.isin(ids, self.allow)
-        if self.deny is not None:
-            mask &= ~np.isin(ids, self.deny)
-        if self.passes is not None:
-            mask &= self.passes(ids)
-        return mask
-
-    def without(self, ids: Ids) -> Filter | None:
-        """As an index filter that also excludes these ids. Lists of ids are faster than testing every item."""
-        deny = ids if self.deny is None else np.union1d(ids, self.deny)
-        if self.passes is not None:
-            return replace(self, deny=deny).mask
-        if self.allow is not None:
-            return Allow(np.setdiff1d(self.allow, deny))
-        return Deny(deny) if len(deny) else None
-
-
-EVERYTHING = Where()
-
-
 class Snapshot:
     """An index and the changes since it was written, some of which the file may already contain. Immutable.
 
     Attributes:
         index: of the index file or manifest.
-        changes: since it was written.
+        changes: since it was written; none of shards.
         named: names and labels of its items, if stored beside it.
         filed: ids of the index; None for shards, whose ids are not in memory.
         hidden: int64, ascending: ids of the index that were changed.
@@ -161,24 +126,17 @@ class Snapshot:
         ]
 
     def search(
-        self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
+        self, xq: Floats, k: int, where: Where = None, threads: int | None = None
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query.
-
-        Args:
-            xq: float32 [Q, D].
-            k: at least 1; limited to the number of items.
-
-        Returns:
-            Scores float32 [Q, k'], descending, and ids int64 [Q, k'], ties in ascending order of id; padded with -inf and -1.
-
-        Raises:
-            DataError, UsageError: see :meth:`..indexes.memory.MemoryIndex.search`; shards are unavailable.
-        """
-        D, found = self.index.search(
-            xq, min(k, self.index.ntotal), where=where.without(self.hidden), threads=threads
-        )
-        there = where.mask(self.added)
+        """The ``k`` best items of every query, as :meth:`..indexes.base.Index.search`; ``k`` is limited to the number of items."""
+        kept, there = where, np.ones(len(self.added), np.bool_)
+        if where is not None:
+            there = where.mask(IdMap(len(self.added), self.added))
+        if isinstance(where, Allow):
+            kept = Allow(np.setdiff1d(id_list(where.ids, "ids"), self.hidden))
+        elif len(self.hidden):
+            kept = Deny(self.hidden if where is None else np.union1d(id_list(where.ids, "ids"), self.hidden))
+        D, found = self.index.search(xq, min(k, self.index.ntotal), where=kept, threads=threads)
         if there.any():
             scores = score_codes(xq, self._codes[there], self.index.codebooks)
             ids = np.broadcast_to(self.added[there], scores.shape)
@@ -211,21 +169,16 @@ class Snapshot:
         return codes, np.concatenate([self.index.ids[kept], self.added])
 
 
-Asked = tuple[int | None, bytes | None, Item | None]
-"""An id (None: the next free one), a code, and name and labels if known: an item to add. Without a code: an item to remove."""
-
-
 class LiveIndex:
     """An index file with changes, or the shards of a manifest, which are read-only.
 
-    Searches use :attr:`snapshot`, which is replaced atomically by a commit, a compaction or a reload. Thread-safe. Shards are redistributed
-    when the manifest is replaced or a node joins or leaves the cluster; searches continue.
+    Searches use :attr:`snapshot`, which is replaced atomically by a commit, a compaction or a reload. Thread-safe.
 
     Args:
         path: the index file or manifest.
         codebooks: of the model, float32 [M, K, d], equal to those of the index.
         writable: accept changes, as the only process; not of a manifest.
-        compact_after: number of changes after which :attr:`due` is true.
+        compact_after: number of changes after which :meth:`maintain` rewrites the index file.
         ray: address of a cluster that searches the shards; None: this process does.
         workers: see :class:`..cluster.search.Holders`.
 
@@ -245,7 +198,7 @@ class LiveIndex:
         ray: str | None = None,
         workers: int | None = None,
     ) -> None:
-        self.path, self.compact_after = Path(path), compact_after
+        self.path, self.compact_after, self._due = Path(path), compact_after, compact_after
         self.fingerprint = codebooks_fingerprint(codebooks)
         self._of = self.path, code_size(*codebooks.shape[:2]), self.fingerprint
         self._writing, self._maintaining = threading.Lock(), threading.Lock()
@@ -255,18 +208,18 @@ class LiveIndex:
         try:
             self._file = ChangeFile(*self._of) if writable else None
             self._seen = self._state()
-            self.snapshot = self._open(self._stored())
+            self.snapshot = self._open()
         except BaseException:
             self.close(compact=False)
             raise
 
-    def _stored(self) -> Changes:
-        """The changes on disk. Read before the index, as a compaction replaces the index first and then deletes them."""
+    def _open(self) -> Snapshot:
+        # The changes first: a compaction replaces the index, and then deletes them.
         if self._file is not None:
-            return self._file.read()
-        return {} if is_manifest(self.path) else read_changes(*self._of)
-
-    def _open(self, changes: Changes) -> Snapshot:
+            with self._writing:
+                changes = self._file.read()
+        else:
+            changes = {} if is_manifest(self.path) else read_changes(*self._of)
         with stage("opening the index"):
             holders = self._holders
             index = open_index(self.path) if holders is None else ClusterIndex(self.path, holders)
@@ -283,17 +236,10 @@ class LiveIndex:
         index, nodes = _identity(self.path), None if self._holders is None else tuple(self._holders.nodes())
         return index and (index, _identity(sidecar_path(self.path)), nodes)
 
-    # Changing --------------------------------------------------------------------------------------------------------
-
     @property
     def writable(self) -> bool:
         """Whether changes are accepted."""
         return self._file is not None
-
-    @property
-    def due(self) -> bool:
-        """Whether a compaction is due."""
-        return self.writable and len(self.snapshot.changes) >= self.compact_after
 
     def commit(self, asked: Sequence[Asked]) -> list[int | DataError]:
         """Make changes in order; the successful ones are on disk together on return.
@@ -333,6 +279,41 @@ class LiveIndex:
                     return [refusal if isinstance(answer, int) else answer for answer in answers]
                 self.snapshot = snapshot.with_changes({**snapshot.changes, **accepted})
             return answers
+
+    # The index file ---------------------------------------------------------------------------------------------------
+
+    @property
+    def stale(self) -> bool:
+        """Whether the file at the path is not the one in use, nor one that failed to open."""
+        state = self._state()
+        return state is not None and state not in (self._seen, self._refused)
+
+    def maintain(self) -> None:
+        """Open an index that was put at the path, and rewrite the file if there are many changes. Errors are logged."""
+        try:
+            if self.stale:
+                self.reload()
+            if self.writable and len(self.snapshot.changes) >= self._due:
+                self._due = 2 * len(self.snapshot.changes)  # the next attempt, if this one fails
+                if self.compact():
+                    self._due = self.compact_after
+        except Exception as error:
+            log.error("the index stays as it is, with its changes beside it: %s", error)
+
+    def reload(self) -> None:
+        """Open the index that is now at the path, with the changes beside it.
+
+        Raises:
+            DataError, MismatchError: see the class; the old one stays in use.
+        """
+        with self._maintaining:
+            self._refused = state = self._state()
+            opened = self._open()
+            with self._writing:
+                if self._file is not None:  # there may be more by now
+                    opened = opened.with_changes(self.snapshot.changes)
+                self.snapshot, self._seen, self._refused = opened, state, None
+        log.info("%s: reloaded, %d items", self.path, self.snapshot.ntotal)
 
     def compact(self) -> bool:
         """Rewrite the index file with all changes, and delete these. Searches and commits continue meanwhile.
@@ -401,41 +382,6 @@ class LiveIndex:
                 before=unchanged,
             )
         return written
-
-    # Reloading -------------------------------------------------------------------------------------------------------
-
-    @property
-    def stale(self) -> bool:
-        """Whether the file at the path is not the one in use, nor one that failed to open."""
-        state = self._state()
-        return state is not None and state not in (self._seen, self._refused)
-
-    def reload(self, *, only_stale: bool = False) -> bool:
-        """Open the index that is now at the path, with the changes beside it. On failure the old one stays in use.
-
-        Args:
-            only_stale: do nothing if the file is the one in use.
-
-        Returns:
-            Whether it was opened.
-
-        Raises:
-            DataError, MismatchError: see the class.
-        """
-        with self._maintaining:
-            if only_stale and not self.stale:
-                return False
-            state = self._state()
-            try:
-                opened = self._open({} if self.writable else self._stored())
-            except GpqError:
-                self._refused = state
-                raise
-            with self._writing:
-                self.snapshot = opened.with_changes(self.snapshot.changes) if self.writable else opened
-                self._seen, self._refused = state, None
-        log.info("%s: reloaded, %d items", self.path, self.snapshot.ntotal)
-        return True
 
     def close(self, *, compact: bool = True) -> None:
         """Close the file and leave the cluster; with ``compact`` the file is first rewritten with all changes."""

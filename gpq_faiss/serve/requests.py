@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
@@ -18,15 +18,19 @@ MAX_IDS = 10_000
 _LARGEST = 1e30  # magnitude of numbers, so that no score overflows
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Ids = Annotated[list[Id], Field(max_length=MAX_IDS)]
 Vector = list[Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]]
 Label = Annotated[str, Field(max_length=1000)]
+Labels = Annotated[list[Label], Field(max_length=1000)]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A name or label to be stored: a line."""
 
 
-class _Asked(BaseModel):
+class Body(BaseModel):
+    """An image in a form, or one of these; ``queries`` are not fields of a form, where ``lists`` may be repeated."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
-    lists: ClassVar = {"vector", "features"}
+    lists: ClassVar = {"vector", "features", "allow_ids", "deny_ids", "allow_labels", "deny_labels", "labels"}
     queries: ClassVar = ["vector", "features"]
 
     vector: Vector | None = None
@@ -34,23 +38,20 @@ class _Asked(BaseModel):
     id: Id | None = None
 
 
-class SearchRequest(_Asked):
+class SearchRequest(Body):
     """A query, and filters."""
 
-    lists: ClassVar = {*_Asked.lists, "allow_ids", "deny_ids", "allow_labels", "deny_labels"}
-    queries: ClassVar = [*_Asked.queries, "id"]
+    queries: ClassVar = [*Body.queries, "id"]
 
     k: Annotated[int, Field(ge=1)] = 10
-    allow_ids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
-    deny_ids: Annotated[list[Id], Field(max_length=MAX_IDS)] | None = None
-    allow_labels: Annotated[list[Label], Field(max_length=1000)] | None = None
-    deny_labels: Annotated[list[Label], Field(max_length=1000)] | None = None
+    allow_ids: Ids | None = None
+    deny_ids: Ids | None = None
+    allow_labels: Labels | None = None
+    deny_labels: Labels | None = None
 
 
-class AddRequest(_Asked):
+class AddRequest(Body):
     """An item to add, with its name and labels."""
-
-    lists: ClassVar = {*_Asked.lists, "labels"}
 
     name: Text | None = None
     labels: Annotated[list[Text], Field(max_length=100)] = []
@@ -122,7 +123,7 @@ class Problem(BaseModel):
     error: str
 
 
-def schema(model: type[_Asked]) -> dict[str, Any]:
+def schema(model: type[Body]) -> dict[str, Any]:
     """The request body for OpenAPI: JSON, or a form with an image."""
     fields = model.model_json_schema()
     image = {"type": "string", "format": "binary", "description": "An image file."}
@@ -140,7 +141,10 @@ class _Parser(MultiPartParser):
     spool_max_size = 1 << 62  # no temporary files, as the size is already limited
 
 
-async def read_request(request: Request, model: type[_Asked], max_upload: int) -> tuple[Any, bytes | None]:
+B = TypeVar("B", bound=Body)
+
+
+async def read_request(request: Request, model: type[B], max_upload: int) -> tuple[B, bytes | None]:
     """The validated body, and the image of a form.
 
     Raises:
@@ -168,7 +172,7 @@ async def read_request(request: Request, model: type[_Asked], max_upload: int) -
         # The values of a form are texts.
         asked = model.model_validate(fields, strict=image is None)
     except ValidationError as error:
-        raise DataError(first_line(error)) from None
+        raise DataError(first_line(error.errors(include_url=False, include_input=False))) from None
     except (ValueError, KeyError, MultiPartException) as error:
         raise HTTPException(400, f"the body is not {kind}: {' '.join(str(error).split())[:200]}") from None
     given = [name for name in model.queries if getattr(asked, name) is not None]
@@ -177,8 +181,7 @@ async def read_request(request: Request, model: type[_Asked], max_upload: int) -
     return asked, image
 
 
-def first_line(error: ValidationError) -> str:
-    """The first error, in one line."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part)[:50] for part in first["loc"]) or "body"
-    return " ".join(f"{where}: {first['msg']}".split())[:300]
+def first_line(errors: Any) -> str:
+    """The first error of a validation, in one line."""
+    where = ".".join(str(part)[:50] for part in errors[0]["loc"]) or "body"
+    return " ".join(f"{where}: {errors[0]['msg']}".split())[:300]

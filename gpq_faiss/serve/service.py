@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -27,15 +23,11 @@ from ..exported import OnnxEncoder
 from ..store import Item
 from .batches import Batcher
 from .catalogue import Catalogue
-from .live import EVERYTHING, Asked, LiveIndex, Where
+from .live import Asked, LiveIndex, Where
+from .requests import Body
 
-log = logging.getLogger(__name__)
-
-WAIT = 0.002
-"""Seconds that a query waits for a batch."""
 WATCH = 1.0
 """Seconds between checks of the index file."""
-_RETRY = 60.0  # seconds from a failed compaction to the next attempt
 _DECODERS = 4  # images decoded concurrently, which bounds memory
 _TRIED = 10  # items of the data tried for one to begin with, where ids are not in memory
 _T = TypeVar("_T")
@@ -75,8 +67,8 @@ class Found(NamedTuple):
     best: float
 
 
-_Wanted = tuple[int | None, Input | None, Item | None]
-"""An id, the input to add (None: remove), and name and labels."""
+Wanted = tuple[int | None, Input | None, Item | None]
+"""An id (None: the next free one), the input to add (None: remove), and name and labels."""
 
 
 class Service:
@@ -89,7 +81,9 @@ class Service:
         threads: threads of a search (default: all cores).
 
     Attributes:
-        seen: called with the size of each batch of queries.
+        search: the :class:`Found` of a :class:`Query`. Raises DataError: the input has no direction.
+        change: makes a :data:`Wanted` change, which is on disk on return; returns its id. Raises DataError: an invalid input, or as
+            :meth:`.live.LiveIndex.commit`.
         failed: why the changes could not be written to the index file at the end; they are beside it.
     """
 
@@ -103,15 +97,13 @@ class Service:
     ) -> None:
         self.encoder, self.live, self.threads = encoder, live, threads
         self.catalogue = Catalogue(data)
-        self.seen: Callable[[int], None] = lambda size: None
+        self.failed: GpqError | None = None
         self._network = threading.Lock()
         self._decoders = ThreadPoolExecutor(_DECODERS, "gpq-decode")
-        self._maintenance = ThreadPoolExecutor(1, "gpq-maintenance")
-        self._searches: Batcher[Query, Found] = Batcher(self._search, wait=WAIT)
-        self._changes: Batcher[_Wanted, int] = Batcher(self._change)
-        self._watcher: asyncio.Task[None] | None = None
-        self._compact_at = 0.0
-        self.failed: GpqError | None = None
+        self._searches: Batcher[Query, Found] = Batcher(self._search)
+        self._changes: Batcher[Wanted, int] = Batcher(self._change)
+        self.search, self.change = self._searches.submit, self._changes.submit
+        self._maintenance: asyncio.Task[None] | None = None
         if data is not None and data.kind == encoder.input_kind:
             encoder.check(data)
 
@@ -122,21 +114,23 @@ class Service:
             first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
         else:
             first = Input("features", np.ones(model.input_width, np.float32))
-        await self.search(first, 10)
-        await self._in_pool(lambda: self.catalogue.by_turns)
-        self._watcher = asyncio.create_task(self._watching())
+        await self.search(Query(first, 10, None))
+        self._maintenance = asyncio.create_task(self._maintain())
+
+    async def _maintain(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH)
+            await asyncio.to_thread(self.live.maintain)
 
     async def close(self) -> None:
         """Stop; changes are written to the index file."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-        await self._searches.close()
-        await self._changes.close()
-        for pool in (self._decoders, self._maintenance):
-            await asyncio.to_thread(pool.shutdown)
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.gather(self._maintenance, return_exceptions=True)
+        for pool in (self._searches.close, self._changes.close, self._decoders.shutdown):
+            await asyncio.to_thread(pool)
         try:
-            await asyncio.to_thread(self.live.close)
+            await asyncio.to_thread(self.live.close)  # after the maintenance that may be under way
         except GpqError as error:  # for the caller: the server would print its traceback
             self.failed = error
 
@@ -178,56 +172,54 @@ class Service:
         Raises:
             DataError: a label that no item has.
         """
-        self.catalogue.check_labels(labels, "label")
+        labelled = self.catalogue.labelled(labels, "label")
         if self.catalogue.dataset is None:
             first = np.ascontiguousarray(self.live.snapshot.index.codebooks[:, 0]).reshape(-1)
-            return (await self.search(Input("vector", first), k)).ids
-        return await self._in_pool(self._some_items, k, labels)
+            return (await self.search(Query(Input("vector", first), k, None))).ids
 
-    def _some_items(self, k: int, labels: Sequence[str]) -> Ids:
-        ids, snapshot = self.catalogue.by_turns, self.live.snapshot
-        if labels:
-            ids = ids[self.catalogue.have_label(ids, labels)]
-        if snapshot.filed is None:
-            ids = ids[: _TRIED * k]
-        return ids[snapshot.has(ids)][:k]
+        def some() -> Ids:
+            ids, snapshot = self.catalogue.by_turns, self.live.snapshot
+            if labels:
+                ids = ids[np.isin(ids, labelled)]
+            if snapshot.filed is None:
+                ids = ids[: _TRIED * k]
+            return ids[snapshot.has(ids)][:k]
+
+        return await self._in_pool(some)
 
     # Inputs ----------------------------------------------------------------------------------------------------------
 
-    async def image(self, data: bytes, max_pixels: int) -> Input:
-        """An uploaded image. Raises DataError: not an image, too many pixels, or a model of features."""
-        if self.encoder.input_kind != "images":
-            raise DataError("image: the model takes features, not images")
-        size = self.encoder.image_size
-
-        def decoded() -> NDArray[Any]:
-            return resize_square(decode_image(data, max_pixels=max_pixels), size).transpose(2, 0, 1)
-
-        return Input("image", await self._in_pool(decoded))
-
-    def features(self, values: Sequence[float]) -> Input:
-        """Features of an item. Raises DataError: another width, or a model of images."""
-        if self.encoder.input_kind != "features":
-            raise DataError("features: the model takes images, not features")
-        return Input("features", _row(values, self.encoder.input_width, "features"))
-
-    def vector(self, values: Sequence[float]) -> Input:
-        """An encoded vector. Raises DataError: another width."""
-        return Input("vector", _row(values, self.live.snapshot.index.width, "vector"))
-
-    async def item(self, number: int) -> Input:
-        """An item as a query: its original if the data are available, else its decoded vector.
+    async def input(self, asked: Body, image: bytes | None, max_pixels: int) -> Input:
+        """The input of a request; of an item its original if the data have it, else its decoded vector.
 
         Raises:
+            DataError: not an image, too many pixels, another width, or another kind of input than the model takes.
             UnknownItemError: no such item.
         """
-        code = self.live.snapshot.code(number)
-        row, model = self.catalogue.row(number), self.encoder
-        if row is not None and self.catalogue.kind == model.input_kind:
+        model, snapshot = self.encoder, self.live.snapshot
+        if image is not None:
+            if model.input_kind != "images":
+                raise DataError("image: the model takes features, not images")
+
+            def decoded() -> NDArray[Any]:
+                pixels = decode_image(image, max_pixels=max_pixels)
+                return resize_square(pixels, model.image_size).transpose(2, 0, 1)
+
+            return Input("image", await self._in_pool(decoded))
+        if asked.vector is not None:
+            return Input("vector", _row(asked.vector, snapshot.index.width, "vector"))
+        if asked.features is not None:
+            if model.input_kind != "features":
+                raise DataError("features: the model takes images, not features")
+            return Input("features", _row(asked.features, model.input_width, "features"))
+        assert asked.id is not None
+        code, row = snapshot.code(asked.id), self.catalogue.row(asked.id)
+        dataset = self.catalogue.dataset
+        if row is not None and dataset is not None and dataset.kind == model.input_kind:
             original = await self._in_pool(self.catalogue.original, row, model.image_size)
             if original is not None:
                 return Input("image" if model.input_kind == "images" else "features", original)
-        return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
+        return Input("vector", decode(code[None], snapshot.index.codebooks)[0])
 
     def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Any]:
         """Encoded inputs, float32 [D] each, or a DataError: as a batch on a GPU; one by one on the CPU, where batches are not faster and
@@ -245,25 +237,16 @@ class Service:
                 found[n] = vector if good else DataError(what)
         return found
 
-    # Searching -------------------------------------------------------------------------------------------------------
-
-    async def search(self, given: Input, k: int, where: Where = EVERYTHING) -> Found:
-        """The ``k`` best items.
-
-        Raises:
-            DataError: the input has no direction.
-            BusyError: too many queries wait.
-        """
-        return await self._searches.submit(Query(given, k, where))
+    # Batches ---------------------------------------------------------------------------------------------------------
 
     def _search(self, batch: Sequence[Query]) -> Sequence[Found | Exception]:
-        self.seen(len(batch))
         snapshot = self.live.snapshot
         answers = self._vectors([query.given for query in batch], queries=True)
         together: dict[object, list[int]] = {}
-        for n, query in enumerate(batch):
+        for n, (_, _, where) in enumerate(batch):
             if not isinstance(answers[n], DataError):
-                together.setdefault(query.where.key, []).append(n)
+                key = None if where is None else (type(where), np.asarray(where.ids).tobytes())
+                together.setdefault(key, []).append(n)
         for rows in together.values():
             xq, k = np.stack([answers[n] for n in rows]), max(batch[n].k for n in rows)
             try:
@@ -278,31 +261,7 @@ class Service:
                 answers[n] = Found(scores[:there].copy(), ids[:there].copy(), most)
         return answers
 
-    # Changing --------------------------------------------------------------------------------------------------------
-
-    async def add(self, given: Input, number: int | None = None, about: Item | None = None) -> int:
-        """Add an item with its name and labels, on disk on return; returns its id.
-
-        Raises:
-            TakenIdError: the id is already in use.
-            DataError: an invalid input.
-            NotStoredError: writing fails.
-            BusyError: too many changes wait.
-        """
-        return await self._changed((number, given, about))
-
-    async def remove(self, number: int) -> None:
-        """Remove an item, on disk on return. Raises UnknownItemError, NotStoredError, BusyError: see :meth:`add`."""
-        await self._changed((number, None, None))
-
-    async def _changed(self, change: _Wanted) -> int:
-        number = await self._changes.submit(change)
-        if self.live.due and time.monotonic() > self._compact_at:
-            self._compact_at = math.inf
-            self._maintenance.submit(self._compact)
-        return number
-
-    def _change(self, batch: Sequence[_Wanted]) -> Sequence[int | Exception]:
+    def _change(self, batch: Sequence[Wanted]) -> Sequence[int | Exception]:
         vectors = iter(self._vectors([one for _, one, _ in batch if one is not None], queries=False))
         answers: list[int | Exception] = []
         changes: list[Asked] = []
@@ -326,34 +285,6 @@ class Service:
         if given.form == "vector" and items_are_codewords(self.encoder.model.description):
             check_items(vector[None], codes, Z, what="vector")
         return bytes(codes[0].tobytes())
-
-    def _compact(self) -> None:
-        again = _RETRY
-        try:
-            if self.live.compact():
-                again = 0.0
-        except Exception as error:
-            log.error("the index was not written, its changes stay beside it: %s", error)
-        finally:
-            self._compact_at = time.monotonic() + again
-
-    # Reloading -------------------------------------------------------------------------------------------------------
-
-    async def reload(self, *, only_stale: bool = False) -> None:
-        """Open the index that is now at the path. Raises DataError, MismatchError: it cannot be opened; the old one stays in use."""
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._maintenance, lambda: self.live.reload(only_stale=only_stale))
-        except GpqError as error:
-            log.error("the index was not opened again: %s", error)
-            raise
-
-    async def _watching(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH)
-            if await asyncio.to_thread(lambda: self.live.stale):
-                with contextlib.suppress(GpqError):
-                    await self.reload(only_stale=True)
 
 
 def _row(values: Sequence[float], width: int, what: str) -> Floats:

@@ -387,12 +387,12 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
         index_shards(shop / "model", codes[4:], manifest, add=True)
         assert live.stale
         assert ask(client)[0]  # the old ones, meanwhile
-        live.reload(only_stale=True)
+        live.maintain()
         assert not live.stale
         assert ask(client) == expected()
         nodes.kill_second()
         assert ask(client) == expected()
         nodes.two()
         assert live.stale  # a node left, another joined
-        live.reload(only_stale=True)
+        live.maintain()
         assert ask(client) == expected()

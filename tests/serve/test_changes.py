@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
 import sqlite3
-import struct
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.files import lock
 from gpq_faiss.serve.changes import Change, ChangeFile, Changes, changes_path, read_changes
 from gpq_faiss.store import Item
 
@@ -160,90 +154,14 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path: 
     again.close()
 
 
-def old_frame(changes: Changes) -> bytes:
-    """A frame of the log of earlier versions."""
-    data = b"".join(
-        struct.pack("<qB", number, code is not None) + (code or bytes(SIZE))
-        for number, (code, _) in changes.items()
-    )
-    about = {
-        str(i): [a.name, list(a.labels or ())] for i, (_, a) in enumerate(changes.values()) if a is not None
-    }
-    text = json.dumps(about).encode()
-    return framed(data + (struct.pack("<I", len(text)) + text if about else b""), len(changes), bool(about))
-
-
-def framed(data: bytes, n: int, named: bool) -> bytes:
-    head = struct.pack("<4sII", b"GPQN" if named else b"GPQF", n, zlib.crc32(data))
-    return head + struct.pack("<I", zlib.crc32(head)) + data
-
-
-def old_log(index: Path, *frames: bytes) -> Path:
-    head = struct.pack("<8sI16s", b"GPQLOG1\n", SIZE, PRINT.encode())
-    path = Path(f"{index}.log")
-    path.write_bytes(b"".join([head, struct.pack("<I", zlib.crc32(head)), *frames]))
-    return path
-
-
-@settings(max_examples=30, deadline=None)
-@given(written=transactions, later=st.dictionaries(ids, change, max_size=3), data=st.data())
-def test_the_log_of_an_earlier_version_is_taken_over(
-    written: list[Changes], later: Changes, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    index = tmp_path_factory.mktemp("changes") / "index.faiss"
-    frames = [old_frame(changes) for changes in written]
-    log = old_log(index, *frames)
-    torn = log.read_bytes()[: data.draw(st.integers(32, len(log.read_bytes())))]  # by a crash
-    log.write_bytes(torn)
-    ends = np.cumsum([32, *map(len, frames)])[1:]
-    kept = joined([changes for changes, end in zip(written, ends, strict=True) if end <= len(torn)])
-    assert read_changes(index, SIZE, PRINT) == kept
-    assert log.exists()
-    file = opened(index)
-    assert file.read() == kept
-    assert not log.exists()
-    file.write(later)
-    log.write_bytes(torn)  # as if its removal had not reached the disk before a crash
-    file._stack.close()
-    assert read_changes(index, SIZE, PRINT) == joined([kept, later])
-    file = opened(index)
-    assert file.read() == joined([kept, later])
-    file.close()
-
-
-def test_a_damaged_log_of_an_earlier_version_is_one_error(tmp_path: Path) -> None:
-    index = tmp_path / "index.faiss"
-    whole = old_log(index, *map(old_frame, WRITTEN)).read_bytes()
-    for at in range(len(whole)):
-        Path(f"{index}.log").write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        if at >= len(whole) - len(old_frame(WRITTEN[2])):  # as a torn end
-            assert read_changes(index, SIZE, PRINT) == joined(WRITTEN[:2])
-            continue
-        for read in (read_changes, ChangeFile):
-            with pytest.raises(DataError, match=r"index\.faiss\.log is damaged"):
-                read(index, SIZE, PRINT)
-    no_text = framed(old_frame(WRITTEN[0])[16:].replace(b"one", b"\xff\xff\xff"), 2, True)
-    for foreign in (b"", b"x" * 99, old_log(index, no_text).read_bytes()):
-        Path(f"{index}.log").write_bytes(foreign)
-        with pytest.raises(DataError, match="damaged"):
-            read_changes(index, SIZE, PRINT)
-
-
-def test_the_log_of_an_earlier_version_and_other_codebooks(tmp_path: Path) -> None:
-    index = tmp_path / "index.faiss"
-    log = old_log(index, old_frame(WRITTEN[0]))
-    for size, fingerprint in ((SIZE, "f" * 16), (SIZE + 1, PRINT)):
-        for read in (read_changes, ChangeFile):
-            with pytest.raises(MismatchError, match="other codebooks"):
-                read(index, size, fingerprint)
-    held = lock(Path(f"{log}.lock"))  # a service of that version is running
-    assert held is not None
-    with pytest.raises(DataError, match="changed by another process"):
-        opened(index)
-    os.close(held)
-    old_log(index)  # without changes
-    ChangeFile(index, SIZE + 1, PRINT).close()
-    assert not log.exists()
+def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / "index.faiss.log").touch()
+    for read in (read_changes, ChangeFile):
+        with pytest.raises(
+            DataError, match=r"index\.faiss\.log has changes in the form of an earlier version: "
+        ):
+            read(tmp_path / "index.faiss", SIZE, PRINT)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.faiss.log"]
 
 
 def test_a_full_disk_refuses_a_transaction_whole(tmp_path: Path) -> None:
