@@ -42,7 +42,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint
-from gpq_faiss.methods.base import Coder, Codes, Floats
+from gpq_faiss.methods.coders import Coder, Codes, Floats
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.model import build_extractor, input_description

@@ -28,8 +28,7 @@ from ..evaluation.ranking import RankingResult
 from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import RECALL_LEVELS
 from ..faissio.source import to_bytes
-from ..methods.base import Floats
-from ..methods.coders import ProductCoder
+from ..methods.coders import Floats, ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder
 from ..training.loop import Fitted, RunOptions, fit

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import UsageError, one_line
 from ..nn.quantizer import at_least_float32
 from ..plugins import find_plugin, plugin_names
 
@@ -27,13 +27,9 @@ class ExtraLosses(nn.Module):
     def __init__(self, weights: Mapping[str, float], seed: int = 0) -> None:
         super().__init__()
         self.weights = {name: weight for name, weight in weights.items() if weight}
-        self.parts = nn.ModuleDict()
-        if not self.weights:
-            return
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            for name in self.weights:
-                self.parts[name] = _make(name)
+            self.parts = nn.ModuleDict({name: _make(name) for name in self.weights})
 
     def add(self, losses: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """``losses`` with every part added, and their weighted sum added to ``total``.
@@ -61,6 +57,5 @@ def _make(name: str) -> nn.Module:
         if not isinstance(made, nn.Module):
             raise TypeError(f"a {type(made).__name__}: a class of torch.nn.Module is needed")
     except Exception as error:  # of the package's own code
-        text = " ".join(str(error).split())[:160]
-        raise plugin.error(f"cannot be made ({type(error).__name__}: {text})") from error
+        raise plugin.error(f"cannot be made ({type(error).__name__}: {one_line(error)})") from error
     return made

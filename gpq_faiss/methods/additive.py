@@ -1,20 +1,19 @@
 """Additive codes: an item is a sum of M full-width codewords, one from each codebook.
 
 Composite quantisation and the methods built on it use these codes. Product codes are the special case of codebooks with disjoint
-supports. NumPy only, no torch.
+supports. No torch.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import pack_codes
-from .base import Codes, Floats
-from .coders import TableCoder, checked_codebooks, index_pq
+from ..codes.bits import bits_per_code, pack_codes
+from ..codes.codebooks import product_index
+from .coders import Coder, Codes, Floats, checked_codebooks
 
 _BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 
@@ -28,18 +27,10 @@ def reconstruct(assignment: NDArray[np.uint8], C: Floats) -> Floats:
 
 
 def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArray[np.uint8]:
-    """Assign codewords to vectors: a local minimum of ||x - Σ_m C[m, b_m]||².
+    """Codes uint8 [n, M] of vectors float32 [n, D] by codebooks float32 [M, K, D]: a local minimum of ||x - Σ_m C[m, b_m]||².
 
     The best of all K^M sums is hard to find, so each b_m in turn is set to its best value with the others fixed; no step increases
-    the error. The first sweep starts from zero, which is residual quantisation.
-
-    Args:
-        x: float32 [n, D].
-        C: codebooks float32 [M, K, D].
-        sweeps: maximum number of passes over the M codebooks after the first; stops early if nothing changes.
-
-    Returns:
-        uint8 [n, M].
+    the error. The first sweep starts from zero, which is residual quantisation; at most ``sweeps`` follow, until nothing changes.
     """
     M, K, D = C.shape
     flat = C.reshape(M * K, D)
@@ -76,18 +67,14 @@ def update_codebooks(
 ) -> Floats:
     """Refit codebooks to the vectors with fixed assignments, one codebook at a time in closed form.
 
-    Minimises (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||². With the other codebooks fixed this is
-    quadratic in C_m, and no step increases it. An unused codeword stays unchanged if γ is 0, else it goes to zero.
+    Minimises (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||², in ``rounds`` passes over the codebooks. With the others
+    fixed this is quadratic in C_m, and no step increases it. An unused codeword stays unchanged if γ is 0, else it goes to zero.
 
     Args:
         x: float32 [n, D], n > 0.
         assignment: uint8 [n, M].
         C: initial codebooks, float32 [M, K, D].
         orthogonality: γ.
-        rounds: passes over the M codebooks.
-
-    Returns:
-        float32 [M, K, D].
     """
     M, K, D = C.shape
     out = C.astype(np.float64)
@@ -113,16 +100,11 @@ def update_codebooks(
     return out.astype(np.float32)
 
 
-class AdditiveCoder(TableCoder):
-    """Items are sums of M full-width codewords, one per codebook, scored by inner product with the query.
-
-    Product codes are the special case of codebooks with disjoint supports.
-
-    Args:
-        codebooks: float32 [M, K, D], K a power of two from 4 to 256.
+class AdditiveCoder(Coder):
+    """Items are sums of M full-width codewords, one of each codebook, scored by inner product with the query.
 
     Raises:
-        DataError: codebooks of another shape, or not finite.
+        DataError: codebooks that are not finite float32 [M, K, D], K a power of two from 4 to 256.
     """
 
     name = "additive codes"
@@ -130,7 +112,7 @@ class AdditiveCoder(TableCoder):
     def __init__(self, codebooks: Floats) -> None:
         self.codebooks = checked_codebooks(codebooks)
         self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
-        super().__init__(self.M * (self.K.bit_length() - 1))
+        super().__init__(self.M * bits_per_code(self.K))
 
     def _encode(self, x: Floats) -> Codes:
         return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
@@ -142,7 +124,7 @@ class AdditiveCoder(TableCoder):
     def index(self) -> Any:
         """``faiss.IndexPQ`` over M copies of the space, so that the query repeated M times has the inner product of the sum. Add codes
         with ``add_sa_codes`` only: ``add`` would quantise each copy independently."""
-        return index_pq(self.codebooks, faiss.METRIC_INNER_PRODUCT)
+        return product_index(self.codebooks)
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """Each query repeated M times."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import cast
 
 import numpy as np
@@ -18,14 +17,8 @@ from ..data.reader import Reader
 from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
 from ..nn.model import build_extractor, input_description
-from .base import Coder
-from .coders import SignCoder
+from .coders import Coder, Floats, SignCoder
 from .trainable import TrainableMethod, TrainingBatch
-
-
-def half_precision(x: Tensor, amp: bool) -> AbstractContextManager[None]:
-    """Context of bf16 on the device of ``x``, if ``amp``."""
-    return torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp)
 
 
 class Output(nn.Module):
@@ -38,32 +31,35 @@ class Output(nn.Module):
 
     def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
         """The vectors of items, or of items after the extractor's normalisation."""
-        backbone = self.backbone
-        v = x if normalised else backbone.input(x)
-        return self.then(backbone.head(backbone.trunk_features(v)).float())
+        v = x if normalised else self.backbone.input(x)
+        return self.then(self.backbone.head(self.backbone.trunk_features(v)).float())
 
 
 class Baseline(TrainableMethod):
     """A trained method, coded by the signs of its network's outputs unless it has another coder; a :data:`.registry.Builder`.
 
-    Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add parameters of their own.
+    Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own parts in :meth:`build`.
 
     Attributes:
         network: input to exported vectors.
         draws: random generator of the initial weights, used by the extractor first.
+        rows: of the labelled items, int64 ascending, for methods that have something for each.
     """
 
     uses_unlabelled = False
+    rows = np.empty(0, np.int64)
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
         super().__init__()
         q = config.quantizer
         self.bits, self.M, self.K, self.d = q.bits, q.codebooks, q.codewords, q.subdim
-        self.n_classes, self.seed = n_classes, config.training.seed
+        self.config, self.items, self.n_classes = config, len(dataset), n_classes
+        self.seed = config.training.seed
         self.draws = torch.Generator().manual_seed(self.seed)
         description = input_description(dataset, image_size)
         backbone = build_extractor(config, description, self.output_width(), self.draws)
         self.network: nn.Module = Output(backbone, self.vectors)
+        self.build()
 
     def output_width(self) -> int:
         """Width of the extractor's output; by default one number per bit."""
@@ -73,21 +69,29 @@ class Baseline(TrainableMethod):
         """The exported vectors of the extractor's output; by default unchanged."""
         return raw
 
+    def build(self) -> None:
+        """Add what the method has beside the extractor."""
+
     @property
     def extractor(self) -> Backbone:
         """The extractor in :attr:`network`."""
         return cast(Backbone, self.network.backbone)
 
+    def deep(self, x: Tensor, amp: bool) -> Tensor:
+        """The extractor's features of items, float32 [n, W]."""
+        with torch.autocast(x.device.type, torch.bfloat16, amp):
+            features = self.extractor.trunk_features(self.extractor.input(x))
+        return features.float()
+
     def raw(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The extractor's output for the labelled items of a batch, float32 [B, width]."""
-        x = batch.x[: len(batch.y)]
-        with half_precision(x, amp):
-            raw: Tensor = self.extractor(x)
+        with torch.autocast(batch.x.device.type, torch.bfloat16, amp):
+            raw: Tensor = self.extractor(batch.x[: len(batch.y)])
         return raw.float()
 
-    def exported(self) -> nn.Module:
-        """The network."""
-        return self.network
+    def positions(self, batch: TrainingBatch) -> Tensor:
+        """Indices int64 [B] of the labelled items of a batch in :attr:`rows`."""
+        return torch.from_numpy(np.searchsorted(self.rows, batch.rows))
 
     def coder(self) -> Coder:
         """Coder of the signs, Hamming distance."""
@@ -99,55 +103,43 @@ class Alternating(Baseline):
     after the last step. Vectors are tanh of the extractor's output.
 
     Attributes:
-        rows, kept, seen: of the labelled items, ascending; the latest vector of each, and whether there is one. Buffers, so that
-            checkpoints include them.
+        kept, seen: latest vector of each labelled item, and whether there is one. Buffers, so that checkpoints include them.
         codewords: of the coder; random until they are ``fitted``, to encode with an untrained network.
     """
 
-    rows: Tensor
     kept: Tensor
     seen: Tensor
     codewords: Tensor
     fitted: Tensor
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         self.register_buffer("codewords", self.first(torch.Generator().manual_seed(self.seed + 1)))
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
-        self.allocate(np.empty(0, np.int64))
-        self._steps = 0
-        self._batch = 1
+        self.allocate(0)
+        self._steps, self._batch = 0, 1
 
     def first(self, draws: torch.Generator) -> Tensor:
         """Random codewords."""
         raise NotImplementedError
 
-    def refit(self, at: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """New codewords for vectors ``x`` float32 [n, width] of the items ``at`` int64 [n]."""
+    def refit(self, at: Tensor, x: Floats) -> Floats:
+        """New codewords for vectors ``x`` float32 [n, width] of the labelled items ``at`` int64 [n]."""
         raise NotImplementedError
 
     def vectors(self, raw: Tensor) -> Tensor:
-        """Vectors in (-1, 1)."""
         return raw.tanh()
 
-    def allocate(self, rows: NDArray[np.int64]) -> None:
-        """Memory for the vectors of the labelled items ``rows``."""
-        n, device = len(rows), self.codewords.device
-        self.register_buffer("rows", torch.from_numpy(np.array(rows)).to(device))
-        self.register_buffer("kept", torch.zeros(n, self.output_width(), device=device))
-        self.register_buffer("seen", torch.zeros(n, dtype=torch.bool, device=device))
+    def allocate(self, items: int) -> None:
+        """Memory for the vectors of so many labelled items."""
+        self.register_buffer("kept", torch.zeros(items, self.output_width()))
+        self.register_buffer("seen", torch.zeros(items, dtype=torch.bool))
 
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Allocate the memory."""
-        self.allocate(rows)
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: Floats) -> None:
+        self.rows = rows
+        self.allocate(len(rows))
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Store the number of the last step."""
         self._steps = steps
-
-    def positions(self, batch: TrainingBatch) -> Tensor:
-        """Indices int64 [B] of the labelled items of a batch in :attr:`rows`."""
-        return torch.searchsorted(self.rows, torch.from_numpy(np.array(batch.rows)).to(self.rows.device))
 
     def outputs(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The vectors of the labelled items, float32 [B, width], which are kept."""
@@ -166,8 +158,7 @@ class Alternating(Baseline):
         if not len(self.rows) or ((step + 1) % each and step + 1 != self._steps):
             return
         at = self.seen.nonzero()[:, 0]
-        codewords = self.refit(at, self.kept[at].cpu().numpy())
-        self.codewords.copy_(torch.from_numpy(codewords))
+        self.codewords.copy_(torch.from_numpy(self.refit(at, self.kept[at].cpu().numpy())))
         self.fitted.fill_(True)
 
 
@@ -192,6 +183,12 @@ def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
     loss = (inside * bound - prefix.gather(1, inside)).masked_fill(~positive, 0).sum()
     triplets = (positive.sum(dim=1) * negative.sum(dim=1)).sum()
     return loss / triplets.clamp_min(1)
+
+
+def triplet_margin(to_positive: Tensor, to_negative: Tensor, margin: float) -> Tensor:
+    """Mean of max(0, margin + ||a - p||² - ||a - n||²), of the differences a - p and a - n, float [T, D] each; 0 without any."""
+    lead = to_positive.square().sum(dim=1) - to_negative.square().sum(dim=1)
+    return (lead + margin).relu().sum() / max(1, len(lead))
 
 
 def make_linear(width: int, out: int, draws: torch.Generator) -> nn.Linear:

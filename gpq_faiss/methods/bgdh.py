@@ -34,12 +34,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import Config
-from ..data.base import Dataset
 from ..errors import DataError
 from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
-from .baseline import Baseline, half_precision, make_linear, squared_distances, start_small
+from .baseline import Baseline, make_linear, squared_distances, start_small
 from .pq import kmeans
 from .trainable import TrainingBatch
 
@@ -48,12 +46,7 @@ EMBEDDING = 128
 
 
 class BipartiteGraph(nn.Module):
-    """Bipartite graph of items and at most A anchors; memory O(A·W + A²) for any number of items.
-
-    Args:
-        anchors: A, maximum number of anchors.
-        width: W of the items' features.
-        nearest: s, anchors per item.
+    """Graph of items with features [n, W] and at most A anchors, ``nearest`` per item; memory O(A·W + A²) for any number of items.
 
     Attributes:
         used: number of anchors, int64 []; 0 before :meth:`fit`.
@@ -78,11 +71,7 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
-        """Fit the anchors to a sample of items, float [n, W], and compute the transition probabilities.
-
-        Raises:
-            DataError: fewer items than anchors per item.
-        """
+        """Fit anchors and transition probabilities to a sample float [n, W]. Raises DataError: fewer items than anchors per item."""
         if len(sample) < self.nearest:
             raise DataError(
                 f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are too few"
@@ -131,18 +120,14 @@ class HashNetwork(nn.Module):
         self.hash = nn.Linear(deep + embedding, bits)
         start_small(self.hash, draws)
 
-    def deep(self, x: Tensor) -> Tensor:
-        """Items to the deep features, float [n, W]."""
-        return self.backbone.trunk_features(self.backbone.input(x))
-
     def both(self, deep: Tensor) -> tuple[Tensor, Tensor]:
-        """Deep features to u, float [n, bits], and e, float [n, E]."""
+        """Deep features float [n, W] to u, float [n, bits], and e, float [n, E]."""
         e = self.backbone.head(deep)
         return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
 
     def forward(self, x: Tensor) -> Tensor:
-        """Items to u, float [n, bits]."""
-        return self.both(self.deep(x))[0]
+        """Items to u."""
+        return self.both(self.backbone.trunk_features(self.backbone.input(x)))[0]
 
 
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
@@ -177,20 +162,18 @@ class BGDH(Baseline):
     longest, wrong = 2, 5
     """Maximum anchor visits of a walk; random contexts per context reached by a walk."""
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         backbone = self.extractor
         self.network: HashNetwork = HashNetwork(backbone, self.bits, self.draws)
-        self.graph_start = 1 / 3 if config.network.weights == "none" else 0.0
+        self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
         # What the graph sees: the input, or a frozen copy, as features of the network in training would drift away from the anchors.
         self.view = copy.deepcopy(backbone).requires_grad_(False) if backbone.spec.kind == "images" else None
         width = backbone.spec.in_width or cast(nn.Linear, backbone.head).in_features
-        anchors = max(self.nearest, min(500, len(dataset) // 10))
+        anchors = max(self.nearest, min(500, self.items // 10))
         self.graph = BipartiteGraph(anchors, width, self.nearest)
         self.contexts = nn.Parameter(torch.randn(anchors, EMBEDDING, generator=self.draws) / EMBEDDING**0.5)
 
     def output_width(self) -> int:
-        """Width of e."""
         return EMBEDDING
 
     @torch.no_grad()
@@ -201,8 +184,7 @@ class BGDH(Baseline):
             return
         if self.view is not None:
             self.view.load_state_dict(self.network.backbone.state_dict())
-        items = [self.seen(x) for x in sample(20 * len(self.graph.anchors))]
-        self.graph.fit(torch.cat(items), self.seed)
+        self.graph.fit(torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed)
 
     @torch.no_grad()
     def seen(self, x: Tensor) -> Tensor:
@@ -213,11 +195,9 @@ class BGDH(Baseline):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``pairs``, ``quantisation`` and ``graph``, and their weighted sum."""
-        x, n = batch.x, len(batch.y)
-        with half_precision(x, amp):
-            deep = self.network.deep(x)
-        u, e = self.network.both(deep.float())
-        labelled = u[:n]
+        x = batch.x
+        u, e = self.network.both(self.deep(x, amp))
+        labelled = u[: len(batch.y)]
         parts = {
             "pairs": pairwise_likelihood(labelled, batch.y),
             "quantisation": (labelled - torch.where(labelled > 0, 1.0, -1.0)).square().mean(),

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.labels import Labels
-from .base import Coder, Codes, Floats
-from .float_features import dot_rows
+from .coders import Floats
+from .float_features import FloatFeatures
 from .leave_one_out import leave_one_out
 
 _RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
@@ -30,7 +30,7 @@ _DROPOUT, _INPUT_DROPOUT = 0.5, 0.2
 _ENCODE_ROWS = 4096  # fixed, so that probabilities do not depend on the number of vectors
 
 
-class Classifier(Coder):
+class Classifier(FloatFeatures):
     """Linear - ReLU - dropout - linear - softmax on standardised, noisy inputs, trained with AdamW on the labelled rows.
 
     The learning rate decays to 0 along a half cosine; the noise is estimated from the labels (:mod:`.leave_one_out`). A code has 32 · C
@@ -38,6 +38,7 @@ class Classifier(Coder):
     """
 
     name = "classifier"
+    unit = False
     hidden, steps, batch = 512, 1000, 500
     networks = 1
     """Number of networks whose probabilities are averaged."""
@@ -46,18 +47,14 @@ class Classifier(Coder):
     _mean: Floats
     _scale: float
 
-    def probabilities(self, x: NDArray[Any]) -> Floats:
-        """Class probabilities float32 [n, C] of vectors float32 [n, width]."""
-        return self._probabilities(self._inputs(x, "vectors"))
-
     def index(self) -> Any:
         """``faiss.IndexFlatIP`` over the C probabilities."""
         self._require_fit()
         return faiss.IndexFlatIP(self.code_size // 4)
 
-    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """The class probabilities."""
-        return self.probabilities(xq)
+    def search_input(self, xq: NDArray[Any]) -> Floats:
+        """The class probabilities float32 [Q, C]."""
+        return self._stored(self._inputs(xq, "queries"))
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         rows, labels = self._labelled(labels)
@@ -65,8 +62,7 @@ class Classifier(Coder):
         # One scale for all dimensions keeps their proportions, which carry information.
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
-        self.code_size = 4 * labels.n_classes
-        self.bits = 8 * self.code_size
+        self._store(labels.n_classes)
         # torch's layers draw from the global generator: seed a fork, so that the caller's state is unchanged.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
@@ -104,19 +100,14 @@ class Classifier(Coder):
         return torch.from_numpy((x - self._mean) / np.float32(self._scale))
 
     @torch.inference_mode()
-    def _probabilities(self, x: Floats) -> Floats:
+    def _stored(self, x: Floats) -> Floats:
+        """Class probabilities."""
         out = np.empty((len(x), self.code_size // 4), np.float32)
         for i in range(0, len(x), _ENCODE_ROWS):
             block = self._standardised(x[i : i + _ENCODE_ROWS])
             each = torch.stack([net(block).softmax(dim=1) for net in self._nets])
             out[i : i + _ENCODE_ROWS] = each.mean(dim=0)
         return out
-
-    def _encode(self, x: Floats) -> Codes:
-        return self._probabilities(x).view(np.uint8)
-
-    def _score(self, xq: Floats, codes: Codes) -> Floats:
-        return dot_rows(self._probabilities(xq), codes.view(np.float32))
 
 
 class SixClassifiers(Classifier):

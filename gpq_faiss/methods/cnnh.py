@@ -23,13 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import Config
-from ..data.base import Dataset
 from ..data.reader import Reader
 from .baseline import Baseline
 from .trainable import TrainingBatch
-
-_STAGE_1 = 1  # stream of random numbers
 
 
 def descend(y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np.random.Generator) -> None:
@@ -64,7 +60,7 @@ def descend(y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np
 
 def factorise(y: NDArray[np.float32], bits: int, *, seed: int = 0) -> NDArray[np.int8]:
     """Stage 1: codes ±1, int8 [n, bits], of items with multi-hot labels [n, C], after five passes over all entries."""
-    rng = np.random.default_rng([seed, _STAGE_1])
+    rng = np.random.default_rng([seed, 1])
     H = rng.uniform(-1, 1, (len(y), bits))
     descend(y, H, 5, rng)
     return np.where(H > 0, 1, -1).astype(np.int8)
@@ -76,18 +72,16 @@ class CNNH(Baseline):
     name = "cnnh"
     targets: Tensor
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         # Not in a checkpoint: a resumed run computes the same codes again.
         self.register_buffer("targets", torch.empty(0, self.bits), persistent=False)
-        self._rows = np.empty(0, np.int64)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Stage 1, for all labelled training items."""
-        self._rows = rows
+        self.rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Mean squared error of the codes."""
-        target = self.targets[torch.from_numpy(np.searchsorted(self._rows, batch.rows))]
+        target = self.targets[self.positions(batch)]
         return {"total": (self.raw(batch, amp).tanh() - target).square().mean()}

@@ -20,19 +20,15 @@ Deviations:
 
 from __future__ import annotations
 
-import faiss
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError
 from ..losses.npair import multihot
-from .base import Floats
 from .baseline import Alternating
-from .coders import ProductCoder
-from .pq import centroids_of, untrained_quantizer
+from .coders import Floats, ProductCoder
+from .pq import fit_codebooks
 from .trainable import TrainingBatch
 
 _PER_CODEWORD = 256  # items per codeword that k-means uses at most
@@ -50,22 +46,12 @@ def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
 
 
 def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = None, seed: int = 0) -> Floats:
-    """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M * d], from ``start`` (None: random items) on.
-
-    Raises:
-        DataError: fewer items than codewords.
-    """
+    """As :func:`.pq.fit_codebooks`, of labelled items. Raises DataError: fewer items than codewords."""
     if len(x) < K:
         raise DataError(
             f"{len(x)} labelled items are too few for codebooks of {K} codewords: label at least {K}"
         )
-    pq = untrained_quantizer(x.shape[1], M, K, seed=seed)
-    pq.cp.max_points_per_centroid = _PER_CODEWORD
-    if start is not None:
-        faiss.copy_array_to_vector(np.ascontiguousarray(start, np.float32).ravel(), pq.centroids)
-        pq.train_type = faiss.ProductQuantizer.Train_hot_start
-    pq.train(np.ascontiguousarray(x, np.float32))
-    return centroids_of(pq)
+    return fit_codebooks(x, M, K, start=start, rows=_PER_CODEWORD, seed=seed)
 
 
 class DQN(Alternating):
@@ -76,11 +62,9 @@ class DQN(Alternating):
     """λ of the quantisation loss."""
 
     def output_width(self) -> int:
-        """M sub-vectors."""
         return self.M * self.d
 
     def first(self, draws: torch.Generator) -> Tensor:
-        """Uniform in (-1, 1), float [M, K, d]."""
         return torch.rand(self.M, self.K, self.d, generator=draws) * 2 - 1
 
     def nearest(self, z: Tensor) -> Tensor:
@@ -98,11 +82,10 @@ class DQN(Alternating):
         error = (z - self.nearest(z.detach())).square().mean() * self.fitted
         return {"total": cosine + self.weight * error, "cosine": cosine, "quantisation": error}
 
-    def refit(self, at: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def refit(self, at: Tensor, x: Floats) -> Floats:
         """k-means from the present codebooks on."""
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
         return fit_product_codebooks(x, self.M, self.K, start=start, seed=self.seed)
 
     def coder(self) -> ProductCoder:
-        """Coder of the codebooks, asymmetric quantiser distance."""
         return ProductCoder(self.codewords.cpu().numpy(), "l2")

@@ -28,13 +28,12 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..losses.npair import label_pairs
 from .additive import AdditiveCoder, iterated_conditional_modes, reconstruct, update_codebooks
-from .base import Floats
-from .baseline import Alternating
+from .baseline import Alternating, triplet_margin
+from .coders import Floats
 from .dqn import fit_product_codebooks
 from .trainable import TrainingBatch
 
@@ -67,14 +66,6 @@ def group_hard_triplets(
     return a, p, n
 
 
-def triplet_margin_loss(z: Tensor, triplets: tuple[Tensor, Tensor, Tensor], margin: float) -> Tensor:
-    """Mean over triplets of max(0, ||z_a - z_p||² - ||z_a - z_n||² + δ); 0 without triplets."""
-    a, p, n = triplets
-    near = (z[a] - z[p]).square().sum(dim=1)
-    far = (z[a] - z[n]).square().sum(dim=1)
-    return (near - far + margin).relu().sum() / max(1, len(a))
-
-
 class DTQ(Alternating):
     """Network, codebooks, and the vectors and codes of the labelled items."""
 
@@ -88,26 +79,21 @@ class DTQ(Alternating):
     codes: Tensor
 
     def output_width(self) -> int:
-        """D."""
         return WIDTH
 
     def first(self, draws: torch.Generator) -> Tensor:
-        """Normal, float [M, K, D]."""
         return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
 
-    def allocate(self, rows: NDArray[np.int64]) -> None:
-        """Memory for the vectors and codes of the labelled items."""
-        super().allocate(rows)
-        codes = torch.zeros(len(rows), self.M, dtype=torch.uint8, device=self.codewords.device)
-        self.register_buffer("codes", codes)
+    def allocate(self, items: int) -> None:
+        super().allocate(items)
+        self.register_buffer("codes", torch.zeros(items, self.M, dtype=torch.uint8))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The triplet loss of group-hard triplets and the quantisation loss."""
         z = self.outputs(batch, amp)
-        chosen = group_hard_triplets(z, batch.y, self.margin, batch.generator)
-        triplet = triplet_margin_loss(z, chosen, self.margin)
-        parts = {"triplet": triplet, "triplets": z.new_tensor(float(len(chosen[0])))}
-        total = triplet
+        a, p, n = group_hard_triplets(z, batch.y, self.margin, batch.generator)
+        total = triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)
+        parts = {"triplet": total, "triplets": z.new_tensor(float(len(a)))}
         if bool(self.fitted):
             codes = self.codes[self.positions(batch)].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
@@ -115,7 +101,7 @@ class DTQ(Alternating):
             total = total + self.weight * parts["quantisation"]
         return {"total": total, **parts}
 
-    def refit(self, at: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def refit(self, at: Tensor, x: Floats) -> Floats:
         """Codes and codebooks in turns."""
         C = self.codewords.cpu().numpy() if bool(self.fitted) else self._first_codebooks(x)
         for _ in range(3):
@@ -135,5 +121,4 @@ class DTQ(Alternating):
         return C
 
     def coder(self) -> AdditiveCoder:
-        """Coder of the codebooks, inner product."""
         return AdditiveCoder(self.codewords.cpu().numpy())

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..data.labels import Labels, rows_that
 from ..errors import DataError
-from .base import Coder, Codes, Floats
+from .coders import Coder, Codes, Floats
 from .pq import behind
 
 
@@ -23,7 +23,10 @@ class FloatFeatures(Coder):
     unit = True
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self.code_size = 4 * x.shape[1]
+        self._store(x.shape[1])
+
+    def _store(self, numbers: int) -> None:
+        self.code_size = 4 * numbers
         self.bits = 8 * self.code_size
 
     def index(self) -> Any:
@@ -31,19 +34,20 @@ class FloatFeatures(Coder):
         self._require_fit()
         return behind([faiss.NormalizationTransform(self.width, 2.0)], faiss.IndexFlatIP(self.width))
 
-    def _encode(self, x: Floats) -> Codes:
-        return self._directed(x).view(np.uint8)
-
-    def _score(self, xq: Floats, codes: Codes) -> Floats:
-        return dot_rows(self._directed(xq), codes.view(np.float32))
-
-    def _directed(self, x: Floats) -> Floats:
+    def _stored(self, x: Floats) -> Floats:
+        """What is stored of vectors, and compared."""
         zero = np.flatnonzero(~x.any(axis=1))
         if zero.size:
             raise DataError(
                 f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out"
             )
         return x
+
+    def _encode(self, x: Floats) -> Codes:
+        return self._stored(x).view(np.uint8)
+
+    def _score(self, xq: Floats, codes: Codes) -> Floats:
+        return dot_rows(self._stored(xq), codes.view(np.float32))
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:

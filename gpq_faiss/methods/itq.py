@@ -17,8 +17,7 @@ import numpy as np
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Floats
-from .coders import BinaryMethod
+from .coders import BinaryMethod, Floats
 
 
 class ITQ(BinaryMethod):

@@ -19,36 +19,27 @@ not divide the width, some parts are zero-padded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.labels import Labels
 from ..errors import DataError
-from .base import Codes, Floats
-from .coders import ProductCoder
-from .pq import CODEWORDS, InParts, kmeans, train_quantizer
+from .coders import Codes, Floats, ProductCoder
+from .pq import CODEWORDS, InParts, fit_codebooks, kmeans
 
 LEAST = 8 * CODEWORDS
 """Minimum training vectors of a cell for its own codebooks."""
 _CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cell, on average
 
 
-@dataclass(frozen=True)
-class Local:
+class Local(NamedTuple):
     """Product quantiser of a cell's residuals, rotated: ``rotation`` float32 [padded, width] has a unit row per principal axis, other
     rows are zero."""
 
     rotation: Floats
     quantizer: ProductCoder
-
-    @classmethod
-    def of(cls, residuals: Floats, M: int, padded: int, seed: int) -> Local:
-        """Trained on residuals [n, width]."""
-        rotation = local_rotation(residuals, M, padded)
-        return cls(rotation, train_quantizer(residuals @ rotation.T, M, seed=seed))
 
     def rotated(self, residuals: Floats) -> Floats:
         """Residuals [n, width] as [n, padded]."""
@@ -72,23 +63,24 @@ class LOPQ(InParts):
         super().__init__(bits, seed=seed)
         self.code_size += 1
 
-    def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self._check_fit(x)
-        width, cells = x.shape[1], min(_CELLS, max(1, len(x) // _PER_CELL))
+    def _learn(self, x: Floats) -> None:
+        cells = min(_CELLS, max(1, len(x) // _PER_CELL))
         self.centroids = kmeans(x, cells, self.seed + 1)
         self.extra_bits = (cells - 1).bit_length()
         cell = self._cell_of(x)
         residuals = x - self.centroids[cell]
-        how = self.M, self.padded(width), self.seed
-        self.cells = []
-        common: Local | None = None
-        for c in range(cells):
-            rows = np.flatnonzero(cell == c)
-            if len(rows) >= min(LEAST, len(x)):
-                self.cells.append(Local.of(residuals[rows], *how))
-            else:
-                common = common or Local.of(residuals, *how)
-                self.cells.append(common)
+        members = [np.flatnonzero(cell == c) for c in range(cells)]
+        large = [len(rows) >= min(LEAST, len(x)) for rows in members]
+        common = self._local(residuals) if not all(large) else None
+        self.cells = [
+            self._local(residuals[rows]) if own or common is None else common
+            for rows, own in zip(members, large, strict=True)
+        ]
+
+    def _local(self, residuals: Floats) -> Local:
+        rotation = local_rotation(residuals, self.M, self.padded(residuals.shape[1]))
+        codebooks = fit_codebooks(residuals @ rotation.T, self.M, seed=self.seed)
+        return Local(rotation, ProductCoder(codebooks, "l2"))
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
         """The cell of each scaled vector: int64 [n]."""

@@ -23,7 +23,7 @@ from ..evaluation.likeness import Likeness, likeness, nearest, spaced_queries
 from ..evaluation.ranking import Ranking, RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction
 from ..progress import stage
-from .base import Coder, Codes, Floats
+from .coders import Coder, Codes, Floats
 from .registry import make_method
 
 Rows = NDArray[np.int64]
@@ -35,11 +35,12 @@ NO_LIKENESS = (
 
 BLOCK = 16_384
 """Items per encoding block."""
-# Limits of the training matrix: rows and bytes.
-_FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30
-# Limits of a block of inputs, for reading (rows) and neighbour search (bytes as float64).
-_READ_ROWS, _NEAR_BYTES = 4096, 64 << 20
-_NO_VECTORS, _NO_ROWS = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+_FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
+_READ_ROWS, _NEAR_BYTES = (
+    4096,
+    64 << 20,
+)  # of a block of inputs, for reading, and for neighbour search (as float64)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Coded:
     base_rows: Rows
     xq: Floats
     codes: Codes
-    vectors: Floats = field(default_factory=lambda: _NO_VECTORS)
+    vectors: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
     vector_rows: Rows = field(default_factory=lambda: _NO_ROWS)
     fit_seconds: float = 0.0
     encode_seconds: float = 0.0
@@ -124,17 +125,8 @@ def fit_and_encode(  # noqa: PLR0913
 ) -> Coded:
     """Fit an array method to the training items of a split, and encode queries and database.
 
-    It is fitted to the features (or pixels) of all labelled items and of unlabelled ones, about 100,000 in all.
-
-    Args:
-        name: of an array method.
-        bits: code length.
-        seed: random seed.
-        dataset: labelled data.
-        split: defines training items and labels.
-        image_size: side in pixels to read images at; 0 for features.
-        queries, database: int64, rows in the data set.
-        keep: int64, database rows whose vectors are kept.
+    It is fitted to the features, or to the pixels of images of this size, of all labelled items and of unlabelled ones, about 100,000 in
+    all. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64.
 
     Raises:
         DataError: the method cannot learn from the data.
@@ -166,22 +158,14 @@ def fit_and_encode(  # noqa: PLR0913
 def encode_blocks(
     coder: Coder, database: Rows, read: Callable[[Rows], tuple[Floats, Rows]], keep: Rows
 ) -> dict[str, Any]:
-    """Encode a database in blocks: ``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of
-    :class:`Coded`.
-
-    Args:
-        coder: fitted.
-        database: int64, rows in the data set.
-        read: rows -> vectors, and the readable rows.
-        keep: int64, rows whose vectors are kept.
-    """
+    """Encode a database in blocks: ``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of :class:`Coded`, where
+    ``read`` gives the vectors of rows, and the readable rows."""
     codes, base_rows, vectors, vector_rows = [], [], [], []
     seconds = 0.0
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), BLOCK):
-            rows = database[first : first + BLOCK]
-            encoding.advance(len(rows))
-            x, rows = read(rows)
+            x, rows = read(database[first : first + BLOCK])
+            encoding.done = min(first + BLOCK, len(database))
             start = time.perf_counter()
             codes.append(coder.encode(x))
             seconds += time.perf_counter() - start
@@ -225,16 +209,8 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
 
 
 def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows) -> Rows | None:
-    """Reference for likeness: nearest items of some queries by features, or by pixels of tiny images.
-
-    Args:
-        dataset: source of the items, read in blocks.
-        image_size: side in pixels to read images at.
-        query_rows, base_rows: int64, rows of all queries and of the database; all readable.
-
-    Returns:
-        The neighbours of :func:`nearest` for the spaced queries; None for images large enough for convolutions.
-    """
+    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny images; None for larger images. All rows
+    are readable."""
     if not needs_perceptron(dataset):
         return None
     rows = query_rows[spaced_queries(len(query_rows))]

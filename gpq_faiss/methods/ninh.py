@@ -25,8 +25,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
-from ..data.base import Dataset
 from .baseline import Baseline, triplet_ranking
 from .trainable import TrainingBatch
 
@@ -63,13 +61,11 @@ class NINH(Baseline):
 
     name = "ninh"
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         self.margin = self.bits / 12
         self.network.encode = self.encode = DivideAndEncode(self.bits, self.draws)
 
     def output_width(self) -> int:
-        """A slice per bit."""
         return self.bits * SLICE
 
     def encoded(self, raw: Tensor) -> Tensor:

@@ -15,9 +15,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ..data.labels import Labels
-from .base import Floats
-from .pq import PQ, train_quantizer, untrained_quantizer
+from .coders import Floats
+from .pq import PQ, untrained_quantizer
 
 
 class OPQ(PQ):
@@ -30,8 +29,7 @@ class OPQ(PQ):
     name = "opq"
     rotation: Floats
 
-    def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self._check_fit(x)
+    def _learn(self, x: Floats) -> None:
         width = self.padded(x.shape[1])
         draw = np.random.default_rng([self.seed, 0]).standard_normal((width, width))
         matrix = faiss.OPQMatrix(width, self.M)
@@ -46,7 +44,7 @@ class OPQ(PQ):
         full = faiss.vector_to_array(matrix.A).reshape(width, width)
         # The padded dimensions are always 0, so their columns have no effect.
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
-        self.quantizer = train_quantizer(self._to_quantizer(x), self.M, seed=self.seed)
+        super()._learn(x)
 
     def _transforms(self) -> list[Any]:
         transform = faiss.LinearTransform(self.width, self.quantizer.width, False)

@@ -17,8 +17,7 @@ import numpy as np
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Coder, Codes, Floats
-from .coders import ProductCoder, TableCoder
+from .coders import Coder, Codes, Floats, ProductCoder
 
 NBITS = 4
 """Bits per codebook: 16 codewords, as everywhere in the paper's comparison."""
@@ -29,6 +28,7 @@ class InParts(Coder):
     """A method that codes M = bits / 4 parts of the scaled vector by 16 codewords each. Raises UsageError: not a multiple of 4 bits."""
 
     unit = True
+    K = CODEWORDS
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
@@ -42,8 +42,7 @@ class InParts(Coder):
         """``width`` rounded up to a multiple of M."""
         return width + -width % self.M
 
-    def _check_fit(self, x: Floats) -> None:
-        """Raises UsageError: vectors with fewer dimensions than parts; DataError: fewer vectors than codewords."""
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
         if x.shape[1] < self.M:
             raise UsageError(
                 f"{self.name}: {self.bits} bits need {self.M} parts, but the vectors have width {x.shape[1]}"
@@ -52,9 +51,13 @@ class InParts(Coder):
             raise DataError(
                 f"{self.name}: {len(x)} training vectors are too few for {CODEWORDS} codewords: give at least {CODEWORDS}"
             )
+        self._learn(x)
+
+    def _learn(self, x: Floats) -> None:
+        raise NotImplementedError
 
 
-class PQ(InParts, TableCoder):
+class PQ(InParts):
     """Product quantiser.
 
     Attributes:
@@ -62,7 +65,6 @@ class PQ(InParts, TableCoder):
     """
 
     name = "pq"
-    K = CODEWORDS
     quantizer: ProductCoder
 
     def index(self) -> Any:
@@ -83,29 +85,22 @@ class PQ(InParts, TableCoder):
         """As :meth:`_transforms`, for an array: float32 [n, width] to [n, padded]."""
         return np.pad(x, ((0, 0), (0, -x.shape[1] % self.M)))
 
-    def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self._check_fit(x)
-        self.quantizer = train_quantizer(self._to_quantizer(x), self.M, seed=self.seed)
+    def _learn(self, x: Floats) -> None:
+        self.quantizer = ProductCoder(fit_codebooks(self._to_quantizer(x), self.M, seed=self.seed), "l2")
 
     def _encode(self, x: Floats) -> Codes:
         return self.quantizer.encode(self._to_quantizer(x))
 
-    def _tables(self, x: Floats) -> Floats:
+    def _tables(self, x: Floats) -> Floats | None:
         """Negative squared distances of each part of each query to the centroids of that part."""
         return self.quantizer.score_tables(self._to_quantizer(x))
 
 
 def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> Floats:
     """Centroids [K, width] of all rows of ``x``; the best of ``nredo`` runs."""
-    found = faiss.Kmeans(
-        x.shape[1],
-        K,
-        niter=niter,
-        nredo=nredo,
-        seed=seed,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(x),  # Faiss' default: 256
-    )
+    # Faiss' default would use at most 256 rows per centroid.
+    rows = {"min_points_per_centroid": 1, "max_points_per_centroid": len(x)}
+    found = faiss.Kmeans(x.shape[1], K, niter=niter, nredo=nredo, seed=seed, **rows)
     found.train(np.ascontiguousarray(x))
     return np.ascontiguousarray(found.centroids, dtype=np.float32)
 
@@ -120,16 +115,19 @@ def untrained_quantizer(width: int, M: int, K: int = CODEWORDS, *, seed: int) ->
     return pq
 
 
-def train_quantizer(x: Floats, M: int, *, seed: int) -> ProductCoder:
-    """A product quantiser of 16 codewords per part, trained on x float32 [n, M·d]."""
-    pq = untrained_quantizer(x.shape[1], M, seed=seed)
-    pq.train(np.ascontiguousarray(x))
-    return ProductCoder(centroids_of(pq), "l2")
-
-
-def centroids_of(pq: Any) -> Floats:
-    """Codebooks float32 [M, K, d] of a ``faiss.ProductQuantizer``."""
-    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(pq.M, pq.ksub, pq.dsub)
+def fit_codebooks(
+    x: Floats, M: int, K: int = CODEWORDS, *, start: Floats | None = None, rows: int | None = None, seed: int
+) -> Floats:
+    """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M·d], from the codebooks ``start`` on (None: random rows), with
+    at most ``rows`` rows per codeword."""
+    pq = untrained_quantizer(x.shape[1], M, K, seed=seed)
+    if rows is not None:
+        pq.cp.max_points_per_centroid = rows
+    if start is not None:
+        faiss.copy_array_to_vector(np.ascontiguousarray(start, np.float32).ravel(), pq.centroids)
+        pq.train_type = faiss.ProductQuantizer.Train_hot_start
+    pq.train(np.ascontiguousarray(x, np.float32))
+    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, -1)
 
 
 def behind(transforms: list[Any], inner: Any) -> Any:

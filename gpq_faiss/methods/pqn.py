@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..data.base import Dataset
 from ..losses.npair import label_pairs
 from ..nn.quantizer import Codebooks, intra_normalize, subspace_cosine
 from .baseline import Baseline
@@ -68,26 +66,21 @@ class PQN(Baseline):
     alpha = 10.0
     """Sharpness of the soft assignment."""
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         draws = torch.Generator().manual_seed(self.seed)
         self.codewords = Codebooks(self.M, self.K, self.d, generator=draws)
 
     def output_width(self) -> int:
-        """M sub-vectors."""
         return self.M * self.d
 
     def vectors(self, raw: Tensor) -> Tensor:
-        """Sub-vectors of length 1."""
         return intra_normalize(raw, self.M).flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The asymmetric triplet loss."""
         x = intra_normalize(self.raw(batch, amp), self.M)
         q = soft_quantise(x, self.codewords(), self.alpha)
         return {"total": asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y)}
 
     @torch.no_grad()
     def coder(self) -> ProductCoder:
-        """Coder of the codewords, inner product."""
         return ProductCoder(np.ascontiguousarray(self.codewords().float().cpu().numpy()))

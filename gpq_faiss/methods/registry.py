@@ -1,9 +1,8 @@
 """All methods by short name, in the order of the paper's tables, for ``--compare`` and the experiments.
 
-Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; created by
-:func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks trained by
-:mod:`gpq_faiss.training.loop`; :func:`make_builder` gives their builders. A method's module is imported when it is requested, so a
-list of names needs neither Faiss nor torch.
+*Array* methods (:class:`~gpq_faiss.methods.coders.Coder`) learn from a matrix of features; *trained* methods
+(:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks of the loop :mod:`gpq_faiss.training.loop`. A method's module is
+imported when it is requested, so a list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..plugins import find_plugin, plugin_names
 
 if TYPE_CHECKING:
     from ..data.base import Dataset
-    from .base import Coder
+    from .coders import Coder
     from .trainable import TrainableMethod
 
 Learns = Literal["semi-supervised", "supervised", "unsupervised"]
@@ -33,12 +32,11 @@ class MethodEntry:
     """Description of a method.
 
     Attributes:
-        summary: one line.
-        citation: source.
+        summary, citation: one line each.
         learns: from labelled and unlabelled items, from labelled items only, or without labels.
         code: stored form of an item: product codes, binary codes (Hamming distance, except SUBIC's blocks, which use tables), or none.
         module: module name; relative to this package if it starts with a dot.
-        attribute: its class, a :class:`.base.Coder` (array methods), or the function that builds it, a :data:`Builder` (trained ones).
+        attribute: its class, a :class:`.coders.Coder` (array methods), or the function that builds it, a :data:`Builder` (trained ones).
         deep: whether the training loop trains it.
         changes: settings of this variant, nested as in TOML (GPQ's variants).
         departs: deviation from its paper that affects its figures; its module lists the others.
@@ -84,22 +82,19 @@ class MethodEntry:
 
 
 def _array(
-    where: str, learns: Learns, code: CodeKind, summary: str, citation: str, **more: Any
+    where: str, learns: Learns, code: CodeKind, summary: str, citation: str, departs: str = "", **more: Any
 ) -> MethodEntry:
     module, attribute = where.split(".")
-    return MethodEntry(summary, citation, learns, code, f".{module}", attribute, **more)
+    return MethodEntry(summary, citation, learns, code, f".{module}", attribute, departs=departs, **more)
 
 
-def _deep(
-    name: str, learns: Learns, code: CodeKind, summary: str, citation: str, departs: str = ""
-) -> MethodEntry:
-    return _array(f"{name}.{name.upper()}", learns, code, summary, citation, deep=True, departs=departs)
+def _deep(name: str, *args: Any) -> MethodEntry:
+    return _array(f"{name}.{name.upper()}", *args, deep=True)
 
 
 def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **more: Any) -> MethodEntry:
-    return _array(
-        "gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, deep=True, revision=4, **more
-    )
+    more = {"deep": True, "revision": 4} | more
+    return _array("gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **more)
 
 
 # fmt: off
@@ -201,6 +196,8 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
     Raises:
         UsageError: unknown name (the message lists all), a trained method, or an unsupported number of bits.
     """
+    from .coders import Coder
+
     entry = find_method(name)
     if entry.deep:
         raise UsageError(
@@ -208,11 +205,9 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
         )
     if seed < 0:
         raise UsageError(f"{name}: seed {seed}: it must not be negative")
-    from .base import Coder
-
     made = entry.load()(bits)
     if not isinstance(made, Coder):
-        raise UsageError(f"{name}: {type(made).__name__} is not a Coder of gpq_faiss.methods.base")
+        raise UsageError(f"{name}: {type(made).__name__} is not a Coder of gpq_faiss.methods.coders")
     made.seed = seed
     return made
 

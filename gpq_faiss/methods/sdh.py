@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
-from .base import Floats
-from .coders import BinaryMethod
+from .coders import BinaryMethod, Floats
 
 Doubles = NDArray[np.float64]
 

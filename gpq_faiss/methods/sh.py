@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from ..data.labels import Labels
 from ..errors import DataError
-from .base import Floats
-from .coders import BinaryMethod
+from .coders import BinaryMethod, Floats
 
 
 class SH(BinaryMethod):

@@ -31,10 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import Config
-from ..data.base import Dataset
 from ..losses.classification import shares
-from .baseline import Baseline, half_precision, make_linear, squared_distances, start_small, triplet_ranking
+from .baseline import Baseline, make_linear, squared_distances, start_small, triplet_ranking
 from .trainable import TrainingBatch
 
 
@@ -74,21 +72,17 @@ class SSDH(Baseline):
     near, far = 8 / 128, 10 / 128
     """Shares of a mini-batch that count as neighbours and as distant."""
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         self.margin_rank = max(1.0, self.bits / 8)
         self.margin_pair = 2.5 if self.bits <= 12 else 3.0
         head = cast(nn.Linear, self.extractor.head)
         start_small(head, self.draws)
-        self.classifier = make_linear(head.in_features, n_classes, self.draws)
+        self.classifier = make_linear(head.in_features, self.n_classes, self.draws)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``rank``, ``embedding``, ``pseudo`` and ``classification``, and their weighted sum."""
-        x, n, net = batch.x, len(batch.y), self.extractor
-        with half_precision(x, amp):
-            deep = net.trunk_features(net.input(x))
-        deep = deep.float()
-        h = net.head(deep).sigmoid()
+        n, deep = len(batch.y), self.deep(batch.x, amp)
+        h = self.extractor.head(deep).sigmoid()
         logits = self.classifier(deep)
         d = squared_distances(h, h)
         parts = {
@@ -97,7 +91,7 @@ class SSDH(Baseline):
             "classification": F.cross_entropy(logits[:n], shares(batch.y, logits)),
         }
         total = parts["rank"] + self.weight * parts["embedding"] + parts["classification"]
-        if len(x) > n:
+        if len(deep) > n:
             same = same_class(batch.y, logits[n:].detach())
             themselves = torch.zeros_like(same)
             themselves[:, n:].fill_diagonal_(True)

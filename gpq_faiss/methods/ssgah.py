@@ -25,10 +25,8 @@ convolutional networks. Where an equation of the paper was not available, the fo
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +34,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 
-from ..config import Config
-from ..data.base import Dataset
 from ..losses.npair import label_pairs
-from .baseline import Baseline, half_precision, squared_distances, start_small, triplet_ranking
+from .baseline import Baseline, squared_distances, start_small, triplet_margin, triplet_ranking
 from .trainable import TrainingBatch
 
 Pair = tuple[Tensor, Tensor]
@@ -53,25 +49,22 @@ def perceptron(*widths: int, dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers[:-2])
 
 
-class FeatureGenerator(nn.Module):
-    """From standardised embeddings [n, W] and noise [n, Z] to similar and dissimilar embeddings, two float [n, W]."""
+class Generator(nn.Module):
+    """From normalised items x [n, ...] and noise z [n, Z] to similar and dissimilar items, like x: a perceptron for embeddings; for images
+    (of at least 4 pixels) convolutions down and up, with skip connections, and the noise at the bottleneck.
+
+    Args:
+        width: of embeddings; 0 for images.
+        noise: Z.
+        hidden: widest layer.
+    """
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
-        self.layers = perceptron(width + noise, hidden, hidden, 2 * width)
-
-    def forward(self, x: Tensor, z: Tensor) -> Pair:
-        """See the class."""
-        similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1)
-        return similar, dissimilar
-
-
-class ImageGenerator(nn.Module):
-    """From normalised images [n, 3, S, S] of at least 4 pixels and noise [n, Z], added at the bottleneck, to similar and dissimilar images:
-    a convolutional encoder-decoder with skip connections."""
-
-    def __init__(self, noise: int, hidden: int) -> None:
-        super().__init__()
+        self.layers: nn.Module | None = None
+        if width:
+            self.layers = perceptron(width + noise, hidden, hidden, 2 * width)
+            return
         half = hidden // 2
         self.down1 = nn.Conv2d(3, half, 3, stride=2, padding=1)
         self.down2 = nn.Conv2d(half, hidden, 3, stride=2, padding=1)
@@ -80,7 +73,9 @@ class ImageGenerator(nn.Module):
         self.out = nn.Conv2d(half + 3, 6, 3, padding=1)
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
-        """See the class."""
+        if self.layers is not None:
+            similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1)
+            return similar, dissimilar
         fine = F.leaky_relu(self.down1(x), 0.2)
         coarse = F.leaky_relu(self.down2(fine), 0.2)
         spread = z[:, :, None, None].expand(-1, -1, *coarse.shape[2:])
@@ -115,28 +110,12 @@ class Discriminator(nn.Module):
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1))
 
     def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
-        """See the class."""
         return cast(Tensor, self.layers(torch.cat([x, similar, dissimilar], dim=1)))[:, 0]
 
 
-def frozen(module: nn.Module, *args: Any) -> Tensor:
-    """``module(*args)`` with gradients for the arguments, not for its weights."""
-    weights = {name: p.detach() for name, p in module.named_parameters()}
-    return cast(Tensor, functional_call(module, weights, args))
-
-
-@contextlib.contextmanager
-def keep_statistics(module: nn.Module) -> Iterator[None]:
-    """Context in which batch norms do not update their running statistics."""
-    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    momenta = [m.momentum for m in norms]
-    for m in norms:
-        m.momentum = 0.0
-    try:
-        yield
-    finally:
-        for m, momentum in zip(norms, momenta, strict=True):
-            m.momentum = momentum
+def fixed(module: nn.Module) -> dict[str, Tensor]:
+    """The weights without gradients, for :func:`torch.func.functional_call`."""
+    return {name: p.detach() for name, p in module.named_parameters()}
 
 
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,12 +132,6 @@ def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     return a.to(labels.device), p.to(labels.device), n.to(labels.device)
 
 
-def ranking(a: Tensor, p: Tensor, n: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, margin + ||a - p||² - ||a - n||²) over rows, a scalar."""
-    lead = (a - p).square().sum(1) - (a - n).square().sum(1)
-    return (margin + lead).relu().mean()
-
-
 class SSGAH(Baseline):
     """See the module docstring. The exported network is H up to u, whose sign is the code."""
 
@@ -171,15 +144,11 @@ class SSGAH(Baseline):
     noise = 32
     """Width of the noise."""
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
         start_small(cast(nn.Linear, self.extractor.head), self.draws)
         self.margin = max(1.0, self.bits / 8)
         width, hidden = self.extractor.spec.in_width, 256 if self.extractor.spec.in_width else 64
-        self.generator: nn.Module
-        self.generator = (
-            FeatureGenerator(width, self.noise, hidden) if width else ImageGenerator(self.noise, hidden)
-        )
+        self.generator = Generator(width, self.noise, hidden)
         self.discriminator = Discriminator(width, hidden)
         for layer in (*self.generator.modules(), *self.discriminator.modules()):
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
@@ -195,20 +164,21 @@ class SSGAH(Baseline):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and their
         total, in which each network gets gradients from its own loss only."""
-        x, n, k = batch.x, len(batch.y), len(batch.x)
-        v = self.extractor.input(x).detach()
-        with half_precision(x, amp):
+        n, k = len(batch.y), len(batch.x)
+        v = self.extractor.input(batch.x).detach()
+        with torch.autocast(v.device.type, torch.bfloat16, amp):
             h = self.network(v, True).sigmoid()
         parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
 
-        z = torch.randn(k, self.noise, generator=batch.generator).to(x.device)
+        z = torch.randn(k, self.noise, generator=batch.generator).to(v.device)
         made: Pair = self.generator(v, z)
         still = [m.detach() for m in made]
-        with keep_statistics(self.network):
-            hashed = self.network(torch.cat(still), True).sigmoid()
-            seen = frozen(self.network, torch.cat(made), True).sigmoid()
-        parts["synthetic"] = ranking(h, hashed[:k], hashed[k:], self.margin)
-        parts["adversary"] = ranking(h.detach(), seen[:k], seen[k:], self.margin)
+        # Copies of the buffers, as the statistics of batch norms are of real items.
+        buffers = {name: b.clone() for name, b in self.network.named_buffers()}
+        hashed = functional_call(self.network, buffers, (torch.cat(still), True)).sigmoid()
+        seen = functional_call(self.network, buffers | fixed(self.network), (torch.cat(made), True)).sigmoid()
+        parts["synthetic"] = triplet_margin(h - hashed[:k], h - hashed[k:], self.margin)
+        parts["adversary"] = triplet_margin(h.detach() - seen[:k], h.detach() - seen[k:], self.margin)
 
         a, p, q = draw_triplets(batch.y, batch.generator)
 
@@ -224,7 +194,8 @@ class SSGAH(Baseline):
             real = F.binary_cross_entropy_with_logits(logit, torch.full_like(logit, self.smooth))
             swapped = F.softplus(self.discriminator(*blurred(v[a], v[q], v[p]))).mean()
             parts["discriminator"] = (fake + swapped) / 2 + real
-        parts["generator"] = F.softplus(-frozen(self.discriminator, *blurred(v, *made))).mean()  # -log D
+        accepted = functional_call(self.discriminator, fixed(self.discriminator), (*blurred(v, *made),))
+        parts["generator"] = F.softplus(-accepted).mean()  # -log D
         # Triplets of an untrained generator are misleading.
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
         total = (

@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
-from ..data.base import Dataset
 from ..errors import UsageError
 from ..losses.classification import cross_entropy, shares
 from .baseline import Baseline
@@ -50,18 +48,17 @@ def entropies(log_z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SUBIC(Baseline):
-    """The network, its classifier and the entropies. Raises UsageError: fewer than 2 classes."""
+    """The network, its classifier and the entropies."""
 
     name = "subic"
     gamma, mu = 0.03, 0.3
     """Weights of the mean entropy and of the batch entropy."""
 
-    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
-        if n_classes < 2:
-            raise UsageError(f"subic: {n_classes} class: a classifier needs at least 2")
-        super().__init__(config, dataset, image_size, n_classes)
+    def build(self) -> None:
+        if self.n_classes < 2:
+            raise UsageError(f"subic: {self.n_classes} class: a classifier needs at least 2")
         width = self.output_width()
-        self.classifier = nn.Linear(width, n_classes)
+        self.classifier = nn.Linear(width, self.n_classes)
         draws = torch.Generator().manual_seed(self.seed + 1)
         with torch.no_grad():
             bound = 1 / math.sqrt(width)
@@ -69,11 +66,9 @@ class SUBIC(Baseline):
             self.classifier.bias.zero_()
 
     def output_width(self) -> int:
-        """M blocks of K activations."""
         return self.M * self.K
 
     def vectors(self, raw: Tensor) -> Tensor:
-        """The activations."""
         return block_log_softmax(raw, self.M).exp().flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 The loop (:mod:`gpq_faiss.training.loop`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
 optimizer, and keeps the weights that rank held-out items best. A method provides losses, the exported network, and the
-:class:`~gpq_faiss.methods.base.Coder` of its vectors.
+:class:`~gpq_faiss.methods.coders.Coder` of its vectors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from ..losses import ExtraLosses
 from ..nn.backbones import Backbone
 from ..nn.gpq import CodeNetwork
 from ..nn.joint import LABELLED, UNLABELLED, Share
-from .base import Coder
-from .coders import ProductCoder
+from .coders import Coder, ProductCoder
 
 _NO_ROWS = np.empty(0, np.int64)
 Network = TypeVar("Network", bound=CodeNetwork)
@@ -41,8 +40,7 @@ class TrainingBatch:
         y: multi-hot labels of the first B, float [B, C].
         step, steps: index of this step (from 0), and number of steps.
         generator: random generator of this step, on the CPU so that seeds mean the same on every device.
-        rows: int64 [B], data set rows of the labelled items, for methods with per-item state.
-        unlabelled_rows: int64 [U], data set rows of the unlabelled items.
+        rows, unlabelled_rows: int64 [B] and [U], their rows in the data set.
         share: this process' share of a joint batch of several processes; None: all.
     """
 
@@ -78,6 +76,7 @@ class TrainableMethod(nn.Module, ABC):
     """A network with its losses. A step is :meth:`before_step`, :meth:`losses`, the optimizer, :meth:`after_step`."""
 
     name: str
+    network: nn.Module
     uses_unlabelled: bool = True
     """Whether batches contain unlabelled items; False for supervised methods."""
     codes_only: tuple[str, ...] = ()
@@ -89,12 +88,12 @@ class TrainableMethod(nn.Module, ABC):
         """The scalar ``total`` that is minimised, and its parts for the log."""
 
     @abstractmethod
-    def exported(self) -> nn.Module:
-        """The network that encodes: input to vectors float32 [B, D] for :meth:`coder`."""
-
-    @abstractmethod
     def coder(self) -> Coder:
         """Coder of the exported network's vectors, in its current state."""
+
+    def exported(self) -> nn.Module:
+        """The network that encodes: input to vectors float32 [B, D] for :meth:`coder`."""
+        return self.network
 
     def extractors(self) -> list[Backbone]:
         """Backbones whose input statistics are fitted before the training."""
@@ -113,8 +112,7 @@ class TrainableMethod(nn.Module, ABC):
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
-        ascending, and multi-hot labels float32 [n, C]. For methods that precompute something from labels."""
-        del reader, rows, y
+        ascending, and multi-hot labels float32 [n, C]."""
 
     def prepared(self) -> dict[str, Any]:
         """Results of :meth:`fit_inputs` and :meth:`fit_labels` that are not in the state: tensors, numbers and None."""
@@ -122,7 +120,6 @@ class TrainableMethod(nn.Module, ABC):
 
     def take_prepared(self, found: dict[str, Any]) -> None:
         """Set the result of :meth:`prepared` from another process."""
-        del found
 
     def adopt(self, other: TrainableMethod) -> None:
         """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
@@ -135,26 +132,17 @@ class TrainableMethod(nn.Module, ABC):
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""
-        del step, steps, sample
 
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Called before :meth:`coder` at each validation, and once after the training with ``final``; ``sample`` as in
         :meth:`before_step`. For methods whose codewords are computed from the network."""
-        del sample, final
 
     def after_step(self, step: int) -> None:
         """Called after the optimizer's step ``step`` (from 0)."""
-        del step
 
 
 class CodeMethod(TrainableMethod, Generic[Network]):
-    """Base of the GPQ methods: a network that has its codebooks.
-
-    Attributes:
-        network: the network, trained and exported.
-        config: configuration of the run.
-        extra_losses: losses from plugins.
-    """
+    """Base of the GPQ methods: the loss of a network that has its codebooks, and of plugins."""
 
     name = "gpq"
 
@@ -163,10 +151,6 @@ class CodeMethod(TrainableMethod, Generic[Network]):
         self.network: Network = network
         self.config = config
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
-
-    def exported(self) -> Network:
-        """The network."""
-        return self.network
 
     @torch.no_grad()
     def codebooks(self) -> NDArray[np.float32]:

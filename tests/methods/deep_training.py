@@ -20,7 +20,7 @@ from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.experiment.grid import baseline_config
-from gpq_faiss.methods.base import Coder
+from gpq_faiss.methods.coders import Coder
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.training.loop import Fitted, MethodBuilder, Progress, RunOptions, fit

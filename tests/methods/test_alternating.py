@@ -21,9 +21,10 @@ from test_deep_losses import parts_of
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods.additive import reconstruct
+from gpq_faiss.methods.baseline import triplet_margin
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import DQN, fit_product_codebooks
-from gpq_faiss.methods.dtq import DTQ, group_hard_triplets, triplet_margin_loss
+from gpq_faiss.methods.dtq import DTQ, group_hard_triplets
 
 
 def error_of(x: np.ndarray, C: np.ndarray) -> float:
@@ -76,7 +77,7 @@ def test_codes_and_codebooks_of_dtq_belong_together_after_training() -> None:
     error = np.square(kept - reconstruct(method.codes.numpy(), codewords)).sum(axis=1).mean()
     assert error < 0.5 * kept.var(axis=0).sum()
     again = made("dtq", features()).eval()
-    again.allocate(split_of(features()).labelled)
+    again.fit_labels(None, split_of(features()).labelled, None)
     again.load_state_dict(method.state_dict())
     batch = first_batch(features(), 20, 0)
     parts = parts_of(again, batch)
@@ -90,8 +91,8 @@ def test_codes_and_codebooks_of_dtq_belong_together_after_training() -> None:
     before, after = (
         torch.from_numpy(vectors(one, features(), rows)) for one in (made("dtq", features()), method)
     )
-    triplets = group_hard_triplets(before, y, method.margin, torch.Generator().manual_seed(0))
-    losses = [float(triplet_margin_loss(z, triplets, method.margin)) for z in (before, after)]
+    a, p, n = group_hard_triplets(before, y, method.margin, torch.Generator().manual_seed(0))
+    losses = [float(triplet_margin(z[a] - z[p], z[a] - z[n], method.margin)) for z in (before, after)]
     assert losses[1] < 0.3 * losses[0]
 
 

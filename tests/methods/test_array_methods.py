@@ -17,8 +17,8 @@ from sklearn.decomposition import PCA
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.methods.base import Coder, scaled_rows
 from gpq_faiss.methods.classifier import Classifier
+from gpq_faiss.methods.coders import Coder, scaled_rows
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
@@ -309,14 +309,14 @@ def test_itq_codes_are_signs_near_the_rotated_components(bits: int) -> None:
     rotation = faiss.vector_to_array(method._transform.pca_then_itq.A).reshape(bits, WIDTH)
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(bits), atol=1e-4)
     y = scaled_rows(X - X.mean(axis=0))
-    np.testing.assert_allclose(method.project(X), y @ rotation.T, atol=1e-4)
+    np.testing.assert_allclose(method._project(X), y @ rotation.T, atol=1e-4)
     _, _, axes = np.linalg.svd(y - y.mean(axis=0), full_matrices=False)
     np.testing.assert_allclose(np.linalg.norm(rotation @ axes[:bits].T, axis=1), 1, atol=1e-2)
 
     def loss(v: Floats) -> float:
         return float(((np.sign(v) - v) ** 2).sum(axis=1).mean())
 
-    assert loss(method.project(X)) < loss(y @ axes[:bits].T)
+    assert loss(method._project(X)) < loss(y @ axes[:bits].T)
 
 
 @given(lengths=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), count=st.integers(1, 20))
@@ -384,7 +384,9 @@ def test_sdh_by_hand_and_of_labelled_rows_alone() -> None:
     seen = np.arange(0, len(X), 3)
     method = SDH(8).fit(X, Y.masked(seen))
     kernels = np.exp(-squared_distances(scaled_rows(XB), method._anchors) / method._sigma)
-    np.testing.assert_allclose(method.project(XB), (kernels - method._mean) @ method._P, atol=1e-4)
+    np.testing.assert_allclose(
+        method._project(scaled_rows(XB)), (kernels - method._mean) @ method._P, atol=1e-4
+    )
     blank = np.where(np.isin(np.arange(len(X)), seen)[:, None], X, 0)
     np.testing.assert_array_equal(method.encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB))
 
@@ -413,7 +415,7 @@ def test_classifiers() -> None:
     one, six = fitted("classifier", 12), fitted("classifier-6", 12)
     assert isinstance(one, Classifier)
     assert isinstance(six, Classifier)
-    p = one.probabilities(XB)
+    p = one.search_input(XB)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-5)
     assert (p.argmax(axis=1) == YB.class_ids()).mean() > 0.95
     np.testing.assert_allclose(one.score(XB[:9], one.encode(XB)), p[:9] @ p.T, atol=1e-6)
@@ -422,10 +424,10 @@ def test_classifiers() -> None:
         each = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
     assert len(each) == 6
     np.testing.assert_allclose(each[0], p, atol=1e-5)
-    np.testing.assert_allclose(six.probabilities(XB), np.mean(each, axis=0), atol=1e-5)
+    np.testing.assert_allclose(six.search_input(XB), np.mean(each, axis=0), atol=1e-5)
     both = Y.dense(dtype=bool)
     both[both[:, 0], 1] = True  # class 0 always comes with class 1
     several = quick("classifier", 12, steps=300).fit(X, Labels.from_multihot(both, "abc"))
     assert isinstance(several, Classifier)
-    shared = several.probabilities(XB)[YB.column(0)].mean(axis=0)
+    shared = several.search_input(XB)[YB.column(0)].mean(axis=0)
     assert shared[:2] == pytest.approx([0.5, 0.5], abs=0.1)

@@ -21,8 +21,7 @@ from gpq_faiss.methods.additive import (
     reconstruct,
     update_codebooks,
 )
-from gpq_faiss.methods.base import Coder
-from gpq_faiss.methods.coders import ProductCoder, SignCoder
+from gpq_faiss.methods.coders import Coder, ProductCoder, SignCoder
 
 Floats = NDArray[np.float32]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.methods.base import Floats
-from gpq_faiss.methods.coders import BinaryMethod
+from gpq_faiss.methods.coders import BinaryMethod, Floats
 from gpq_faiss.methods.registry import MethodEntry
 
 LSH_ENTRY = MethodEntry(
