@@ -124,6 +124,7 @@ class SupervisedClassifier(TrainableMethod):
     """Trained by cross entropy on labelled images, with the network of the other rows."""
 
     name = "classifier"
+    network: ClassNetwork
     uses_unlabelled = False
 
     def __init__(self, network: ClassNetwork, classes: int) -> None:
@@ -134,9 +135,6 @@ class SupervisedClassifier(TrainableMethod):
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
             raw = self.network.backbone(batch.x)
         return {"total": functional.cross_entropy(raw.float(), batch.y / batch.y.sum(dim=1, keepdim=True))}
-
-    def exported(self) -> nn.Module:
-        return self.network
 
     def coder(self) -> Coder:
         return ProbabilityCoder(self.classes)

@@ -166,6 +166,7 @@ def measure(
     method = PQ(bits, seed=0).fit(x[base][:: max(1, len(base) // 20_000)])
     packed = method.encode(x[base])
     codes, tables = unpack_codes(packed, method.M, method.K), method.score_tables(x[query])
+    assert tables is not None
     yq, yb = labels.take(query), labels.take(base)
     unit = x[query] / np.linalg.norm(x[query], axis=1, keepdims=True)
     numpy_way = Numpy(tables, codes, unit, method.quantizer.index().sa_decode(packed)[:, : method.width])
