@@ -89,11 +89,9 @@ def ways(
 ) -> dict[str, Callable[[Tensor, int], Any]]:
     """All searches: ``exact``, by torch; ``faiss``, which takes and gives arrays on the host."""
     n = len(codes)
-    found: dict[str, Callable[[Tensor, int], Any]] = {
-        "exact": DeviceIndex(codes, Z, device, memory=memory).search
-    }
+    host = MemoryIndex.build(codes.cpu().numpy(), Z)
+    found: dict[str, Callable[[Tensor, int], Any]] = {"exact": DeviceIndex(host, device, memory).search}
     if n <= faiss_up_to:
-        host = MemoryIndex.build(codes.cpu().numpy(), Z)
         gpu = device.type == "cuda"
         alone = to_faiss_gpu(host, int(device.index)) if gpu else zero_lists(host.codes, Z, host.ids)
         found["faiss"] = lambda xq, k: alone.search(pad_vectors(xq.cpu().numpy(), int(alone.d)), k)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tools.fuzz import mutate, run
 
 
@@ -21,9 +19,3 @@ def test_a_case_is_made_from_its_number() -> None:
         broken = [mutate(data, case, text=text) for case in range(40)]
         assert broken == [mutate(data, case, text=text) for case in range(40)]
         assert all(mutant != data for mutant in broken)
-
-
-@pytest.mark.parametrize("case", [1310, 8996])
-def test_a_case_that_was_a_traceback_once(case: int) -> None:
-    """Columns of a damaged Parquet file of different lengths, and a row of a damaged data set without a value."""
-    assert run(1, case).failed == []

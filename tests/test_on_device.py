@@ -103,7 +103,7 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
             r"needs .* of working memory, 1,000 are allowed: raise memory",
         ),
         ({"memory": "many"}, UsageError, "many"),
-        ({"k": N + 1}, UsageError, "from 1 to the 6,000 items"),
+        ({"k": N + 1}, UsageError, "an index of 6,000 items: k = 6001"),
         ({"device": "abacus"}, UsageError, "abacus"),
     ],
     ids=str,

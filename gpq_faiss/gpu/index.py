@@ -17,28 +17,23 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..codes.checks import Ids, check_codebooks
 from ..errors import DataError, UsageError
 from ..indexes.base import LIMIT, check_arguments, check_min_score, too_many
+from ..indexes.codeword_lists import columns_of
 from ..indexes.filters import Filter, mask_of
-from ..indexes.items import IdMap
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import of_faiss
-from ..store import codebooks_fingerprint
 from .tensors import (
     EMPTY_KEY,
     MAX_ROWS,
-    columns_of,
     device_of,
     fused_tables,
-    is_paired,
     keys_of,
     score_columns,
     score_places,
     score_tables_torch,
     split_keys,
     tensor_of,
-    unpack_column,
     vectors_on,
 )
 
@@ -68,9 +63,8 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
         UsageError: an option out of range.
     """
     place = device_of(device)
-    described = source.describe() if isinstance(source, MemoryIndex) else ""
     index = source if isinstance(source, MemoryIndex) else of_faiss(source, what="the index")
-    return DeviceIndex(index.codes, index.codebooks, place, index.ids, memory, source=described)
+    return DeviceIndex(index, place, memory)
 
 
 class DeviceIndex:
@@ -79,65 +73,52 @@ class DeviceIndex:
     Search is thread-safe. The index is a snapshot: later changes of its source have no effect.
 
     Args:
-        codes: packed, uint8 [n, code_size]; an array, or a tensor on ``device``.
-        Z: codebooks float32 [M, K, d].
+        index: the items.
         device: from :func:`.tensors.device_of`.
-        ids: int64 [n], ascending (default: row numbers).
         memory: bytes of working memory, without codes and results.
 
     Raises:
-        DataError, UsageError: invalid codebooks, no codes, more than 2^32 - 1, or ``memory`` below 1.
+        DataError, UsageError: more than 2^32 - 1 items, or ``memory`` below 1.
     """
 
-    def __init__(
-        self,
-        codes: Any,
-        Z: ArrayLike,
-        device: torch.device,
-        ids: Ids | None = None,
-        memory: int = MEMORY,
-        *,
-        source: str = "",
-    ) -> None:
-        self.codebooks = check_codebooks(Z)
-        M, K, d = self.codebooks.shape
-        self.width, self.ntotal, self.device = M * d, len(codes), device
-        self.fingerprint = codebooks_fingerprint(self.codebooks)
+    def __init__(self, index: MemoryIndex, device: torch.device, memory: int = MEMORY) -> None:
+        Z = self.codebooks = index.codebooks
+        M, K, _ = Z.shape
+        n = self.ntotal = index.ntotal
+        self.width, self.fingerprint, self.device = index.width, index.fingerprint, device
         if memory < 1:
             raise UsageError(f"memory of {memory} bytes: it must be at least 1")
-        n = self.ntotal
-        if not 1 <= n <= MAX_ROWS:  # row numbers share a key with the score
-            raise DataError(f"{n:,} codes: an index on a device has 1 to {MAX_ROWS:,}; use several for more")
+        if n > MAX_ROWS:  # row numbers share a key with the score
+            raise DataError(
+                f"{n:,} codes: an index on a device has at most {MAX_ROWS:,}; use several for more"
+            )
         self.memory = memory
-        self._source = source
-        if ids is not None and ids[0] == 0 and ids[-1] == n - 1:
-            ids = None  # they are row numbers
-        # A copy, as the ids may belong to the caller; also on the host, for filters.
-        own = None if ids is None else np.array(ids, np.int64)
-        self._names = IdMap(n, own)
-        self._ids = None if own is None else torch.from_numpy(own).to(device)
+        self._source = index.describe()
+        self._names = index.items
+        self._ids = None if self._names.own is None else tensor_of(self._names.own).to(device)
         self._filtered: tuple[bytes, DeviceIndex | None] = b"", None
         self._lock = threading.Lock()
         # The lists
-        packed = (codes if isinstance(codes, Tensor) else tensor_of(codes)).to(device)
-        self._paired = is_paired(M, K)
-        self._Z = tensor_of(self.codebooks).to(device)
+        self._paired = K <= 16
+        self._Z = tensor_of(Z).to(device)
+        columns = tensor_of(columns_of(index.codes, M, K)).to(device).t()
         self._prefix = 0
         while self._prefix < M and K ** (self._prefix + 1) <= min(_MOST_LISTS, n // _LIST_ITEMS):
             self._prefix += 1
         number = torch.zeros(n, dtype=torch.int32, device=device)
         for m in range(self._prefix):
-            number = number * K + unpack_column(packed, m, K)
+            word = columns[m // 2] >> 4 * (m % 2) & 15 if self._paired else columns[m]
+            number = number * K + word
         order = number.argsort(stable=True)
         self._sizes = torch.unique_consecutive(number[order], return_counts=True)[1]
         self._starts = self._sizes.cumsum(0) - self._sizes
-        self._columns = columns_of(packed, M, K).index_select(1, order)
+        self._columns = columns.index_select(1, order)
         self._heads = self._columns[:, self._starts]
         self._members = order.to(torch.int32 if n <= 1 << 31 else torch.int64)
 
     def describe(self) -> str:
         """One-line description of the search."""
-        return f"{self._source or f'{self.ntotal:,} items'}, on {self.device}"
+        return f"{self._source}, on {self.device}"
 
     def close(self) -> None:
         """No-op: the device's memory is freed with the object."""

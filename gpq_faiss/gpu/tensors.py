@@ -16,7 +16,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..codes.bits import bits_per_code
 from ..codes.checks import check_vectors, named_rows
 from ..errors import DataError, UsageError
 from ..nn.device import resolve_device
@@ -68,21 +67,11 @@ def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
 # Codes and scores -------------------------------------------------------------------------------------------------------
 
 
-def unpack_column(codes: Tensor, m: int, K: int) -> Tensor:
-    """Codeword index of codebook ``m`` of packed codes [n, code_size]: uint8 [n]."""
-    nbits = bits_per_code(K)
-    byte, shift = divmod(m * nbits, 8)
-    wide = codes[:, byte].to(torch.int32)
-    if shift + nbits > 8:
-        wide = wide | (codes[:, byte + 1].to(torch.int32) << 8)
-    return ((wide >> shift) & (K - 1)).to(torch.uint8)
+def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:
+    """Inner products of queries [n, M*d] with codewords [M, K, d]: float32 [n, M, K], summed in the order of ``score_tables``.
 
-
-def raw_tables(x: Tensor, Z: Tensor) -> Tensor:
-    """Inner products of sub-vectors with codewords, float32 [n, M, K], summed in the order of ``score_tables``.
-
-    Args:
-        x: float32 [n, M*d]. Z: float32 [M, K, d] on the same device.
+    Raises:
+        DataError: a score would overflow; rows are named.
     """
     M, K, d = Z.shape
     parts = x.reshape(-1, M, d)
@@ -92,12 +81,6 @@ def raw_tables(x: Tensor, Z: Tensor) -> Tensor:
         # two roundings: a fused multiply-add would differ from the CPU
         torch.mul(parts[:, :, j, None], Z[None, :, :, j], out=term)
         tables.add_(term)
-    return tables
-
-
-def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:
-    """:func:`raw_tables` of queries. Raises DataError, naming rows: a score would overflow."""
-    tables = raw_tables(x, Z)
     fine = torch.isfinite(tables.abs().amax(dim=2).sum(dim=1))
     if not bool(fine.all()):
         bad = (~fine).nonzero()[:, 0].cpu().numpy()
@@ -105,30 +88,14 @@ def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:
     return tables
 
 
-def is_paired(M: int, K: int) -> bool:
-    """Whether the entries of two codebooks are summed in one table of K*K, which is small."""
-    return K <= 16 and M > 1
-
-
 def fused_tables(tables: Tensor) -> Tensor:
-    """Score tables [Q, M, K], float32 -> [Q, T, entries]: precomputed sums of two codebooks per table if K <= 16."""
+    """Score tables [Q, M, K], float32 -> [Q, T, entries], of the columns of codes: sums of two codebooks each if K <= 16."""
     Q, M, K = tables.shape
-    if not is_paired(M, K):
+    if K > 16:
         return tables
-    if M % 2:
-        tables = torch.cat([tables, tables.new_zeros((Q, 1, K))], dim=1)
+    tables = torch.nn.functional.pad(tables, (0, 16 - K, 0, M % 2))
     pairs = tables[:, 1::2, :, None] + tables[:, 0::2, None, :]
-    return pairs.reshape(Q, -1, K * K)
-
-
-def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
-    """Packed codes [n, code_size] -> indices into :func:`fused_tables`, uint8 [T, n]; for K = 16 the bytes themselves."""
-    if is_paired(M, K) and K == 16:
-        return codes.t().clone(memory_format=torch.contiguous_format)
-    columns = [unpack_column(codes, m, K) for m in range(M)]
-    if is_paired(M, K):
-        columns = [columns[m] + K * columns[m + 1] if m + 1 < M else columns[m] for m in range(0, M, 2)]
-    return torch.stack(columns)
+    return pairs.reshape(Q, -1, 256)
 
 
 def score_columns(tables: Tensor, columns: Tensor, *, paired: bool) -> Tensor:

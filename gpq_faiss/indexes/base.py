@@ -43,8 +43,8 @@ def check_arguments(
     k: int | None, ntotal: int, *, nprobe: int | None = None, limit: int = LIMIT, threads: int | None = None
 ) -> None:
     """Check what searches have in common. Raises UsageError, naming the argument."""
-    if k is not None:
-        check_count(k, "k", most=ntotal)
+    if k is not None and not (type(k) is int and 1 <= k <= ntotal):
+        check_count(k, f"an index of {ntotal:,} items: k", most=ntotal)
     if nprobe is not None:
         check_count(nprobe, "nprobe")
     if threads is not None:

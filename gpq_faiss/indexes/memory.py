@@ -82,6 +82,11 @@ class MemoryIndex(Index):
         return len(self._items)
 
     @property
+    def items(self) -> Items:
+        """Codes and ids; do not modify."""
+        return self._items
+
+    @property
     def ids(self) -> Ids:
         """int64 [ntotal], ascending."""
         return self._items.ids

@@ -239,7 +239,7 @@ def test_unfit_sources_and_devices_are_refused(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(UsageError, match="use cpu, cuda, cuda:N"):
             to_gpu(source, device)
     monkeypatch.setattr(device_index, "MAX_ROWS", 1)  # what a key can tell apart
-    with pytest.raises(DataError, match="2 codes: an index on a device has 1 to 1"):
+    with pytest.raises(DataError, match="2 codes: an index on a device has at most 1"):
         to_gpu(source, "cpu")
 
 
