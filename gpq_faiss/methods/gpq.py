@@ -27,8 +27,10 @@ from .posterior import PosteriorCodes
 from .trainable import CodeMethod, TrainingBatch
 
 
-class GPQ(CodeMethod[GPQNetwork]):
+class GPQ(CodeMethod):
     """The method of the paper over any backbone."""
+
+    network: GPQNetwork
 
     def __init__(self, network: GPQNetwork, config: Config) -> None:
         super().__init__(network, config)

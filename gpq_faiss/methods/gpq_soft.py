@@ -1,7 +1,7 @@
 """GPQ with soft targets: L_NPQ + λ1 L_cls - λ2 L_SEM over class probabilities of labelled and unlabelled items.
 
 In the paper only the classifier's losses use unlabelled items; the N-pair loss (eq. 2), which shapes the codes, uses labels alone.
-Here class networks, trained in the same steps with labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), predict the
+Here class networks, trained in the same steps with labels and the entropy mini-max (:mod:`.posterior`), predict the
 class of every item, and the similarity of a pair is the probability that it shares a class, t_ij = p_i·p_j. So the more numerous
 unlabelled items shape the codes, too.
 
@@ -15,21 +15,19 @@ have more dimensions than there are codewords: with many classes they would rank
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import Config, TrainingConfig
-from ..data.reader import Reader
-from ..losses import SoftNPairLoss, SubspaceEntropy, SubspaceSoftTargets
+from ..config import TrainingConfig
+from ..losses import SoftNPairLoss
+from ..losses.classification import shares
 from ..nn.gpq_soft import SoftGPQNetwork, straight_through
+from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import intra_normalize, reverse_gradient
 from .posterior import PosteriorCodes
 from .posterior_codebooks import are_few
-from .trainable import CodeMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 _ITEMS = 20_000
 """Unlabelled items for fitting score tables."""
@@ -39,66 +37,44 @@ _RIDGE = 1e-3
 """Ridge weight. Tables are determined only up to shifts between codebooks: the shortest are chosen."""
 
 
-class SoftGPQ(CodeMethod[SoftGPQNetwork]):
+class SoftGPQ(PosteriorCodes):
     """See the module docstring."""
 
-    def __init__(self, network: SoftGPQNetwork, config: Config) -> None:
-        super().__init__(network, config)
-        beta = config.loss.beta
-        # Its class networks are already part of our network: they must not appear in the state twice.
-        object.__setattr__(self, "class_networks", PosteriorCodes(network.committee, config))
-        self.class_networks: PosteriorCodes
-        # The class networks add the plugin losses; their parameters are part of our state.
-        self.extra_losses = self.class_networks.extra_losses
-        self.npair = SoftNPairLoss()
-        self.classification = SubspaceSoftTargets(beta)
-        self.entropy = SubspaceEntropy(beta)
+    name = "gpq"
+    network: SoftGPQNetwork
+    codes_only = ()
+    uses_unlabelled = True
 
-    def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """As every method's."""
-        super().fit_inputs(reader, rows)
-        self.class_networks.fit_inputs(reader, rows)
-
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """As that of the class networks."""
-        self.class_networks.fit_labels(reader, rows, y)
-
-    def prepared(self) -> dict[str, Any]:
-        """As that of the class networks."""
-        return self.class_networks.prepared()
-
-    def take_prepared(self, found: dict[str, Any]) -> None:
-        """As that of the class networks."""
-        self.class_networks.take_prepared(found)
+    @property
+    def classes(self) -> PosteriorNetwork:
+        return self.network.committee
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As that of the class networks, with larger steps for all that makes the codes."""
-        optimizer = self.class_networks.optimizer(config)
-        theirs = {id(p) for p in self.class_networks.parameters()}
+        optimizer = super().optimizer(config)
+        theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
         ours = [p for p in self.parameters() if p.requires_grad and id(p) not in theirs]
         optimizer.add_param_group({"params": ours, "times": _RATE})
         return optimizer
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; those of the class networks with the prefix ``class_``."""
-        loss, net = self.config.loss, self.network
-        learning = self.class_networks.losses(batch, amp=amp)
+        loss, net, n = self.config.loss, self.network, len(batch.y)
+        learning = super().losses(batch, amp=amp)
         total = learning.pop("total")
         parts = {f"class_{name}": value for name, value in learning.items()}
         p = batch.joint(lambda x: self._posterior(x, amp))
-        target = self._targets(batch.y, p)
+        target = torch.cat([shares(batch.y, p), p[n:]])
         raw = net.raw_subvectors(p)
         x = intra_normalize(raw, net.M)
         codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
-        scores = net.scores(net.expected(target), codewords)
-        parts["npair"] = self.npair(scores, target, target)
+        parts["npair"] = SoftNPairLoss()(net.scores(net.expected(target), codewords), target, target)
         total = total + parts["npair"]
         prototypes = net.classifier.raw
-        parts["classification"] = self.classification(x, prototypes, target)
+        parts["classification"] = self.propagation(x, prototypes, target)
         total = total + loss.lambda1 * parts["classification"]
-        others = raw[len(batch.y) :]
-        if loss.lambda2 and len(others):
-            parts["entropy"] = self.entropy(intra_normalize(reverse_gradient(others), net.M), prototypes)
+        if loss.lambda2 and len(raw) > n:
+            parts["entropy"] = self.entropy(intra_normalize(reverse_gradient(raw[n:]), net.M), prototypes)
             total = total - loss.lambda2 * parts["entropy"]
         return {"total": total, **parts}
 
@@ -109,11 +85,6 @@ class SoftGPQ(CodeMethod[SoftGPQNetwork]):
         p = self.network.eval().posterior(x, amp)
         self.network.train(training)
         return p
-
-    def _targets(self, y: Tensor, p: Tensor) -> Tensor:
-        """Class probabilities of a batch, float [B + U, C]: labels of the first B, predictions for the others."""
-        known = y / y.sum(dim=1, keepdim=True).clamp_min(1)
-        return torch.cat([known.to(p.dtype), p[len(y) :]])
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
@@ -128,13 +99,8 @@ class SoftGPQ(CodeMethod[SoftGPQNetwork]):
 
 
 def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
-    """Score tables G float [M, K, C] with the least squared difference of Σ_m G[m, code_m] and ``p``.
-
-    Args:
-        p: float [n, C], class probabilities of items.
-        codes: int64 [n, M], of the same items.
-        K: codewords per codebook.
-    """
+    """Score tables G float [M, K, C] with the least squared difference of Σ_m G[m, code_m] and class probabilities p float [n, C] of items
+    with codes int64 [n, M]."""
     chosen = torch.nn.functional.one_hot(codes, K).flatten(1).double()
     gram = chosen.T @ chosen
     gram += _RIDGE * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)

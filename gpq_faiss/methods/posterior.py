@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ..data.reader import Reader
 from ..errors import DataError
 from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
 from ..nn.backbones import MLP
+from ..nn.gpq import CodeNetwork
 from ..nn.heads import SubspaceHeads
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import reverse_gradient
@@ -39,11 +40,11 @@ _ITEMS = 20_000
 """Unlabelled items for fitting codebooks."""
 
 
-class PosteriorCodes(CodeMethod[PosteriorNetwork]):
+class PosteriorCodes(CodeMethod):
     """See the module docstring."""
 
     name = "posterior"
-    codes_only = (
+    codes_only: tuple[str, ...] = (
         "quantizer.codebooks",
         "quantizer.codewords",
         "quantizer.subdim",
@@ -51,7 +52,7 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
         "posterior.class_codebooks",
     )
 
-    def __init__(self, network: PosteriorNetwork, config: Config) -> None:
+    def __init__(self, network: CodeNetwork, config: Config) -> None:
         super().__init__(network, config)
         beta = config.loss.beta
         self.classification = SubspaceClassification(beta)
@@ -63,6 +64,11 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
         """Rows of all training items, ascending."""
         self.pseudo_labels: PseudoLabels | None = None
 
+    @property
+    def classes(self) -> PosteriorNetwork:
+        """The class networks."""
+        return cast(PosteriorNetwork, self.network)
+
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
         """As in the base class; also store the rows."""
         super().fit_inputs(reader, rows)
@@ -72,7 +78,7 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
         """Estimate the accuracy of the class networks from the labels, propagate them to unlabelled items, and choose the noise, if
         ``network.noise`` is ``auto`` and the class networks take features or pixels directly. With convolutions nothing is estimated, as
         pixel distances mean little."""
-        backbone, config = self.network.backbone, self.config
+        backbone, config = self.classes.backbone, self.config
         if not isinstance(backbone, MLP):
             return
         every = -(-len(rows) // MOST_ROWS)
@@ -101,7 +107,7 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
         told = self.pseudo_labels
         return {
             "accuracy": self.accuracy,
-            "noise": getattr(self.network.backbone.head, "noise", None),
+            "noise": getattr(self.classes.backbone.head, "noise", None),
             "weight": told and told.weight,
             "rows": told and torch.from_numpy(told.rows),
             "p": told and torch.from_numpy(told.p),
@@ -113,13 +119,13 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
         if found["weight"] is not None:
             self.pseudo_labels = PseudoLabels(found["rows"].numpy(), found["p"].numpy(), found["weight"])
         if found["noise"] is not None:
-            self.network.backbone.head.noise = found["noise"]
+            self.classes.backbone.head.noise = found["noise"]
 
     def adopt(self, other: TrainableMethod) -> None:
         """Take over the class networks and the estimated accuracy."""
         assert isinstance(other, PosteriorCodes)
         self.accuracy = other.accuracy
-        self.network.load_state_dict(other.network.trained(), strict=False)
+        self.classes.load_state_dict(other.classes.trained(), strict=False)
 
     @torch.no_grad()
     def _vectors(
@@ -127,7 +133,7 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, there = reader.fetch(rows)
-        backbone = self.network.backbone
+        backbone = self.classes.backbone
         if backbone.spec.kind == "features":
             return backbone.input(torch.from_numpy(values)).numpy(), there
         pixels = backbone.input(torch.from_numpy(values).float() / 255).flatten(1)
@@ -140,8 +146,9 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
-        net = self.network
-        trained = [p for p in self.parameters() if p.requires_grad]
+        net = self.classes
+        both = (*net.parameters(), *self.extra_losses.parameters())
+        trained = [p for p in both if p.requires_grad]
         if isinstance(net.backbone.head, SubspaceHeads):
             own = {id(p) for part in (net.backbone.head, net.classifier) for p in part.parameters()}
             groups: list[dict[str, Any]] = [
@@ -155,7 +162,7 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
-        loss, n, net = self.config.loss, len(batch.y), self.network
+        loss, n, net = self.config.loss, len(batch.y), self.classes
         raw = batch.joint(lambda x: net.features(x, amp)[1])
         prototypes = net.classifier.raw
         parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
@@ -172,7 +179,7 @@ class PosteriorCodes(CodeMethod[PosteriorNetwork]):
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Fit the codebooks to the committee's posteriors of unlabelled items; to more items if ``final``."""
-        source = self.network.eval()
+        source = self.classes.eval()
         parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
         features = torch.cat([features for features, _ in parts])
         posterior = source.posterior(torch.cat([raw for _, raw in parts]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from ..nn.joint import LABELLED, UNLABELLED, Share
 from .coders import Coder, ProductCoder
 
 _NO_ROWS = np.empty(0, np.int64)
-Network = TypeVar("Network", bound=CodeNetwork)
 
 
 @dataclass(frozen=True)
@@ -141,15 +140,15 @@ class TrainableMethod(nn.Module, ABC):
         """Called after the optimizer's step ``step`` (from 0)."""
 
 
-class CodeMethod(TrainableMethod, Generic[Network]):
+class CodeMethod(TrainableMethod):
     """Base of the GPQ methods: the loss of a network that has its codebooks, and of plugins."""
 
     name = "gpq"
+    network: CodeNetwork
 
-    def __init__(self, network: Network, config: Config) -> None:
+    def __init__(self, network: CodeNetwork, config: Config) -> None:
         super().__init__()
-        self.network: Network = network
-        self.config = config
+        self.network, self.config = network, config
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
 
     @torch.no_grad()

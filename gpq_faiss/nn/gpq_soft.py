@@ -7,8 +7,7 @@
 
 The paper's network computes sub-vectors directly from the features, and searches with those of the query. Here both depend on the mean
 probabilities of several class networks, which are more accurate than any one of them. In every sub-space, a query that is half cat and
-half dog scores as the mean of both, whatever its own codeword would be. So queries have separate vectors, longer for confident p. Not
-in the paper.
+half dog scores as the mean of both. So queries have separate vectors, longer for confident p. Not in the paper.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ class SoftGPQNetwork(CodeNetwork):
 
     Args:
         committee: the class networks; its codewords are not used.
-        M: codebooks.
-        K: codewords per codebook.
-        d: dimensions of a sub-vector, at least 2.
-        C: classes.
+        M, K, d, C: codebooks, codewords per codebook, dimensions of a sub-vector (at least 2), classes.
         generator: for the initial weights.
 
     Attributes:
@@ -55,14 +51,7 @@ class SoftGPQNetwork(CodeNetwork):
     asymmetric = True
 
     def __init__(
-        self,
-        committee: PosteriorNetwork,
-        M: int,
-        K: int,
-        d: int,
-        C: int,
-        *,
-        generator: torch.Generator,
+        self, committee: PosteriorNetwork, M: int, K: int, d: int, C: int, *, generator: torch.Generator
     ) -> None:
         super().__init__()
         self.committee = committee
@@ -83,11 +72,10 @@ class SoftGPQNetwork(CodeNetwork):
         return self.committee.backbone
 
     def codebooks(self) -> Tensor:
-        """Exported codewords, float [M, K, d], unit-norm."""
         return _padded(self.codewords())
 
     def posterior(self, x: Tensor, amp: bool = False) -> Tensor:
-        """Mean class probabilities of the class networks, float [B, C]."""
+        """Mean class probabilities, float [B, C]."""
         return self.committee.posterior(self.committee.features(x, amp)[1])
 
     def raw_subvectors(self, p: Tensor) -> Tensor:
@@ -109,7 +97,6 @@ class SoftGPQNetwork(CodeNetwork):
         return self.log_scale.exp() / self.M * queries.flatten(1) @ items.flatten(1).T
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """Sub-vectors float32 [B, M·d]; those of items are not normalised."""
         p = self.posterior(x, amp)
         if queries:
             return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
@@ -145,16 +132,8 @@ class SoftGPQNetwork(CodeNetwork):
 
 
 def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """The nearest codewords of unit-norm sub-vectors, with the gradient of the softmax_k(α x_m·z_mk)-weighted mean of codewords.
-
-    Args:
-        x: float [B, M, d].
-        Z: float [M, K, d], normalised here.
-        alpha: sharpness of the gradient.
-
-    Returns:
-        float [B, M, d], codewords.
-    """
+    """The nearest codewords float [B, M, d], of Z [M, K, d] (normalised here), of unit-norm sub-vectors [B, M, d]; with the gradient of
+    the softmax_k(α x_m·z_mk)-weighted mean of codewords."""
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     hard = torch.zeros_like(weight).scatter_(-1, weight.argmax(dim=-1, keepdim=True), 1)
     with torch.autocast(x.device.type, enabled=False):

@@ -102,7 +102,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
     gpq = method(loss={"lambda1": 0.9, "lambda2": 0.3}, posterior={"propagation": 0.0})
     given = batch()
     parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
-    theirs = {k: v.item() for k, v in gpq.class_networks.losses(given, amp=False).items()}
+    theirs = {k: v.item() for k, v in super(SoftGPQ, gpq).losses(given, amp=False).items()}
     net = gpq.network
     with torch.no_grad():
         p = net.eval().posterior(given.x)
