@@ -1,11 +1,10 @@
-"""Cost of GPQ: a training step, a whole training, features to codes, and the memory of encoding.
+"""Cost of GPQ: a training step, a whole training, and the memory of encoding.
 
     OMP_NUM_THREADS=1 python benchmarks/cost.py                      # all parts; a few minutes on one core
-    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts encode memory
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts memory
     OMP_NUM_THREADS=1 python benchmarks/cost.py --parts train --trainings 300000x10x290 300000x10x10 1000000x1000x10
 
-Each part compares two alternatives (except "train" and "memory"), interleaved (A B A B ...), so that changes of the
-machine's speed affect both.
+The part "step" compares two alternatives, interleaved (A B A B ...), so that changes of the machine's speed affect both.
 Times are processor times (with one thread equal to the time on a free core), because wall time on a shared machine
 includes other work; figures are medians, with the quartiles of the ratios of neighbouring runs.
 """
@@ -36,12 +35,9 @@ from common import (
     save,
     use_threads,
 )
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.encode import encode as encode_vectors
-from gpq_faiss.config import Config, codebooks_for_bits, merge, preset
+from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
@@ -53,7 +49,7 @@ from gpq_faiss.nn.model import build_network
 from gpq_faiss.stages.train import train
 
 TITLE = "Cost"
-PARTS = ("step", "train", "encode", "memory")
+PARTS = ("step", "train", "memory")
 CLASSES, WIDTH = 10, 256
 
 Row = dict[str, Any]
@@ -202,32 +198,6 @@ def train_cost(scratch: Path, trainings: list[str]) -> list[Row]:
     return rows
 
 
-# --------------------------------------------------------------------------------------------------- features to codes
-
-
-def unit_parts(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """Directions, float32 of ``shape``, unit-norm in the last axis."""
-    x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-    return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True), np.float32)
-
-
-def encode_cost(bits: int, rows: int, repeats: int) -> Row:
-    """Intra-normalised vectors to packed codes: ours, and ``sa_encode`` of the Faiss index with the same codebooks."""
-    M = codebooks_for_bits(bits)
-    Z = unit_parts((M, 16, 12), 0)
-    x = unit_parts((rows, M, 12), 1).reshape(rows, -1)
-    index = inject(Z)
-    if not np.array_equal(encode_vectors(x, Z), index.sa_encode(x)):
-        raise UsageError("the codes differ: nothing to compare")
-    seconds = by_turns({"ours": lambda: encode_vectors(x, Z), "faiss": lambda: index.sa_encode(x)}, repeats)
-    return {
-        "bits": bits,
-        "ours Mrows/s": rows / float(np.median(seconds["ours"])) / 1e6,
-        "sa_encode Mrows/s": rows / float(np.median(seconds["faiss"])) / 1e6,
-        **ratio(seconds["faiss"], seconds["ours"]),
-    }
-
-
 # --------------------------------------------------------------------------------------------------------------- memory
 
 _ENCODE = """
@@ -295,11 +265,6 @@ _TEXT = {
         "The preset `recommended`, 48 bits, from simulated features on the disk to the model folder. To the first step belong reading, "
         "the noise that the labels call for, and the propagation of labels; wall time is of a machine shared with other jobs.",
     ),
-    "encode": (
-        "Features to codes",
-        "Intra-normalised vectors in memory to packed codes, against Faiss `sa_encode` of the index that holds the same codebooks; "
-        "the codes are equal. The ratio is the speed of ours over that of Faiss. Aim: at least 1.",
-    ),
     "memory": (
         "Memory of encoding",
         "Peak resident memory of `gpq encode` on 256-d float16 rows (.npy), each in a process of its own, features.h5 and codes.h5 "
@@ -335,8 +300,6 @@ def run_part(part: str, scratch: Path, options: argparse.Namespace) -> list[Row]
         ]
     if part == "train":
         return train_cost(scratch, options.trainings)
-    if part == "encode":
-        return [encode_cost(bits, options.rows, 3 * options.repeats) for bits in (12, 24, 32, 48)]
     return memory_cost(scratch, options.sizes)
 
 
@@ -348,7 +311,6 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, default=128, help="labelled items a step, and as many unlabelled"
     )
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of features to codes")
     parser.add_argument(
         "--trainings", nargs="+", default=["300000x10x290"], help="ITEMSxCLASSESxLABELS (per class)"
     )

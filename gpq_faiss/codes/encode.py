@@ -1,30 +1,25 @@
-"""Vectors to codes and back: the codeword of the largest inner product in each sub-space.
+"""Vectors to codes by Faiss, and back: the codeword of the largest inner product in each sub-space.
 
-Nearest codewords are found by one small matrix product per sub-space, several times faster than Faiss' loop. Rows with a second codeword
-within rounding error of the best go to Faiss, so codes equal those of ``IndexPQ.add``, bit for bit. (From d = 16 on Faiss uses BLAS, and
-its choice between such close codewords depends on the batch.)
+Faiss takes the codeword of the smallest L2 distance, which is the same, as all have equal norm. (From d = 16 on it uses BLAS, and its
+choice between codewords within rounding error depends on the batch.)
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import faiss
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..errors import DataError
 from .bits import code_size, pack_indices, unpack_codes
-from .checks import Codes, Floats, check_codebooks, check_vectors, named_rows
+from .checks import Codes, Floats, as_array, check_codebooks, check_vectors, named_rows
 from .codebooks import product_index
 
 ENCODE_BLOCK = 8192
-ORDINARY = 1e4
+_ORDINARY = 1e4
 """Range of squared norms (up to this, from its inverse) of sub-vectors that are encoded without scaling."""
-_ROUNDOFF = 2.0**-24  # u of float32
 _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
@@ -70,141 +65,34 @@ def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first
     """
     Z = check_codebooks(Z)
     M, K, d = Z.shape
-    source = np.asarray(x)
+    source = as_array(x, what)
     if source.ndim != 2 or len(source) == 0:  # the full check raises the detailed error
         source = check_vectors(source, M * d, what=what)
-    encoder = _Encoder(Z, what)
+    index, first = product_index(Z), _first_of_equals(Z)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
-    block = min(ENCODE_BLOCK, max(256, ENCODE_BLOCK * 16 // K))  # the scores of a block stay in the cache
-    starts = range(0, len(source), block)
-
-    def fill(start: int) -> None:
-        out[start : start + block] = encoder(source[start : start + block], first_row + start)
-
-    workers = min(int(faiss.omp_get_max_threads()), len(starts))
-    # numpy releases the interpreter lock in the expensive operations; BLAS has one thread each meanwhile
-    with _blas().limit(limits=1), ThreadPoolExecutor(max(1, workers)) as pool:
-        for _ in pool.map(fill, starts) if workers > 1 else map(fill, starts):
-            pass  # raises the first error in the order of rows
-    return out
-
-
-@functools.cache
-def _blas() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController().select(user_api="blas")
-
-
-def tolerance(Z: NDArray[np.float32], largest: float) -> float:
-    """Margin within which rounding could make Faiss prefer a second codeword.
-
-    Faiss minimises |x - z|^2 in float32, with an error of at most (d + 3) u 2(|x|^2 + |z|^2) either way it computes it;
-    halved, for two codewords, that is 2(d + 3) u (|x|^2 + 1) in terms of x.z - |z|^2 / 2. The product here errs by
-    d u |x||z| <= d u (|x|^2 + 1) / 2 per codeword, and leaves |z|^2 / 2 out, which differs by what the norms differ.
-
-    Args:
-        Z: float32 [M, K, d], norms within 1e-4 of 1.
-        largest: the largest squared norm of a sub-vector.
-    """
-    d = Z.shape[2]
-    squares = np.square(Z, dtype=np.float64).sum(axis=2)
-    spread = float((squares.max(axis=1) - squares.min(axis=1)).max()) / 2
-    return float(1.1 * (3 * d + 8) * _ROUNDOFF * (largest + 1) + spread)
-
-
-def nearest(
-    x: NDArray[np.float32], Z: NDArray[np.float32], margin: float
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Codeword with the largest inner product in each sub-space, for a block of rows that fits in the cache.
-
-    Args:
-        x: float32 [n, M*d].
-        Z: float32 [M, K, d].
-        margin: see :func:`tolerance`.
-
-    Returns:
-        Indices uint8 [M, n]; and bool [n]: rows with another codeword within ``margin`` of the best, whose indices
-        are invalid.
-    """
-    M, K, d = Z.shape
-    n = len(x)
-    bits = K.bit_length() - 1
-    indices = np.zeros((M, n), np.uint8)
-    unsure = np.zeros(n, np.bool_)
-    scores = np.empty((K, n), np.float32)
-    threshold = np.empty(n, np.float32)
-    among = np.empty((K, n), np.bool_)
-    for m in range(M):
-        np.matmul(Z[m], x[:, m * d : (m + 1) * d].T, out=scores)
-        np.maximum.reduce(scores, axis=0, out=threshold)
-        np.subtract(threshold, np.float32(margin), out=threshold)
-        np.greater_equal(scores, threshold, out=among)
-        flags = among.view(np.uint8)
-        # 256 close codewords overflow to 0, which also differs from 1
-        unsure |= np.add.reduce(flags, axis=0, dtype=np.uint8) != 1
-        for bit in range(bits):
-            # Of a single flag, bit b of its number is set iff it lies in an odd run of 2^b.
-            odd = flags.reshape(K >> (bit + 1), 2, 1 << bit, n)[:, 1]
-            indices[m] |= np.bitwise_or.reduce(odd, axis=(0, 1)) << np.uint8(bit)
-    return indices, unsure
-
-
-class _Encoder:
-    """Encodes blocks of rows. Thread-safe."""
-
-    def __init__(self, Z: Floats, what: str) -> None:
-        self.Z = Z
-        self.what = what
-        self.first = _first_of_equals(Z)
-        self.index = product_index(Z)
-        # The fast path cannot separate equal codewords; for very small codebooks Faiss is as fast.
-        self.fast = self.first is None and Z.shape[1] > 4
-
-    def __call__(self, block: NDArray[Any], first_row: int) -> Codes:
-        """Packed codes of one block, whose rows are numbered from ``first_row`` in errors."""
-        M, K, d = self.Z.shape
-        rows = check_vectors(block, M * d, what=self.what, first_row=first_row, finite=False)
+    for start in range(0, len(source), ENCODE_BLOCK):
+        rows = check_vectors(
+            source[start : start + ENCODE_BLOCK], M * d, what=what, first_row=first_row + start
+        )
         parts = rows.reshape(-1, M, d)
         squares = np.einsum("nmd,nmd->nm", parts, parts)
-        largest = float(squares.max())
-        if not (float(squares.min()) >= 1 / ORDINARY and largest < ORDINARY):  # also where NaN
-            self._refuse(rows, first_row)
+        extreme = ~((squares >= 1 / _ORDINARY) & (squares < _ORDINARY))
+        if extreme.any():
+            directed = (parts != 0).any(axis=2).all(axis=1)
+            if not directed.all():
+                bad = named_rows(first_row + start + np.flatnonzero(~directed))
+                raise DataError(
+                    f"{what}: a sub-vector of zeros has no direction, in {bad}: leave these items out"
+                )
             # by a power of two, which is exact
-            extreme = ~((squares >= 1 / ORDINARY) & (squares < ORDINARY))
             exponents = np.where(extreme, np.frexp(np.abs(parts).max(axis=2))[1], 0)
-            parts = np.ldexp(parts, -exponents[:, :, None])
-            rows = parts.reshape(rows.shape)
-            largest = float(np.einsum("nmd,nmd->nm", parts, parts).max())
-        if not self.fast or not largest < ORDINARY:
-            return self._slow(rows)
-        indices, unsure = nearest(rows, self.Z, tolerance(self.Z, largest))
-        codes = pack_indices(indices.T, K)
-        close = np.flatnonzero(unsure)
-        if len(close):
-            codes[close] = self._slow(rows[close])
-        if 2 * len(close) > len(rows):
-            self.fast = False  # similar codewords make the fast path useless
-        return codes
-
-    def _slow(self, rows: Floats) -> Codes:
-        M, K, _ = self.Z.shape
-        codes: Codes = self.index.pq.compute_codes(rows)
-        if self.first is None:
-            return codes
-        assignment = unpack_codes(codes, M, K)
-        return pack_indices(np.take_along_axis(self.first.T, assignment.astype(np.intp), axis=0), K)
-
-    def _refuse(self, rows: Floats, first_row: int) -> None:
-        """Raises DataError: NaN, infinity or zero sub-vectors; extreme values are allowed."""
-        M, _, d = self.Z.shape
-        check_vectors(rows, M * d, what=self.what, first_row=first_row)
-        directed = np.any(rows.reshape(-1, M, d) != 0, axis=2).all(axis=1)
-        if not directed.all():
-            bad = first_row + np.flatnonzero(~directed)
-            raise DataError(
-                f"{self.what}: a sub-vector of zeros has no direction, in {named_rows(bad)}: leave these items out"
-            )
+            rows = np.ldexp(parts, -exponents[:, :, None]).reshape(rows.shape)
+        codes: Codes = index.pq.compute_codes(rows)
+        if first is not None:
+            assignment = unpack_codes(codes, M, K).astype(np.intp)
+            codes = pack_indices(np.take_along_axis(first.T, assignment, axis=0), K)
+        out[start : start + ENCODE_BLOCK] = codes
+    return out
 
 
 def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
