@@ -1,13 +1,19 @@
-"""The cosine classification loss of the sub-spaces (eq. 3), with labels or with class probabilities as targets."""
+"""The losses of the cosine classifiers of the sub-spaces: classification (eq. 3) and entropy (eq. 4).
+
+Both take unit-norm sub-vectors x float [B, M, d], sub-prototypes W float [M, C, d] and the scale β > 0 of the cosine (the paper's is 4), in
+two variants, as the paper and its authors' code differ.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..nn.quantizer import subspace_cosine
 from .npair import multihot
+
+Variant = Literal["paper", "code"]
 
 
 def cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
@@ -22,41 +28,35 @@ def shares(labels: Tensor, like: Tensor) -> Tensor:
     return y / y.sum(dim=1, keepdim=True).clamp_min(1)
 
 
-class SubspaceSoftTargets(nn.Module):
-    """Cross entropy of cosine classifiers in the M sub-spaces with class probabilities.
-
-    Two variants, as the paper and its authors' code differ:
+def subspace_classification(
+    x: Tensor, W: Tensor, p: Tensor, beta: float = 4.0, variant: Variant = "paper"
+) -> Tensor:
+    """Cross entropy of the classifiers, a scalar, with targets p float [B, C]: :func:`shares` of labels (eq. 3), or class probabilities.
+    Zero rows are unlabelled.
 
     * ``"paper"``: the M classifiers are trained independently: mean over m of CE(softmax_c(β x_m·w_mc)).
     * ``"code"``: both factors are scaled, hence β², and the classifiers are averaged: CE(softmax_c(mean_m β² x_m·w_mc)).
-
-    Args:
-        beta: scale β > 0 of the cosine; the paper's is 4.
-        variant: ``"paper"`` or ``"code"``.
     """
-
-    def __init__(self, beta: float = 4.0, variant: Literal["paper", "code"] = "paper") -> None:
-        super().__init__()
-        self.beta = beta
-        self.variant = variant
-
-    def log_p(self, x: Tensor, W: Tensor) -> Tensor:
-        """Logarithms of class probabilities, float [B, C]; in the paper's variant their mean over the sub-spaces."""
-        cosine = subspace_cosine(x, W)
-        if self.variant == "paper":
-            return (self.beta * cosine).log_softmax(dim=-1).mean(dim=1)
-        return (self.beta**2 * cosine).mean(dim=1).log_softmax(dim=-1)
-
-    def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
-        """The loss of unit-norm sub-vectors float [B, M, d] by sub-prototypes float [M, C, d], with rows of p float [B, C] that sum to 1
-        (zero rows are ignored)."""
-        log_p = self.log_p(x, W)
+    cosine = subspace_cosine(x, W)
+    if variant == "code":
+        log_p = (beta**2 * cosine).mean(dim=1).log_softmax(dim=-1)
         return cross_entropy(log_p, p.to(log_p.dtype))
+    log_p = (beta * cosine).log_softmax(dim=-1).mean(dim=1)
+    return cross_entropy(log_p, p.to(log_p.dtype))
 
 
-class SubspaceClassification(SubspaceSoftTargets):
-    """The same with labels (eq. 3): multi-hot [B, C], any dtype; the targets are their equal shares, zero rows are unlabelled."""
+def subspace_entropy(x: Tensor, W: Tensor, beta: float = 4.0, variant: Variant = "paper") -> Tensor:
+    """Mean entropy of the classifiers over rows, a scalar: 0 (certain, or no rows) to log C (uniform). Labels are not used.
 
-    def forward(self, x: Tensor, W: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar; 0 without labels."""
-        return super().forward(x, W, shares(labels, x))
+    The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
+    :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation, and subtract λ2 times this
+    value from the total loss.
+
+    * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
+    * ``"code"``: softmax_c(mean_m β² x_m·w_mc), one entropy per row.
+    """
+    cosine = subspace_cosine(x, W)
+    if variant == "code":
+        cosine = beta * cosine.mean(dim=1, keepdim=True)
+    log_p = (beta * cosine).log_softmax(dim=-1)
+    return -(log_p.exp() * log_p).sum() / max(log_p.shape[0] * log_p.shape[1], 1)

@@ -1,59 +1,82 @@
-"""The N-pair product quantisation loss (eq. 2), with labels, or with class probabilities, which are not in the paper.
+"""The losses of pairs: N-pair product quantisation (eq. 2), with labels or with class probabilities, and the triplets of GPQ-T.
 
-Class probabilities give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items contribute, too. One-hot
-rows give the targets of eq. 2.
+Class probabilities, which are not in the paper, give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items
+contribute, too. One-hot rows give the targets of eq. 2.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+MARGIN = 0.1
+"""Required lead of a triplet's positive, the paper's."""
 
 
-class SoftNPairLoss(nn.Module):
-    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, rows normalised to sum to 1.
+def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
+    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, rows normalised to sum to 1; a scalar.
 
-    Queries and items with all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
+    Scores S are float [A, B], for class probabilities p float [A, C] of queries and r float [B, C] of items. Queries and items with
+    all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
     """
-
-    def forward(self, scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
-        """The loss of scores S float [A, B], for class probabilities p float [A, C] of queries and r float [B, C] of items."""
-        with torch.autocast(scores.device.type, enabled=False):
-            target = p.to(scores.dtype) @ r.to(scores.dtype).T
-        # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
-        logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
-        whole = target.sum(dim=1, keepdim=True)
-        known = whole > 0
-        target = target / torch.where(known, whole, torch.ones_like(whole))
-        return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
-
-
-class NPairPQLoss(SoftNPairLoss):
-    """Cross entropy between similarity by label and asymmetric similarity (eq. 2).
-
-    Scores are X Qᵀ, summed over the M sub-spaces: vectors against soft-assigned vectors, as in search. Unlabelled rows are neither anchors
-    nor in the softmax.
-
-    Examples:
-        >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
-        >>> round(float(NPairPQLoss()(x, x, labels=torch.eye(2))), 4)  # log(1 + 1/e)
-        0.3133
-    """
-
-    def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-        """The loss of unit-norm sub-vectors and their soft assignment, float [B, M, d], with multi-hot labels [B, C] (zero: unlabelled)."""
-        y = multihot(labels, x)
-        with torch.autocast(x.device.type, enabled=False):
-            scores = x.flatten(1) @ q.flatten(1).to(x.dtype).T
-        return super().forward(scores, y, y)
+    with torch.autocast(scores.device.type, enabled=False):
+        target = p.to(scores.dtype) @ r.to(scores.dtype).T
+    # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
+    logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
+    whole = target.sum(dim=1, keepdim=True)
+    known = whole > 0
+    target = target / torch.where(known, whole, torch.ones_like(whole))
+    return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
 
 
 def soft_npair_of_posteriors(p: Tensor, r: Tensor, sums: Tensor) -> Tensor:
-    """:class:`SoftNPairLoss` of the scores S = p · sums, for positive class probabilities p float [A, C] of queries and r float [B, C] of
+    """:func:`soft_npair` of the scores S = p · sums, for positive class probabilities p float [A, C] of queries and r float [B, C] of
     items, in half the time: Σ_j t_ij S_ij needs no matrix t."""
     matched = (p @ (r.T @ sums) * p).sum(dim=1) / (p @ r.sum(dim=0)).clamp_min(torch.finfo(p.dtype).tiny)
     loss: Tensor = ((p @ sums.T).logsumexp(dim=1) - matched).mean()
     return loss
+
+
+def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy between similarity by label and asymmetric similarity (eq. 2), a scalar.
+
+    Scores are X Qᵀ, summed over the M sub-spaces: unit-norm vectors x against soft-assigned vectors q, float [B, M, d], as in search.
+    Rows without any of the multi-hot labels [B, C] are neither anchors nor in the softmax.
+
+    Examples:
+        >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
+        >>> round(float(npair(x, x, labels=torch.eye(2))), 4)  # log(1 + 1/e)
+        0.3133
+    """
+    y = multihot(labels, x)
+    return soft_npair(_similarity(x, q), y, y)
+
+
+def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
+    """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)), a scalar, of the arguments of :func:`npair`.
+
+    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search), so the
+    margin is independent of the code length. A positive of an anchor is another labelled row that shares at
+    least one label with it, a negative a labelled row that shares none; unlabelled rows are ignored.
+
+    Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the most similar negative that is less similar
+    than p; if there is none, the least similar negative. Mean over all pairs whose anchor has a negative. Memory is O(B²): negatives
+    are found by binary search in the anchor's sorted negatives. A batch without triplets has loss 0.
+    """
+    positive, negative = label_pairs(labels, x)
+    similarity = _similarity(x, q) / x.shape[1]
+    used = positive & negative.any(dim=1, keepdim=True)
+    ordered = similarity.masked_fill(~negative, 9.0).sort(dim=1).values  # any cosine is below 9
+    below = torch.searchsorted(ordered.detach(), similarity.detach().contiguous())
+    # `below` negatives are less similar than the positive; with none, entry 0 is the least similar.
+    chosen = ordered.gather(1, (below - 1).clamp_min(0))
+    loss = (MARGIN + chosen - similarity).relu()
+    return loss.masked_fill(~used, 0).sum() / used.sum().clamp_min(1)
+
+
+def _similarity(x: Tensor, q: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return x.flatten(1) @ q.flatten(1).to(x.dtype).T
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.base import Dataset
-from ..losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
+from ..losses.classification import Variant, shares, subspace_classification, subspace_entropy
+from ..losses.npair import npair, triplet
 from ..nn.gpq import GPQNetwork
 from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.model import build_network, input_description
@@ -32,13 +33,6 @@ class GPQ(CodeMethod):
 
     network: GPQNetwork
 
-    def __init__(self, network: GPQNetwork, config: Config) -> None:
-        super().__init__(network, config)
-        own, beta = config.gpq, config.loss.beta
-        self.metric = TripletPQLoss() if own.metric == "triplet" else NPairPQLoss()
-        self.classification = SubspaceClassification(beta, own.classification)
-        self.entropy = SubspaceEntropy(beta, "code" if own.details == "authors" else "paper")
-
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum; see the module docstring."""
         own, loss, n, net = self.config.gpq, self.config.loss, len(batch.y), self.network
@@ -47,16 +41,18 @@ class GPQ(CodeMethod):
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
             raw = batch.joint_apart(net.backbone) if apart else batch.joint(net.backbone)
         raw = at_least_float32(raw)
-        labelled, prototypes = intra_normalize(raw[:n], net.M), net.classifier.raw
+        labelled, W = intra_normalize(raw[:n], net.M), net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
-        total = self.metric(labelled, quantised, batch.y)
+        total = (triplet if own.metric == "triplet" else npair)(labelled, quantised, batch.y)
         parts: dict[str, Tensor] = {own.metric: total}
         if loss.lambda1:
-            parts["classification"] = self.classification(labelled, prototypes, batch.y)
+            y = shares(batch.y, labelled)
+            parts["classification"] = subspace_classification(labelled, W, y, loss.beta, own.classification)
             total = total + loss.lambda1 * parts["classification"]
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), net.M)
-            parts["entropy"] = self.entropy(unlabelled, prototypes)
+            variant: Variant = "code" if own.details == "authors" else "paper"
+            parts["entropy"] = subspace_entropy(unlabelled, W, loss.beta, variant)
             total = total - loss.lambda2 * parts["entropy"]
         return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..config import TrainingConfig
-from ..losses import SoftNPairLoss
-from ..losses.classification import shares
+from ..losses.classification import shares, subspace_classification, subspace_entropy
+from ..losses.npair import soft_npair
 from ..nn.gpq_soft import SoftGPQNetwork, straight_through
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import intra_normalize, reverse_gradient
@@ -68,13 +68,14 @@ class SoftGPQ(PosteriorCodes):
         raw = net.raw_subvectors(p)
         x = intra_normalize(raw, net.M)
         codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
-        parts["npair"] = SoftNPairLoss()(net.scores(net.expected(target), codewords), target, target)
+        parts["npair"] = soft_npair(net.scores(net.expected(target), codewords), target, target)
         total = total + parts["npair"]
-        prototypes = net.classifier.raw
-        parts["classification"] = self.propagation(x, prototypes, target)
+        W = net.classifier.raw
+        parts["classification"] = subspace_classification(x, W, target, loss.beta)
         total = total + loss.lambda1 * parts["classification"]
         if loss.lambda2 and len(raw) > n:
-            parts["entropy"] = self.entropy(intra_normalize(reverse_gradient(raw[n:]), net.M), prototypes)
+            others = intra_normalize(reverse_gradient(raw[n:]), net.M)
+            parts["entropy"] = subspace_entropy(others, W, loss.beta)
             total = total - loss.lambda2 * parts["entropy"]
         return {"total": total, **parts}
 

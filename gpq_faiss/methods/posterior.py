@@ -22,7 +22,7 @@ from torch import Tensor
 from ..config import COMMITTEE_RATE, CONVOLUTION_RATE, Config, TrainingConfig
 from ..data.reader import Reader
 from ..errors import DataError
-from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
+from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..nn.backbones import MLP
 from ..nn.gpq import CodeNetwork
 from ..nn.heads import SubspaceHeads
@@ -54,10 +54,6 @@ class PosteriorCodes(CodeMethod):
 
     def __init__(self, network: CodeNetwork, config: Config) -> None:
         super().__init__(network, config)
-        beta = config.loss.beta
-        self.classification = SubspaceClassification(beta)
-        self.propagation = SubspaceSoftTargets(beta)
-        self.entropy = SubspaceEntropy(beta)
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
         self.rows = np.empty(0, np.int64)
@@ -164,15 +160,16 @@ class PosteriorCodes(CodeMethod):
         """Loss terms with non-zero weight and their sum."""
         loss, n, net = self.config.loss, len(batch.y), self.classes
         raw = batch.joint(lambda x: net.features(x, amp)[1])
-        prototypes = net.classifier.raw
-        parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
+        W, beta = net.classifier.raw, loss.beta
+        labelled, y = net.directions(raw[:n]), shares(batch.y, raw)
+        parts = {"classification": subspace_classification(labelled, W, y, beta)}
         total = loss.lambda1 * parts["classification"]
         if self.pseudo_labels is not None and len(raw) > n:
             p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
-            parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, p)
+            parts["propagation"] = subspace_classification(net.directions(raw[n:]), W, p, beta)
             total = total + loss.lambda1 * self.pseudo_labels.weight * parts["propagation"]
         if loss.lambda2 and len(raw) > n:
-            parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
+            parts["entropy"] = subspace_entropy(net.directions(reverse_gradient(raw[n:])), W, beta)
             total = total - loss.lambda2 * parts["entropy"]
         return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..config import Config, TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
-from ..losses import ExtraLosses
+from ..losses.extra import ExtraLosses
 from ..nn.backbones import Backbone
 from ..nn.gpq import CodeNetwork
 from ..nn.joint import LABELLED, UNLABELLED, Share

@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.losses import (
-    NPairPQLoss,
-    SubspaceClassification,
-    SubspaceEntropy,
-    SubspaceSoftTargets,
-    TripletPQLoss,
-)
-from gpq_faiss.losses.triplet import MARGIN
+from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
+from gpq_faiss.losses.npair import MARGIN, npair, soft_npair, soft_npair_of_posteriors, triplet
 from gpq_faiss.nn.quantizer import intra_normalize, reexpress, soft_assign
 
 Vector = list[float]
@@ -111,13 +105,11 @@ def test_losses_are_the_equations(
     batch: tuple[Tensor, Tensor, Tensor, Tensor], variant: Any, beta: float
 ) -> None:
     x, q, W, labels = batch
-    assert float(NPairPQLoss()(x, q, labels)) == pytest.approx(naive_npair(x, q, labels), abs=1e-9)
-    assert float(TripletPQLoss()(x, q, labels)) == pytest.approx(naive_triplet(x, q, labels), abs=1e-9)
-    got = float(SubspaceClassification(beta, variant)(x, W, labels))
+    assert float(npair(x, q, labels)) == pytest.approx(naive_npair(x, q, labels), abs=1e-9)
+    assert float(triplet(x, q, labels)) == pytest.approx(naive_triplet(x, q, labels), abs=1e-9)
+    got = float(subspace_classification(x, W, shares(labels, x), beta, variant))
     assert got == pytest.approx(naive_classification(x, W, labels, variant, beta), abs=1e-9)
-    shares = labels / labels.sum(dim=1, keepdim=True).clamp_min(1)
-    assert float(SubspaceSoftTargets(beta, variant)(x, W, shares)) == pytest.approx(got, abs=1e-6)
-    entropy = float(SubspaceEntropy(beta, variant)(x, W))
+    entropy = float(subspace_entropy(x, W, beta, variant))
     assert entropy == pytest.approx(naive_entropy(x, W, variant, beta), abs=1e-9)
     assert -1e-12 <= entropy <= math.log(W.shape[1]) + 1e-12
 
@@ -129,11 +121,10 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant: str) -> No
     W = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
     labels = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
     known = labels.any(dim=1)
-    pairs = NPairPQLoss()
     for loss in (
-        lambda v, y: pairs(v, v, y),
-        lambda v, y: SubspaceClassification(variant=variant)(v, W, y),
-        lambda v, y: TripletPQLoss()(v, v, y),
+        lambda v, y: npair(v, v, y),
+        lambda v, y: subspace_classification(v, W, shares(y, v), variant=variant),
+        lambda v, y: triplet(v, v, y),
     ):
         (gradient,) = torch.autograd.grad(loss(x, labels), x)
         (kept,) = torch.autograd.grad(loss(x[known], labels[known]), x)
@@ -156,20 +147,23 @@ def test_gradients() -> None:
     raw, Z, W = parameter(4, 6), parameter(2, 3, 3), parameter(2, 3, 3)
     labels = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
 
-    def npair(raw: Tensor, Z: Tensor, W: Tensor) -> Tensor:
+    def pairs(raw: Tensor, Z: Tensor, W: Tensor) -> Tensor:
         x = intra_normalize(raw, 2)
-        return NPairPQLoss()(x, soft_assign(x, reexpress(Z, W, 3.0), 3.0), labels)
+        return npair(x, soft_assign(x, reexpress(Z, W, 3.0), 3.0), labels)
 
-    assert torch.autograd.gradcheck(npair, (raw, Z, W))
+    assert torch.autograd.gradcheck(pairs, (raw, Z, W))
+    y = shares(labels, raw)
     for variant in ("paper", "code"):
-        loss = SubspaceClassification(2.0, variant)
-        assert torch.autograd.gradcheck(lambda r, w, f=loss: f(intra_normalize(r, 2), w, labels), (raw, W))
-    for entropy in (SubspaceEntropy(2.0), SubspaceEntropy(2.0, "code")):
-        assert torch.autograd.gradcheck(lambda r, w, e=entropy: e(intra_normalize(r, 2), w), (raw, W))
+
+        def classified(r: Tensor, w: Tensor, variant: Any = variant) -> Tensor:
+            x = intra_normalize(r, 2)
+            return subspace_classification(x, w, y, 2.0, variant) + subspace_entropy(x, w, 2.0, variant)
+
+        assert torch.autograd.gradcheck(classified, (raw, W))
 
     def mined(r: Tensor, z: Tensor) -> Tensor:
         x = intra_normalize(r, 2)
-        return TripletPQLoss()(x, soft_assign(x, z, 3.0), labels)
+        return triplet(x, soft_assign(x, z, 3.0), labels)
 
     assert torch.autograd.gradcheck(mined, (raw, Z))
 
@@ -183,13 +177,56 @@ def test_half_precision_region_computes_in_full() -> None:
     def all_losses() -> list[Tensor]:
         q = soft_assign(x, W, 20.0)
         return [
-            NPairPQLoss()(x, q, y),
-            TripletPQLoss()(x, q, y),
-            SubspaceClassification()(x, W, y),
-            SubspaceEntropy()(x, W),
+            npair(x, q, y),
+            triplet(x, q, y),
+            subspace_classification(x, W, y),
+            subspace_entropy(x, W),
         ]
 
     plain = all_losses()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = all_losses()
     assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+# With class probabilities ---------------------------------------------------------------------------------------------
+
+
+def naive_soft(scores: Tensor, p: Tensor, r: Tensor) -> float:
+    S, P, R = scores.tolist(), p.tolist(), r.tolist()
+    items = [j for j in range(len(R)) if sum(R[j]) > 0]
+    lost = []
+    for i in range(len(P)):
+        t = {j: dot(P[i], R[j]) for j in items}
+        whole = sum(t.values())
+        if whole:
+            logs = dict(zip(items, softmax([S[i][j] for j in items]), strict=True))
+            lost.append(-sum(t[j] / whole * math.log(logs[j]) for j in items))
+    return sum(lost) / len(lost) if lost else 0.0
+
+
+def probabilities(n: int, C: int, generator: torch.Generator) -> Tensor:
+    """Class probabilities float64 [n, C]: some of labels, some zero, some in between."""
+    p = torch.rand(n, C, generator=generator, dtype=torch.float64).pow(4)
+    p = p / p.sum(dim=1, keepdim=True)
+    kind = torch.randint(4, (n,), generator=generator)
+    p[kind == 0] = 0
+    labels = torch.randint(C, (int((kind == 1).sum()),), generator=generator)
+    p[kind == 1] = torch.eye(C, dtype=torch.float64)[labels]
+    return p
+
+
+@settings(max_examples=60, deadline=None)
+@given(A=st.integers(1, 6), B=st.integers(1, 7), C=st.integers(1, 5), seed=st.integers(0, 10_000))
+def test_soft_npair_is_the_loop_over_queries_and_items(A: int, B: int, C: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    p, r = probabilities(A, C, generator), probabilities(B, C, generator)
+    scores = 5 * torch.randn(A, B, generator=generator, dtype=torch.float64)
+    assert float(soft_npair(scores, p, r)) == pytest.approx(naive_soft(scores, p, r), rel=1e-9, abs=1e-9)
+    p, r = (p + 0.01, r + 0.01)
+    sums = torch.randn(B, C, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(soft_npair_of_posteriors(p, r, sums), soft_npair(p @ sums.T, p, r))
+    nothing = scores.requires_grad_()
+    soft_npair(nothing, 0 * p, 0 * r).backward()  # type: ignore[no-untyped-call]
+    assert nothing.grad is not None
+    assert not nothing.grad.any()

@@ -18,7 +18,8 @@ from gpq_faiss import evaluate, train
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.losses import NPairPQLoss, SubspaceClassification
+from gpq_faiss.losses.classification import shares, subspace_classification
+from gpq_faiss.losses.npair import npair
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
@@ -91,12 +92,12 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(details: 
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
     labelled = torch.from_numpy(directions[:LABELLED])
     y = given.y.double()
-    classification = float(SubspaceClassification(4.0, "code")(labelled, W, y))
+    classification = float(subspace_classification(labelled, W, shares(y, W), 4.0, "code"))
     assert parts["classification"] == pytest.approx(classification, rel=1e-5)
     quantised = soft_assign(labelled, gpq.network.codebooks().detach().double(), 20.0)
-    npair = float(NPairPQLoss()(labelled, quantised, y))
-    assert parts["npair"] == pytest.approx(npair, rel=1e-5)
-    assert parts["total"] == pytest.approx(npair + 0.1 * classification - 0.1 * entropy, rel=1e-5)
+    pairs = float(npair(labelled, quantised, y))
+    assert parts["npair"] == pytest.approx(pairs, rel=1e-5)
+    assert parts["total"] == pytest.approx(pairs + 0.1 * classification - 0.1 * entropy, rel=1e-5)
 
 
 def test_apart_and_joint_differ_and_both_batches_move_the_averages() -> None:

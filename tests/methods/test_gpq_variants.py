@@ -11,7 +11,7 @@ from model_factory import own_settings
 
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
-from gpq_faiss.losses import NPairPQLoss, TripletPQLoss
+from gpq_faiss.losses.npair import npair, triplet
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.methods.trainable import TrainingBatch
@@ -39,7 +39,7 @@ def test_a_variant_is_its_losses(variant: str, base: str) -> None:
     net = gpq.network
     labelled = intra_normalize(net.backbone(x[:12]), 3)
     metric = "triplet" if variant == "gpq-t" else "npair"
-    loss = {"triplet": TripletPQLoss(), "npair": NPairPQLoss()}[metric]
+    loss = {"triplet": triplet, "npair": npair}[metric]
     torch.testing.assert_close(parts[metric], loss(labelled, soft_assign(labelled, net.codebooks(), 20.0), y))
     weights = {metric: 1.0}
     if variant != "gpq-h":

@@ -24,7 +24,7 @@ from torch import nn
 
 from gpq_faiss.config import merge, validate
 from gpq_faiss.errors import UsageError
-from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
+from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.posterior_codebooks import fit_class_codebooks
@@ -138,8 +138,9 @@ def test_the_loss_is_that_of_the_class_networks() -> None:
     with torch.no_grad():
         v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
         v = v / v.norm(dim=2, keepdim=True)
-        classification = SubspaceClassification(loss.beta)(v[:15], net.classifier.raw, batch().y)
-        entropy = SubspaceEntropy(loss.beta)(v[15:], net.classifier.raw)
+        W, y = net.classifier.raw, shares(batch().y, v)
+        classification = subspace_classification(v[:15], W, y, loss.beta)
+        entropy = subspace_entropy(v[15:], W, loss.beta)
     torch.testing.assert_close(parts["classification"].detach(), classification)
     torch.testing.assert_close(parts["entropy"].detach(), entropy)
     expected = loss.lambda1 * classification - loss.lambda2 * entropy
@@ -167,9 +168,8 @@ def test_the_class_networks_lower_the_entropy_that_the_classifier_raises() -> No
     assert isinstance(net.backbone.head, SubspaceHeads)
     parameters = [net.classifier.raw, net.backbone.head.out]
     found = torch.autograd.grad(made.losses(batch(), amp=False)["entropy"], parameters)
-    plain = SubspaceEntropy(made.config.loss.beta)(
-        net.directions(net.features(batch().x[15:])[1]), net.classifier.raw
-    )
+    directions = net.directions(net.features(batch().x[15:])[1])
+    plain = subspace_entropy(directions, net.classifier.raw, made.config.loss.beta)
     expected = torch.autograd.grad(plain, parameters)
     assert all(bool((g.abs() > 1e-5).any()) for g in expected)
     torch.testing.assert_close(found, (expected[0], -expected[1]))

@@ -17,7 +17,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import UsageError
-from gpq_faiss.losses import SubspaceSoftTargets
+from gpq_faiss.losses.classification import subspace_classification
 from gpq_faiss.methods import propagation
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.leave_one_out import leave_one_out
@@ -244,10 +244,11 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
     batch = TrainingBatch(items, torch.from_numpy(y), 0, 10, torch.Generator(), labelled, others)
     parts = made.losses(batch, amp=False)
     net = made.network
-    expected = SubspaceSoftTargets(made.config.loss.beta)(
+    expected = subspace_classification(
         net.directions(net.features(items[4:])[1]),
         net.classifier.raw,
         torch.from_numpy(told[[rows.tolist().index(row) for row in others]]).float(),
+        made.config.loss.beta,
     )
     torch.testing.assert_close(parts["propagation"], expected, rtol=1e-3, atol=1e-4)
     loss = made.config.loss
