@@ -23,7 +23,7 @@ from ..data.reader import Reader
 from ..losses.extra import ExtraLosses
 from ..nn.backbones import Backbone
 from ..nn.gpq import CodeNetwork
-from ..nn.joint import LABELLED, UNLABELLED, Share
+from ..nn.joint import Share
 from .coders import Coder, ProductCoder
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -55,20 +55,18 @@ class TrainingBatch:
     @property
     def has_unlabelled(self) -> bool:
         """Whether U > 0 in the joint batch."""
-        if self.share is None:
-            return len(self.x) > len(self.y)
-        return any(unlabelled for _, unlabelled in self.share.counts)
+        return (len(self.x) if self.share is None else self.share.total) > len(self.y)
 
-    def joint(self, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """Output of ``run`` for all items of the joint batch, float [B + U, E], with gradients."""
-        return run(self.x) if self.share is None else self.share.joint(run, self.x)
+    def joint(self, run: Callable[[Tensor], Tensor], first: int = 0, last: int | None = None) -> Tensor:
+        """Output of ``run`` for the items ``first`` to ``last`` (default: all) of the joint batch, float [n, E], with gradients."""
+        if self.share is None:
+            return run(self.x[first:last])
+        return self.share.joint(run, self.x, first, last)
 
     def joint_apart(self, run: Callable[[Tensor], Tensor]) -> Tensor:
         """As :meth:`joint`, but labelled and unlabelled items (U > 0) are run separately."""
-        if self.share is None:
-            n = len(self.y)
-            return torch.cat([run(self.x[:n]), run(self.x[n:])])
-        return torch.cat([self.share.joint(run, self.x, (kind,)) for kind in (LABELLED, UNLABELLED)])
+        n = len(self.y)
+        return torch.cat([self.joint(run, 0, n), self.joint(run, n)])
 
 
 class TrainableMethod(nn.Module, ABC):

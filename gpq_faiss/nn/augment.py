@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .joint import Rows
+from .joint import Share
 
 
 def random_flip_crop(
@@ -14,7 +14,7 @@ def random_flip_crop(
     *,
     flip: bool = True,
     colour: Tensor | None = None,
-    rows: Rows | None = None,
+    share: Share | None = None,
 ) -> Tensor:
     """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and mirror it with probability one half.
 
@@ -23,17 +23,15 @@ def random_flip_crop(
         generator: on the CPU, so that it gives the same result on every device.
         flip: False only shifts, with the same draws.
         colour: of the padding, three numbers in the images' range; default: black.
-        rows: rows of a joint batch that these images are, to get the same draws as one process.
+        share: these images' place in a joint batch, to get the same draws as one process.
     """
     batch, _, height, width = images.shape
     pad = min(height, width) // 8
-    total = batch if rows is None else rows.total
-    drawn = torch.randint(2 * pad + 1, (2, total), generator=generator)
-    mirrored = (torch.rand(total, generator=generator) < 0.5) & flip
-    if rows is not None:
-        drawn, mirrored = drawn[:, rows.mine], mirrored[rows.mine]
-    device = images.device
-    dy, dx, mirrored = (t.to(device, non_blocking=True) for t in (*drawn, mirrored))
+    share = share or Share(0, batch, batch)
+    drawn = torch.randint(2 * pad + 1, (2, share.total), generator=generator)
+    mirrored = (torch.rand(share.total, generator=generator) < 0.5) & flip
+    device, own = images.device, slice(share.start, share.stop)
+    dy, dx, mirrored = (t[own].to(device, non_blocking=True) for t in (*drawn, mirrored))
     columns = torch.arange(width, device=device).expand(batch, width)
     columns = torch.where(mirrored[:, None], width - 1 - columns, columns) + dx[:, None]
     lines = torch.arange(height, device=device) + dy[:, None]

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,6 @@ from ..errors import ProcessError, UsageError
 from .quantizer import at_least_float32
 
 log = logging.getLogger(__name__)
-
-LABELLED, UNLABELLED = 0, 1
-"""The two kinds of items of a batch."""
 
 
 @contextlib.contextmanager
@@ -47,25 +43,18 @@ def add_up(x: Tensor) -> Tensor:
     return total
 
 
-class Rows(NamedTuple):
-    """Rows of a joint batch of ``total`` items that this process has: ``mine`` int64 [b]."""
-
-    total: int
-    mine: Tensor
-
-
 class DrawsByRow(nn.Module):
-    """A module that draws random numbers per item: for the whole joint batch, as one process would, of which it uses those of ``rows``,
-    its current items (None: all)."""
+    """A module that draws random numbers per item: for the whole joint batch, as one process would, of which it uses those of ``share``
+    (None: all)."""
 
-    rows: Rows | None = None
+    share: Share | None = None
 
     def drawn(self, draw: Callable[[list[int]], Tensor], shape: list[int], dim: int) -> Tensor:
         """``draw(shape)``, where ``shape[dim]`` is the number of current items."""
-        if self.rows is None:
+        if self.share is None:
             return draw(shape)
-        whole = draw([*shape[:dim], self.rows.total, *shape[dim + 1 :]])
-        return whole.index_select(dim, self.rows.mine.to(whole.device))
+        whole = draw([*shape[:dim], self.share.total, *shape[dim + 1 :]])
+        return whole.narrow(dim, self.share.start, shape[dim])
 
     def normal(self, like: Tensor, shape: list[int], dim: int) -> Tensor:
         """Standard normal numbers of the type and device of ``like``."""
@@ -73,21 +62,15 @@ class DrawsByRow(nn.Module):
 
 
 class RowDropout(nn.Dropout, DrawsByRow):
-    """Dropout with items along the dimension ``dim``."""
-
-    def __init__(self, p: float, dim: int = 0) -> None:
-        super().__init__(p)
-        self.dim = dim
+    """Dropout with items along the first dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input after dropout."""
-        if self.rows is None or not self.training:
+        if self.share is None or not self.training:
             return super().forward(input)
-
-        def scale(size: list[int]) -> Tensor:
-            return functional.dropout(input.new_ones(size), self.p)
-
-        return input * self.drawn(scale, list(input.shape), self.dim)
+        return input * self.drawn(
+            lambda size: functional.dropout(input.new_ones(size), self.p), list(input.shape), 0
+        )
 
 
 class RowNoise(DrawsByRow):
@@ -104,53 +87,38 @@ class RowNoise(DrawsByRow):
 
 @dataclass(frozen=True)
 class Share:
-    """This process' part of a joint batch, in which labelled items come before unlabelled ones, each in the order of the processes.
+    """This process' part of a joint batch of ``total`` items: those from ``start`` to ``stop``, possibly none. ``drawing``: modules that
+    draw random numbers per item."""
 
-    Attributes:
-        rank: of this process.
-        counts: labelled and unlabelled items of every process, possibly 0.
-        drawing: modules that draw random numbers per item.
-    """
-
-    rank: int
-    counts: tuple[tuple[int, int], ...]
+    start: int
+    stop: int
+    total: int
     drawing: tuple[DrawsByRow, ...] = ()
 
-    def rows(self, kinds: tuple[int, ...] = (LABELLED, UNLABELLED)) -> Rows:
-        """Rows of the own items of these kinds among all items of these kinds."""
-        start, mine = 0, []
-        for kind in kinds:
-            before = start + sum(counts[kind] for counts in self.counts[: self.rank])
-            mine.append(torch.arange(before, before + self.counts[self.rank][kind]))
-            start += sum(counts[kind] for counts in self.counts)
-        return Rows(start, torch.cat(mine))
-
     def joint(
-        self,
-        run: Callable[[Tensor], Tensor],
-        x: Tensor,
-        kinds: tuple[int, ...] = (LABELLED, UNLABELLED),
+        self, run: Callable[[Tensor], Tensor], x: Tensor, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """Output of ``run`` for all items of these kinds, where each process runs its own; with gradients for these.
+        """Output of ``run`` for the items ``first`` to ``last`` of the joint batch, where each process runs its own; with gradients.
 
         Args:
             run: items [b, ...] to outputs float [b, E], independent per item except in :class:`JointBatchNorm`.
-            x: the own items of both kinds, labelled ones first.
-            kinds: kinds of items to run.
+            x: the own items.
+            first, last: default: all items.
 
         Returns:
             float [B, E], at least float32, equal in every process.
         """
-        rows = self.rows(kinds)
-        first = 0 if LABELLED in kinds else self.counts[self.rank][LABELLED]
+        last = self.total if last is None else last
+        start, stop = (min(max(at, first), last) for at in (self.start, self.stop))
+        part = Share(start - first, stop - first, last - first)
         for module in self.drawing:
-            module.rows = rows
+            module.share = part
         try:
-            out = at_least_float32(run(x[first : first + len(rows.mine)]))
+            out = at_least_float32(run(x[start - self.start : stop - self.start]))
         finally:
             for module in self.drawing:
-                module.rows = None
-        return add_up(out.new_zeros(rows.total, *out.shape[1:]).index_copy(0, rows.mine.to(out.device), out))
+                module.share = None
+        return add_up(functional.pad(out, (0, 0, part.start, part.total - part.stop)))
 
 
 class JointBatchNorm(nn.SyncBatchNorm):
@@ -188,18 +156,14 @@ def join_batch_norm(network: nn.Module) -> None:
     Raises:
         UsageError: an unsupported kind of batch norm.
     """
-    for module in list(network.modules()):
-        for name, layer in list(module.named_children()):
-            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                continue
-            if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-                raise UsageError(
-                    f"this backbone has an unsupported kind of batch norm ({type(layer).__name__}) for several processes: "
-                    "train it in one process, or choose another backbone"
-                )
-            made = JointBatchNorm(
-                layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+    for layer in network.modules():
+        plain = type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not plain:
+            raise UsageError(
+                f"this backbone has an unsupported kind of batch norm ({type(layer).__name__}) for several processes: "
+                "train it in one process, or choose another backbone"
             )
-            for key, value in [*layer.named_parameters(), *layer.named_buffers()]:
-                setattr(made, key, value)
-            setattr(module, name, made.train(layer.training))
+    nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+    for layer in network.modules():
+        if type(layer) is nn.SyncBatchNorm:
+            layer.__class__ = JointBatchNorm

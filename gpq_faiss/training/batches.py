@@ -91,30 +91,22 @@ def training_batches(
     """
     group = group or Group()
 
-    def both(step: int) -> list[NDArray[np.int64]]:
-        return [labelled.at(step), unlabelled.at(step) if unlabelled else labelled.rows[:0]]
+    def rows_of(step: int) -> NDArray[np.int64]:
+        return np.concatenate([sampler.at(step) for sampler in (labelled, unlabelled) if sampler])
 
-    def own() -> Iterator[NDArray[np.int64]]:
-        for step in steps:
-            yield np.concatenate([group.share(rows) for rows in both(step)])
-
-    stream = reader.stream(own()) if group.size == 1 else reader.stream(own(), empty=True)
+    stream = reader.stream((group.share(rows_of(step)) for step in steps), empty=group.size > 1)
     for step, (values, ok) in zip(steps, stream, strict=True):
-        rows = both(step)
-        parts = group.join(ok)
-        l_parts, u_parts = zip(
-            *((part[:n], part[n:]) for part, n in zip(parts, group.shares(len(rows[0])), strict=True)),
-            strict=True,
-        )
-        kept = [some[np.concatenate(there)] for some, there in zip(rows, (l_parts, u_parts), strict=True)]
-        if not len(kept[0]):
+        rows, parts = rows_of(step), group.join(ok)
+        there = np.concatenate(parts)
+        n = int(there[: labelled.batch].sum())
+        if not n:
             raise DataError(
-                f"{reader.dataset.name}: none of the {len(rows[0])} labelled items of step {step} could be read"
+                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} could be read"
             )
-        if group.size == 1:
-            yield Drawn(values, kept[0], kept[1])
-            continue
-        if group.main:
-            reader.count_broken(np.setdiff1d(np.concatenate(rows), np.concatenate(kept)))
-        counts = tuple((int(a.sum()), int(b.sum())) for a, b in zip(l_parts, u_parts, strict=True))
-        yield Drawn(values, kept[0], kept[1], Share(group.rank, counts))
+        kept, share = rows[there], None
+        if group.size > 1:
+            if group.main:
+                reader.count_broken(rows[~there])
+            ends = np.cumsum([0, *(part.sum() for part in parts)])
+            share = Share(int(ends[group.rank]), int(ends[group.rank + 1]), len(kept))
+        yield Drawn(values, kept[:n], kept[n:], share)

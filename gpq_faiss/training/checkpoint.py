@@ -46,23 +46,22 @@ class RunState:
         method, optimizer: the objects whose state is saved.
 
     Attributes:
-        step, seconds: steps and time so far.
+        step, seconds: steps and training time so far, the latter up to the last :meth:`tick`.
         best, best_step, best_state: the best validation mAP, its step (0: none yet) and weights.
         lines: log lines.
         saved: monotonic time of the last checkpoint.
     """
 
     def __init__(self, folder: Path, method: TrainableMethod, optimizer: Optimizer) -> None:
-        self.folder = folder
+        self.checkpoint = folder / CHECKPOINT
         self.method = method
         self.optimizer = optimizer
-        self.step = 0
+        self.step = self.best_step = 0
         self.seconds = 0.0
         self.best = -math.inf
-        self.best_step = 0
         self.best_state: dict[str, Tensor] = {}
         self.lines: list[str] = []
-        self._began = self.saved = time.monotonic()
+        self.start()
 
     def start(self) -> None:
         """Start the clock, after the seconds of earlier processes."""
@@ -72,11 +71,6 @@ class RunState:
     def tick(self) -> None:
         """Update :attr:`seconds`."""
         self.seconds = time.monotonic() - self._began
-
-    @property
-    def checkpoint(self) -> Path:
-        """Path of the checkpoint."""
-        return self.folder / CHECKPOINT
 
     def keep_best(self, score: float) -> None:
         """Store the current weights as the best so far."""
@@ -95,18 +89,12 @@ class RunState:
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        meta = {
-            "identity": identity,
-            "step": self.step,
-            "seconds": self.seconds,
-            "best": self.best if self.best_step else None,
-            "best_step": self.best_step,
-            "lines": self.lines,
-        }
+        meta = {name: getattr(self, name) for name in ("step", "seconds", "best_step", "lines")}
+        meta |= {"identity": identity, "best": self.best if self.best_step else None}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise write_error(self.folder, error) from error
+            raise write_error(self.checkpoint.parent, error) from error
         with atomic_path(self.checkpoint) as temporary:
             save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
         self.saved = time.monotonic()
@@ -126,7 +114,7 @@ class RunState:
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
         if meta["identity"] != identity:
-            raise other_run(self.folder)
+            raise other_run(self.checkpoint.parent)
         return {"meta": meta, **tensors}
 
     def take(self, found: dict[str, Any]) -> None:
@@ -136,26 +124,24 @@ class RunState:
             DataError: it does not fit this network.
         """
         meta = found["meta"]
-        tensors = {name: value for name, value in found.items() if name != "meta"}
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
+        parts: dict[str, dict[str, Tensor]] = {"method": {}, "best": {}, "optimizer": {}}
+        for name, value in found.items():
+            kind, _, key = name.partition(".")
+            if kind in parts:
+                parts[kind][key] = value
         try:
-            self.method.load_state_dict(part("method."))
+            self.method.load_state_dict(parts["method"])
         except RuntimeError:
             raise DataError(
                 f"{self.checkpoint} does not fit this network; it is from another version of gpq-faiss: "
                 "start again with --overwrite"
             ) from None
-        self.best_state = part("best.")
+        self.best_state = parts["best"]
         state: dict[int, dict[str, Tensor]] = {}
-        for name, value in part("optimizer.").items():
+        for name, value in parts["optimizer"].items():
             i, key = name.split(".", 1)
             state.setdefault(int(i), {})[key] = value
-        self.optimizer.load_state_dict(
-            {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
-        )
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]
         self.best_step = meta["best_step"]
         self.best = -math.inf if meta["best"] is None else meta["best"]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import UsageError
 
 
-@dataclass(frozen=True)
-class Launch:
-    """This process among the processes of a run.
-
-    Attributes:
-        rank, size: number of this process, from 0, and number of processes.
-        local_rank, local_size: the same on this machine.
-    """
+class Launch(NamedTuple):
+    """This process among those of a run: its number, from 0, and their number; the same on this machine."""
 
     rank: int
     size: int
@@ -29,23 +23,19 @@ def launched() -> Launch | None:
     Raises:
         UsageError: the variables contradict each other.
     """
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(name in os.environ for name in names):
+    said = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    if not (said[0] and said[1] and "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
         return None
     try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        found = Launch(*map(int, (*said[:2], said[2] or said[0], said[3] or said[1])))
+        if not 0 <= found.rank < found.size or not 0 <= found.local_rank < found.local_size <= found.size:
+            raise ValueError
     except ValueError:
         raise UsageError(
-            "RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: start with torchrun"
+            "RANK={}, WORLD_SIZE={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={} contradict each other or are no whole numbers: "
+            "start with torchrun".format(*said)
         ) from None
-    if not 0 <= rank < size or not 0 <= local_rank < local_size <= size:
-        raise UsageError(
-            f"RANK={rank}, WORLD_SIZE={size}, LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size} contradict each other: "
-            "start with torchrun"
-        )
-    return Launch(rank, size, local_rank, local_size) if size > 1 else None
+    return found if found.size > 1 else None
 
 
 def is_first() -> bool:

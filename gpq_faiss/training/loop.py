@@ -124,8 +124,7 @@ class _Task:
             generator = torch.Generator().manual_seed(_step_seed(training.seed, step))
             x = to_input(values, device)
             if augment != "none":
-                mine = None if share is None else share.rows()
-                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour, rows=mine)
+                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour, share=share)
             y = torch.from_numpy(self.labels.dense(rows)).to(device, non_blocking=True)
             part = None if share is None else replace(share, drawing=drawing)
             yield TrainingBatch(x, y, step, steps, generator, rows, others, part)

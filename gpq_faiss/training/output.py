@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, OutputExistsError, UsageError
-from ..files import (
-    check_output,
-    fingerprint,
-    read_json,
-    recover,
-    unfinished,
-    write_error,
-    write_json,
-)
+from ..files import check_output, fingerprint, read_json, recover, unfinished, write_error, write_json
 from .checkpoint import BEGUN, CHECKPOINT, other_run
 
 
@@ -89,48 +81,28 @@ class Output:
             OutputExistsError: a finished model of another identity exists.
             DataError: an unfinished run of another identity exists, or the folder cannot be written.
         """
-        if self.resume and self.finished and not self._replaces(identity):
-            if self._settings().get("run_identity") != identity:
+        begun, settings = self.partial / BEGUN, {}
+        if self.finished:
+            settings = read_json(self.model / "config.json", "a model's settings")
+        # The model is kept until the new one is complete; the record lets ``resume`` replace it, too.
+        mark = fingerprint(json.dumps(settings, sort_keys=True))
+        if self.overwrite:
+            try:
+                for path in (self.partial / CHECKPOINT, begun):
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                raise write_error(self.partial, error) from error
+            if self.finished:
+                write_json(begun, {"identity": identity, "replaces": mark})
+        elif self.resume and self.finished:
+            record = read_json(begun, "the beginning of a training") if begun.exists() else {}
+            if isinstance(record, dict) and record.get("replaces") == mark:
+                if record.get("identity") != identity:
+                    raise other_run(self.partial)
+                return True
+            if settings.get("run_identity") != identity:
                 raise OutputExistsError(
                     f"{self.model} is a finished model of other settings or data: choose another --out, or --overwrite it"
                 )
             return False
-        if self.overwrite:
-            self._begin_anew(identity)
         return True
-
-    def _begin_anew(self, identity: str) -> None:
-        """Remove an unfinished run; if a model exists, record that the new run will replace it.
-
-        The model is kept until the new one is complete; the record lets ``resume`` replace it, too.
-        """
-        try:
-            for name in (CHECKPOINT, BEGUN):
-                (self.partial / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise write_error(self.partial, error) from error
-        if self.finished:
-            write_json(self.partial / BEGUN, {"identity": identity, "replaces": self._mark()})
-
-    def _replaces(self, identity: str) -> bool:
-        """Whether the unfinished run was started to replace the existing model.
-
-        Raises:
-            DataError: it was, but with other settings or data.
-        """
-        if not (self.partial / BEGUN).exists():
-            return False
-        begun = read_json(self.partial / BEGUN, "the beginning of a training")
-        if not isinstance(begun, dict) or begun.get("replaces") != self._mark():
-            return False
-        if begun.get("identity") != identity:
-            raise other_run(self.partial)
-        return True
-
-    def _settings(self) -> dict[str, object]:
-        settings: dict[str, object] = read_json(self.model / "config.json", "a model's settings")
-        return settings
-
-    def _mark(self) -> str:
-        """Fingerprint of an existing model."""
-        return fingerprint(json.dumps(self._settings(), sort_keys=True))

@@ -56,10 +56,6 @@ class Group(Readers):
         """This process' part of ``rows``; parts differ by at most one item."""
         return rows[len(rows) * self.rank // self.size : len(rows) * (self.rank + 1) // self.size]
 
-    def shares(self, n: int) -> list[int]:
-        """Sizes of the shares of n items."""
-        return [n * (rank + 1) // self.size - n * rank // self.size for rank in range(self.size)]
-
     def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         """Arrays bool [n] of all processes, of any sizes, in rank order."""
         return [each.astype(bool) for each in self._bytes(part.astype(np.uint8))]
@@ -75,11 +71,10 @@ class Group(Readers):
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with connected():
             dist.all_gather(sizes, torch.tensor([len(own)]))
-            parts = [torch.zeros(max(map(int, sizes)), dtype=torch.uint8) for _ in range(self.size)]
-            padded = torch.zeros_like(parts[0])
-            padded[: len(own)] = torch.from_numpy(own.copy())
-            dist.all_gather(parts, padded)
-        return [part.numpy()[: int(n)] for part, n in zip(parts, sizes, strict=True)]
+            n = [int(size) for size in sizes]
+            parts = [torch.zeros(max(n), dtype=torch.uint8) for _ in n]
+            dist.all_gather(parts, torch.from_numpy(np.pad(own, (0, max(n) - len(own)))))
+        return [part.numpy()[:size] for part, size in zip(parts, n, strict=True)]
 
     def copy(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Broadcast values of process 0.
@@ -123,12 +118,10 @@ class Group(Readers):
         flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor([float(flag)])])
         with connected():
             dist.all_reduce(flat)
-        start = 0
-        for gradient in gradients:
-            stop = start + gradient.numel()
-            gradient.copy_(flat[start:stop].view(gradient.shape)).div_(self.size)
-            start = stop
-        return bool(flat[-1] > 0)
+        *summed, flags = torch.split_with_sizes(flat, [*(g.numel() for g in gradients), 1])
+        for gradient, total in zip(gradients, summed, strict=True):
+            gradient.copy_(total.view_as(gradient)).div_(self.size)
+        return bool(flags > 0)
 
     def wait(self) -> None:
         """Wait for all processes."""
@@ -147,20 +140,14 @@ class Group(Readers):
         try:
             yield
         except GpqError as error:
-            if self.size == 1:
-                raise
             own = error
         found = self.texts("" if own is None else f"{own.exit_code}{own}")
-        failed = [(rank, text) for rank, text in enumerate(found) if text]
-        if not failed:
-            return
-        rank, text = failed[0]
-        if own is not None and self.main:
-            raise own
-        if self.main:
-            kind = UsageError if text.startswith("2") else DataError
-            raise kind(f"process {rank} of {self.size}: {text[1:]}")
-        raise ProcessError(f"process {rank} of {self.size} failed: {text[1:]}")
+        for rank, text in enumerate(found):
+            if own is not None and self.main:
+                raise own
+            if text:
+                kind = ProcessError if not self.main else UsageError if text.startswith("2") else DataError
+                raise kind(f"process {rank} of {self.size}: {text[1:]}")
 
     def memory(self, size: int) -> NDArray[np.uint8] | None:
         """Zeroed shared memory of this machine's processes, uint8 [size]; None if the system does not support it."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpq_faiss.nn.augment import random_flip_crop
-from gpq_faiss.nn.joint import Rows
+from gpq_faiss.nn.joint import Share
 
 
 def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor) -> Tensor:
@@ -41,7 +41,8 @@ def test_batch_equals_loop(size: int, flip: bool, typed: torch.dtype) -> None:
         for b in range(9):
             expected = naive(images[b], dy[b], dx[b], flip and mirrored[b], pad, padding)
             assert torch.equal(found[b], expected)
-    part = torch.tensor([1, 4, 8])
     generator = torch.Generator().manual_seed(1)
-    of_share = random_flip_crop(images[part], generator, flip=flip, colour=colour, rows=Rows(9, part))
-    assert torch.equal(of_share, found[part])
+    of_share = random_flip_crop(
+        images[2:7], generator, flip=flip, colour=torch.tensor([3.0, 200.0, 7.0]), share=Share(2, 7, 9)
+    )
+    assert torch.equal(of_share, found[2:7])

@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from killing import run_killed
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, merge, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, DeviceError, OutputExistsError, UsageError
@@ -33,7 +30,7 @@ from gpq_faiss.nn.model import build_network, load_model
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train as train_any
 from gpq_faiss.training import loop
-from gpq_faiss.training.batches import EpochSampler, hold_out, training_batches
+from gpq_faiss.training.batches import EpochSampler, hold_out
 from gpq_faiss.training.checkpoint import RunState
 from gpq_faiss.training.loop import count_steps, learning_rate
 
@@ -65,29 +62,6 @@ def test_sampler_passes_over_every_row_once_an_epoch(n: int, batch: int, seed: i
     # A batch depends on its step alone, not on what was asked before: the ground of resuming.
     again = EpochSampler(rows, batch, seed, 0)
     np.testing.assert_array_equal(again.at(steps - 1), batches[-1])
-
-
-@given(seed=st.integers(0, 100), bad=st.floats(0, 0.6), unlabelled=st.booleans())
-@settings(deadline=None, max_examples=40)
-def test_a_batch_knows_the_rows_of_what_could_be_read(seed: int, bad: float, unlabelled: bool) -> None:
-    readable = np.random.default_rng(seed).random(80) >= bad
-    readable[[0, 8, 16]] = True
-
-    class HalfReadable:
-        """Gives of every row its number, if it can be read."""
-
-        def stream(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            for rows in batches:
-                yield rows[readable[rows]], readable[rows]
-
-    own = EpochSampler(np.arange(0, 24, 8), 3, seed, 0)
-    others = EpochSampler(np.arange(30, 80), 20, seed, 1) if unlabelled else None
-    for values, rows, more, share in training_batches(cast(Reader, HalfReadable()), own, others, range(5)):
-        assert share is None
-        np.testing.assert_array_equal(values, np.concatenate([rows, more]))
-        assert (rows < 30).all()
-        assert (more >= 30).all()
-        assert len(more) > 0 or not unlabelled
 
 
 @given(share=st.floats(0.05, 0.5), classes=st.integers(2, 6), seed=st.integers(0, 3))

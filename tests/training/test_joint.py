@@ -16,7 +16,7 @@ from torch import nn
 
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DeviceError, UsageError
-from gpq_faiss.nn.joint import RowDropout, Rows, Share, join_batch_norm
+from gpq_faiss.nn.joint import RowDropout, Share, join_batch_norm
 from gpq_faiss.training.batches import EpochSampler, training_batches
 from gpq_faiss.training.launch import Launch, launched
 from gpq_faiss.training.parallel import Group, own_device
@@ -54,25 +54,35 @@ def test_an_item_is_decoded_by_one_process_of_a_machine(done: dict[str, Any]) ->
 class Shared(Group):
     """A group whose other processes are worked out here."""
 
-    def __init__(
-        self, rank: int, size: int, readable: NDArray[np.bool_], batches: list[list[NDArray[np.int64]]]
-    ) -> None:
+    def __init__(self, rank: int, size: int, readable: NDArray[np.bool_]) -> None:
         super().__init__(rank, size, rank, size)
-        object.__setattr__(self, "left", [self._parts(readable, rows, size) for rows in batches])
+        object.__setattr__(self, "readable", readable)
 
-    @staticmethod
-    def _parts(
-        readable: NDArray[np.bool_], rows: list[NDArray[np.int64]], size: int
-    ) -> list[NDArray[np.bool_]]:
-        return [
-            np.concatenate([readable[Group(0, 1, rank, size).share(some)] for some in rows])
-            for rank in range(size)
-        ]
+    def share(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        object.__setattr__(self, "rows", [*getattr(self, "rows", []), rows])
+        return super().share(rows)
 
     def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-        parts: list[NDArray[np.bool_]] = self.left.pop(0)  # type: ignore[attr-defined]
+        rows = self.rows.pop(0)  # type: ignore[attr-defined]
+        parts = [self.readable[Group(0, 1, rank, self.size).share(rows)] for rank in range(self.size)]  # type: ignore[attr-defined]
         np.testing.assert_array_equal(parts[self.rank], part)
         return parts
+
+
+class HalfReadable:
+    """Gives of every row its number, if it can be read."""
+
+    def __init__(self, readable: NDArray[np.bool_]) -> None:
+        self.readable = readable
+
+    def stream(
+        self, batches: Iterator[NDArray[np.int64]], *, empty: bool = False
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        for rows in batches:
+            yield rows[self.readable[rows]], self.readable[rows]
+
+    def count_broken(self, rows: NDArray[np.int64]) -> None:
+        assert not self.readable[rows].any()
 
 
 @given(seed=st.integers(0, 100), size=st.integers(2, 5), bad=st.floats(0, 0.7), unlabelled=st.booleans())
@@ -81,62 +91,41 @@ def test_shares_are_the_batches_of_one_process(seed: int, size: int, bad: float,
     """Every item that can be read is in one share, in the place that the share says, also where processes outnumber items."""
     readable = np.random.default_rng(seed).random(80) >= bad
     readable[[0, 8, 16]] = True
-
-    class HalfReadable:
-        """Gives of every row its number, if it can be read."""
-
-        def stream(
-            self, batches: Iterator[NDArray[np.int64]], *, empty: bool = False
-        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-            for rows in batches:
-                yield rows[readable[rows]], readable[rows]
-
-        def count_broken(self, rows: NDArray[np.int64]) -> None:
-            assert not readable[rows].any()
-
-    reader = cast(Reader, HalfReadable())
+    reader = cast(Reader, HalfReadable(readable))
     own = EpochSampler(np.arange(0, 24, 8), 3, seed, 0)
     others = EpochSampler(np.arange(30, 80), 20, seed, 1) if unlabelled else None
     steps = range(3)
     alone = list(training_batches(reader, own, others, steps))
-    empty = np.empty(0, np.int64)
-    batches = [[own.at(step), others.at(step) if others else empty] for step in steps]
     processes = [
-        list(training_batches(reader, own, others, steps, Shared(rank, size, readable, batches)))
+        list(training_batches(reader, own, others, steps, Shared(rank, size, readable)))
         for rank in range(size)
     ]
     for step, whole in zip(steps, alone, strict=True):
+        assert whole.share is None
+        np.testing.assert_array_equal(whole.values, np.concatenate([whole.rows, whole.unlabelled_rows]))
+        assert (whole.rows < 30).all()
+        assert (whole.unlabelled_rows >= 30).all()
+        assert len(whole.unlabelled_rows) > 0 or not unlabelled
         joint = np.full(len(whole.values), -1)
         for each in processes:
             drawn = each[step]
             np.testing.assert_array_equal(drawn.rows, whole.rows)
             np.testing.assert_array_equal(drawn.unlabelled_rows, whole.unlabelled_rows)
             assert drawn.share is not None
-            rows = drawn.share.rows()
-            assert rows.total == len(whole.values)
-            assert (joint[rows.mine.numpy()] == -1).all()
-            joint[rows.mine.numpy()] = drawn.values
+            assert drawn.share.total == len(whole.values)
+            mine = joint[drawn.share.start : drawn.share.stop]
+            assert (mine == -1).all()
+            mine[:] = drawn.values
         np.testing.assert_array_equal(joint, whole.values)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_dropout_of_a_share_is_that_of_the_joint_batch(dim: int) -> None:
-    layer = RowDropout(0.4, dim)
-    x = torch.randn(7, 7)
+def test_dropout_of_a_share_is_that_of_the_joint_batch() -> None:
+    layer, x = RowDropout(0.4), torch.randn(7, 7)
     torch.manual_seed(0)
     whole = layer(x)
-    layer.rows = Rows(7, torch.tensor([1, 4, 6]))
+    layer.share = Share(2, 5, 7)
     torch.manual_seed(0)
-    part = layer(x.index_select(dim, layer.rows.mine))
-    torch.testing.assert_close(part, whole.index_select(dim, layer.rows.mine), rtol=0, atol=0)
-
-
-def test_a_share_without_items_has_no_rows() -> None:
-    share = Share(1, ((3, 2), (0, 0), (1, 1)))
-    assert share.rows().total == 7
-    assert share.rows().mine.tolist() == []
-    assert Share(2, share.counts).rows().mine.tolist() == [3, 6]
-    assert Share(2, share.counts).rows((1,)).mine.tolist() == [2]
+    torch.testing.assert_close(layer(x[2:5]), whole[2:5], rtol=0, atol=0)
 
 
 def test_batch_norm_of_another_kind_is_refused() -> None:
@@ -155,12 +144,10 @@ def test_what_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(names, ("5", "8", "1", "4", "node0", "29500"), strict=True):
         monkeypatch.setenv(name, value)
     assert launched() == Launch(5, 8, 1, 4)
-    monkeypatch.setenv("RANK", "8")
-    with pytest.raises(UsageError, match="RANK=8, WORLD_SIZE=8"):
-        launched()
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(UsageError, match="whole numbers"):
-        launched()
+    for wrong in ("8", "one"):
+        monkeypatch.setenv("RANK", wrong)
+        with pytest.raises(UsageError, match=f"RANK={wrong}, WORLD_SIZE=8"):
+            launched()
 
 
 def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

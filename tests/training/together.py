@@ -91,8 +91,8 @@ CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
     "class networks": (preset("recommended"), MLP),
     "soft targets": (preset("gpq"), MLP),
 }
-COUNTS = ((5, 2), (3, 6))
-"""Labelled and unlabelled items of two processes."""
+ITEMS, LABELLED, SHARE = 16, 8, 5
+"""Items of a batch, how many of them are labelled, and how many the first of two processes has."""
 
 
 def _gradients(method: TrainableMethod, batch: TrainingBatch, group: Group) -> dict[str, Tensor]:
@@ -115,15 +115,14 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
     for name, (base, network) in CONFIGS.items():
         config = merge(merge(base, SMALL), network)
         dataset, labels = open_digits(), open_digits().require_labels()
-        rows = np.arange(sum(map(sum, COUNTS)))
-        n = sum(a for a, _ in COUNTS)
+        rows, n = np.arange(ITEMS), LABELLED
         size = 16 if network is VGG else 8
         with Reader(dataset, size) as reader:
             values, _ = reader.fetch(rows)
         x = torch.from_numpy(values).double().to(device) / 255
         y = torch.from_numpy(labels.dense(rows[:n])).to(device)
-        share = Share(group.rank, COUNTS)
-        mine = share.rows().mine
+        start, stop = ((0, SHARE), (SHARE, ITEMS))[group.rank]
+        share = Share(start, stop, ITEMS)
         results = []
         for several in (False, True):
             method = build_gpq(config, dataset, size, labels.n_classes).double().to(device)
@@ -136,9 +135,7 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
                 drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
                 part = replace(share, drawing=drawing)
             generator = torch.Generator().manual_seed(3)
-            seen = random_flip_crop(
-                x[mine.to(device)] if part else x, generator, rows=part.rows() if part else None
-            )
+            seen = random_flip_crop(x[start:stop] if part else x, generator, share=part)
             batch = TrainingBatch(seen, y, 0, 10, generator, rows[:n], rows[n:], part)
             results.append(_gradients(method, batch, group if part else Group()))
         one, two = results
