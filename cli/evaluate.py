@@ -93,7 +93,7 @@ def evaluate(
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
-    from gpq_faiss.report.figure import check_picture
+    from gpq_faiss.report.plots import check_picture
     from gpq_faiss.stages.evaluate import evaluate as run
     from gpq_faiss.stages.evaluation_result import DEFAULT_KS
 

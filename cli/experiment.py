@@ -132,8 +132,8 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     from gpq_faiss.experiment.grid import read_grid
     from gpq_faiss.experiment.run import run_experiment
 
-    chosen = read_grid(grid).with_options(**{key: options.pop(key) for key in _OF_THE_GRID})
-    chosen = chosen.with_settings(parse_settings(changes))
+    given = {key: options.pop(key) for key in _OF_THE_GRID}
+    chosen = read_grid(grid).with_options(parse_settings(changes), **given)
     # The steps of every training are many; what is of interest here is each run as it ends.
     with only_warnings("gpq_faiss.training.loop"):
         summary = run_experiment(chosen, data, **options)

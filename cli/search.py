@@ -89,7 +89,7 @@ def search(
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.indexes.filters import Allow, Deny
-    from gpq_faiss.report.figure import check_picture
+    from gpq_faiss.report.plots import check_picture
     from gpq_faiss.stages.search import search as run
 
     if options["min_score"] is not None and k is not None:

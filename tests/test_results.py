@@ -35,7 +35,6 @@ ROWS = {
     "*exact float features*": "float",
     "*classifier; six of them: class probabilities, no code*": "classifier; classifier-6",
     "preset `unseen-classes`": "posterior",
-    "one class network in place of six": "one class network instead of a committee",
     "the default, nothing propagated": "posterior (preset recommended, nothing propagated)",
 }
 MAIN, FEW, ALL = "default-cifar10", "default-cifar10-few", "table2"

@@ -10,6 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +57,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass
 class TrainingCache:
     """The latest training of a process, for runs that differ from it only in how codes are made from it: other lengths of
     class-posterior codes, for example. Their results are those of a training of their own."""
 
-    def __init__(self) -> None:
-        self._fitted: Fitted | None = None
-        self._key = ""
+    fitted: Fitted | None = None
+    key: str = ""
 
     def get(self, spec: RunSpec) -> Fitted | None:
         """The training, if it can be reused for ``spec``."""
-        same = self._fitted is not None and self._key == _without(spec, type(self._fitted.method).codes_only)
-        return self._fitted if same else None
+        same = self.fitted is not None and self.key == _without(spec, type(self.fitted.method).codes_only)
+        return self.fitted if same else None
 
     def keep(self, spec: RunSpec, fitted: Fitted) -> None:
         """Store the training of ``spec``, or nothing if others cannot reuse it."""
         codes_only = type(fitted.method).codes_only
         shared = bool(codes_only) and not fitted.held
-        self._fitted, self._key = (fitted, _without(spec, codes_only)) if shared else (None, "")
+        self.fitted, self.key = (fitted, _without(spec, codes_only)) if shared else (None, "")
 
 
 def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
@@ -91,7 +92,7 @@ def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
 def compute(
     spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: TrainingCache
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Compute a run: the arrays of its file, and its attributes, as far as they are measured.
+    """The arrays of the file of a run, and its attributes, as far as they are measured.
 
     Args:
         spec: the run.
@@ -116,16 +117,9 @@ def compute(
         if find_method(spec.method).deep:
             coded = _train_and_encode(spec, dataset, split, partial, options, cache, keep)
         else:
+            wanted = {"queries": split.query, "database": split.database, "keep": keep}
             coded = fit_and_encode(
-                spec.method,
-                spec.bits or 32,
-                spec.seed,
-                dataset,
-                split,
-                image_size=image_size,
-                queries=split.query,
-                database=split.database,
-                keep=keep,
+                spec.method, spec.bits or 32, spec.seed, dataset, split, image_size=image_size, **wanted
             )
         start = time.perf_counter()
         ks = [k for k in KS if k <= len(coded.base_rows)]
@@ -135,6 +129,8 @@ def compute(
         like = None if neighbours is None else coded.likeness(neighbours)
         top = top_rows(coded.score, coded.codes, len(coded.query_rows), min(TOP, len(coded.base_rows)))
     seconds = {"fit": coded.fit_seconds, "encode": coded.encode_seconds, "rank": ranked}
+    counts = {"queries": coded.query_rows, "labelled": split.labelled}
+    counts |= {"unlabelled": split.unlabelled, "database": coded.base_rows}
     attributes = {
         "bits_kept": coded.coder.bits + coded.coder.extra_bits,
         "map": ranking.map,
@@ -143,12 +139,7 @@ def compute(
         "queries_without_relevant": ranking.queries_without_relevant,
         "distinct_codes": ranking.n_distinct,
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
-        "counts": {
-            "queries": len(coded.query_rows),
-            "labelled": len(split.labelled),
-            "unlabelled": len(split.unlabelled),
-            "database": len(coded.base_rows),
-        },
+        "counts": {name: len(rows) for name, rows in counts.items()},
         "seen_classes": None if split.seen_classes is None else list(split.seen_classes),
         "split_notes": list(split.notes),
         **coded.extra,

@@ -10,10 +10,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ..config import MOST_SEED, Config, merge, preset, to_dict
@@ -25,7 +26,6 @@ from ..methods.registry import METHODS, find_method, method_names
 Changes = dict[str, Any]
 """Settings as in a run's TOML: ``{"loss": {"lambda2": 0.0}}``."""
 
-BUILT_IN = Path(__file__).parent / "grids"
 _MOST_COMBINATIONS = 10_000
 # Settings for which a grid has its own key -> the key.
 _OF_THE_GRID = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
@@ -56,6 +56,7 @@ class Grid(_Strict):
         preset: of the trained methods.
         vectors: items of the database whose vectors are kept, for pictures.
         config: settings of all trained methods, as in a run's TOML.
+        product: dotted setting -> values: a variation of each combination.
 
     Raises:
         UsageError: an invalid value; the message names its key.
@@ -64,16 +65,30 @@ class Grid(_Strict):
     name: str
     title: str
     kind: Literal["table", "ablation", "sensitivity", "tsne", "voronoi"] = "table"
-    methods: tuple[str, ...] = ("gpq",)
-    bits: tuple[Annotated[int, Ge(1), Le(4096)], ...] = (12, 24, 32, 48)
-    seeds: tuple[Annotated[int, Ge(0), Le(MOST_SEED)], ...] = (0,)
+    methods: Annotated[tuple[str, ...], MinLen(1)] = ("gpq",)
+    bits: Annotated[tuple[Annotated[int, Ge(1), Le(4096)], ...], MinLen(1)] = (12, 24, 32, 48)
+    seeds: Annotated[tuple[Annotated[int, Ge(0), Le(MOST_SEED)], ...], MinLen(1)] = (0,)
     protocol: str = "1"
     labelled: str | None = None
     queries: str | None = None
     preset: str = "recommended"
     vectors: Annotated[int, Ge(0)] = 0
     config: Changes = {}
-    variation: tuple[Variation, ...] = (Variation(),)
+    variation: tuple[Variation, ...] = ()
+    product: dict[str, Annotated[tuple[Any, ...], MinLen(1)]] = {}
+
+    @cached_property
+    def variations(self) -> tuple[Variation, ...]:
+        """Those of the file, then those of ``product``; without any, one that changes nothing."""
+        made = []
+        for values in itertools.product(*self.product.values()) if self.product else ():
+            config: Changes = {}
+            chosen = [(*name.partition("."), value) for name, value in zip(self.product, values, strict=True)]
+            for section, _, setting, value in chosen:
+                config.setdefault(section, {})[setting] = value
+            name = ", ".join(f"{setting} = {value}" for _, _, setting, value in chosen)
+            made.append(Variation(name=name, config=config))
+        return (*self.variation, *made) or (Variation(),)
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
@@ -81,12 +96,13 @@ class Grid(_Strict):
             raise UsageError(
                 "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
             )
+        if math.prod(map(len, self.product.values())) > _MOST_COMBINATIONS:
+            raise UsageError(f"product: more than {_MOST_COMBINATIONS:,} combinations")
         lists = {what: getattr(self, what) for what in ("methods", "bits", "seeds")}
-        for what, values in (lists | {"variation": [each.name for each in self.variation]}).items():
-            if not values or len(set(values)) < len(values):
-                wrong = "has an entry twice" if values else "is empty: give at least one"
-                raise UsageError(f"grid {self.name}: {what} {wrong}")
-        for variation in self.variation:
+        for what, values in (lists | {"variation": [each.name for each in self.variations]}).items():
+            if len(set(values)) < len(values):
+                raise UsageError(f"grid {self.name}: {what} has an entry twice")
+        for variation in self.variations:
             base = preset(variation.preset or self.preset)
             for name in (*self.methods, *(variation.methods or ())):
                 find_method(name)
@@ -105,25 +121,18 @@ class Grid(_Strict):
         wanted = self.methods if variation.methods is None else variation.methods
         return [name for name in method_names() if name in self.methods and name in wanted]
 
-    def with_options(self, **changes: Any) -> Grid:
-        """A copy with the given fields that are not None; a protocol in the title is replaced, too."""
-        given = {k: v for k, v in changes.items() if v is not None}
-        title = self.title.replace(
-            f"protocol {self.protocol}", f"protocol {given.get('protocol', self.protocol)}"
-        )
-        return _grid(self.model_dump() | {"title": title} | given)
-
-    def with_settings(self, changes: Changes) -> Grid:
-        """A copy whose trained methods have these settings."""
+    def with_options(self, settings: Changes | None = None, **changes: Any) -> Grid:
+        """A copy with the given fields that are not None, and these settings of its trained methods."""
         config = dict(self.config)
-        for section, values in changes.items():
+        for section, values in (settings or {}).items():
             config[section] = config.get(section, {}) | values if isinstance(values, dict) else values
-        return self.with_options(config=config)
+        given = {key: value for key, value in changes.items() if value is not None}
+        return grid_from({**self.model_dump(), "config": config, **given})
 
 
 def built_in_grids() -> dict[str, Path]:
     """Name -> file of the built-in grids, in alphabetical order."""
-    return {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
+    return {path.stem: path for path in sorted((Path(__file__).parent / "grids").glob("*.toml"))}
 
 
 def read_grid(spec: str | Path) -> Grid:
@@ -135,34 +144,23 @@ def read_grid(spec: str | Path) -> Grid:
     """
     known = built_in_grids()
     path = known.get(str(spec), Path(spec))
-    if str(spec) not in known and path.suffix != ".toml":
+    if path.suffix != ".toml":
         raise UsageError(f"no grid '{spec}': choose one of {', '.join(known)}, or name a .toml file")
     values = read_toml(path, "a grid")
     try:
-        return grid_from(values, path.stem)
+        return grid_from({"name": path.stem, **values})
     except UsageError as error:
         raise UsageError(f"{path.name}: {error}") from None
 
 
-def grid_from(values: Mapping[str, Any], name: str) -> Grid:
-    """A grid from its TOML table.
-
-    Raises:
-        UsageError: an unknown key, or an invalid value.
-    """
-    given = {"name": name, "title": name, **values}
-    combinations, variations = _product(given.pop("product", {})), given.get("variation", [])
-    if combinations and isinstance(variations, list):
-        given["variation"] = variations + combinations
-    return _grid(given)
-
-
-def _grid(values: dict[str, Any]) -> Grid:
-    if values.get("methods") in (["all"], ("all",)):
-        values["methods"] = list(METHODS)
+def grid_from(values: Mapping[str, Any]) -> Grid:
+    """A grid from its TOML table and ``name``. Raises UsageError: an unknown key, or an invalid value."""
+    given = {"title": values["name"], **values}
+    if given.get("methods") in (["all"], ("all",)):
+        given["methods"] = list(METHODS)
     try:
         # Through JSON, where a list becomes a tuple and nothing else is converted.
-        return Grid.model_validate_json(json.dumps(values, default=str))
+        return Grid.model_validate_json(json.dumps(given, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     except (TypeError, ValueError, RecursionError) as error:
@@ -175,28 +173,10 @@ def _grid(values: dict[str, Any]) -> Grid:
     raise UsageError(f"{name} = {repr(first['input'])[:60]}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
-def _product(settings: Any) -> list[dict[str, Any]]:
-    """One variation per combination of the values of dotted settings."""
-    if not isinstance(settings, dict) or not all(
-        "." in key and values and isinstance(values, list) for key, values in settings.items()
-    ):
-        raise UsageError('product: write lists of values of settings, as "loss.lambda1" = [0.0, 0.1]')
-    if math.prod(map(len, settings.values())) > _MOST_COMBINATIONS:
-        raise UsageError(f"product: more than {_MOST_COMBINATIONS:,} combinations")
-    made = []
-    for combination in itertools.product(*settings.values()) if settings else ():
-        config: Changes = {}
-        chosen = [(*key.split(".", 1), value) for key, value in zip(settings, combination, strict=True)]
-        for section, setting, value in chosen:
-            config.setdefault(section, {})[setting] = value
-        made.append({"name": ", ".join(f"{s} = {value}" for _, s, value in chosen), "config": config})
-    return made
-
-
 # Settings ---------------------------------------------------------------------------------------------------------------
 
 # What the trained methods that are not GPQ take of a preset: the budget, the optimiser and the backbone. The rest is GPQ's own (its
-# class networks, its losses, its average of the weights), and changes in it are none of theirs.
+# class networks, its losses), and changes in it are none of theirs.
 _SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
 # Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md).
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
@@ -211,15 +191,6 @@ def baseline_config(config: Config, *, perceptron: bool) -> Config:
         "quantizer": {"codewords": config.quantizer.codewords},
     }
     own = merge(Config(preset=config.preset), changes)
-    return merge(own, BASELINE_PERCEPTRON) if perceptron else own
-
-
-def _variant_base(config: Config, *, perceptron: bool) -> Config:
-    """Settings that GPQ's variants of the paper start from: the method and the losses as printed, where the preset has class networks with
-    the network of the other methods."""
-    if config.method == "gpq":
-        return config
-    own = merge(config, {"method": "gpq", "loss": to_dict(Config().loss)})
     return merge(own, BASELINE_PERCEPTRON) if perceptron else own
 
 
@@ -241,7 +212,10 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif entry.changes.keys() & {"loss", "gpq"}:
-        config = _variant_base(config, perceptron=perceptron)
+        # GPQ's variants of the paper: the losses as printed, where the preset has class networks with the network of the others.
+        if config.method != "gpq":
+            config = merge(config, {"method": "gpq", "loss": to_dict(Config().loss)})
+            config = merge(config, BASELINE_PERCEPTRON) if perceptron else config
     elif (config.method == "posterior") != (method == "posterior"):
         # Two methods, each with its own preset if the grid has the other's.
         config = preset("recommended" if method == "posterior" else "gpq")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +18,56 @@ from ..errors import DataError, MismatchError
 from ..files import check_output
 from ..methods.registry import METHODS
 from ..report.gallery import Ranked, save_gallery
-from ..report.plots import plot_curves, plot_heat_map, plot_points
+from ..report.plots import picture, plot_curves
 from .results import Experiment, read_experiment
 from .runs import Run, read_run
 
 _GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
 _EMPTY = np.zeros((32, 32, 3), np.uint8)  # instead of an image that cannot be read
-_PANELS = 9
+_PANELS, _PANEL = 9, 3.2  # at most so many, of so many inches
 
-_Draw = Callable[..., Path]
-"""``(plot, name, *arguments, **options)``: calls ``plot`` for the file of that name."""
+Panel = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any] | None]
+"""Points [n, 2], classes [n] (-1: none), and None or unit-norm codewords [K, 2]."""
+
+
+@dataclass
+class _Pictures:
+    """The pictures made: caption -> file."""
+
+    experiment: Experiment
+    folder: Path
+    ending: str
+    overwrite: bool
+    made: dict[str, Path] = field(default_factory=dict)
+
+    def file(self, name: str, caption: str) -> Path:
+        """The file of a picture to be made."""
+        self.made[caption] = self.folder / f"{name}.{self.ending}"
+        return self.made[caption]
+
+    @contextmanager
+    def figure(self, name: str, caption: str, *size: float, dpi: int = 160) -> Iterator[Any]:
+        """A figure that becomes the picture."""
+        with picture(self.file(name, caption), *size, overwrite=self.overwrite, dpi=dpi) as figure:
+            yield figure
+
+    def title(self, at: str = "") -> str:
+        """Data and protocol of the experiment."""
+        about = self.experiment.about
+        return ", ".join(filter(None, (str(about.data["name"]), at, f"protocol {about.protocol}")))
+
+    def runs(self, *names: str) -> list[Run]:
+        """The runs at the longest code of the first seed, with these arrays."""
+        experiment = self.experiment
+        runs = [experiment.runs[i] for i in experiment.longest]
+        found = [read_run(run.path, names) for run in runs if run.seed == experiment.seeds[0]]
+        found = [run for run in found if names[0] in run.arrays]
+        if not found:
+            raise DataError(
+                f"{experiment.folder}: no run of {experiment.at}, seed {experiment.seeds[0]}, keeps {names[0]}: run it again, "
+                "for vectors with vectors = 2000 in the grid"
+            )
+        return found
 
 
 def draw_experiment(
@@ -52,45 +96,29 @@ def draw_experiment(
     """
     experiment = read_experiment(folder)
     check_output(Path(out) / f"map.{ending}", overwrite=True)
-
-    def draw(plot: Callable[..., Path], name: str, *what: Any, **options: Any) -> Path:
-        return plot(*what, Path(out) / f"{name}.{ending}", overwrite=overwrite, **options)
-
+    pictures = _Pictures(experiment, Path(out), ending, overwrite)
     of_kind = {"sensitivity": _heat_maps, "tsne": _tsne, "voronoi": _codebooks}
-    made = of_kind.get(experiment.about["kind"], _curves)(experiment, draw)
-    return made | (_galleries(experiment, images, draw) if images is not None else {})
+    of_kind.get(experiment.about.kind, _curves)(pictures)
+    if images is not None:
+        _galleries(pictures, images)
+    return pictures.made
 
 
-def _title(experiment: Experiment, at: str = "") -> str:
-    name, protocol = experiment.about["data"]["name"], experiment.about["protocol"]
-    return f"{name}, {at}, protocol {protocol}" if at else f"{name}, protocol {protocol}"
-
-
-def _runs_at(experiment: Experiment, names: Sequence[str]) -> list[Run]:
-    """The runs at the longest code of the first seed, with these arrays."""
-    runs = [experiment.runs[i] for i in experiment.longest]
-    found = [read_run(run.path, names) for run in runs if run.seed == experiment.seeds[0]]
-    found = [run for run in found if names[0] in run.arrays]
-    if not found:
-        raise DataError(
-            f"{experiment.folder}: no run of {experiment.at}, seed {experiment.seeds[0]}, keeps {names[0]}: run it again, for vectors with "
-            "vectors = 2000 in the grid"
-        )
-    return found
-
-
-def _curves(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
+def _curves(pictures: _Pictures) -> None:
     """mAP over bits and over likeness; precision-recall, precision at k and recall at k at the longest code."""
-    bits, title = max(experiment.bits), _title(experiment, experiment.at)
-    made = {}
+    experiment = pictures.experiment
+    bits, title = max(experiment.bits), pictures.title(experiment.at)
+
+    def draw(name: str, caption: str, lines: Mapping[str, Any], **options: Any) -> None:
+        plot_curves(lines, pictures.file(name, caption), overwrite=pictures.overwrite, **options)
+
     if len(experiment.bits) > 1:
         lines = {}
-        for row in experiment.by_length("mAP"):
+        for row in experiment.by_length():
             there = [(b, row[str(b)]) for b in experiment.bits if row[str(b)]]
             lines[row["method"]] = np.array([(b, of.mean, of.deviation or 0.0) for b, of in there]).T
-        made["mAP over the length of the code"] = draw(
-            plot_curves, "map", lines, x="bits per code", y="mAP", title=_title(experiment), from_zero=False
-        )
+        labels = {"x": "bits per code", "y": "mAP", "title": pictures.title()}
+        draw("map", "mAP over the length of the code", lines, from_zero=False, **labels)
     groups: dict[str, list[Run]] = {}
     for i in experiment.longest:
         groups.setdefault(experiment.table[i]["method"], []).append(experiment.runs[i])
@@ -103,24 +131,22 @@ def _curves(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
         for method, runs in groups.items():
             n = min(len(run.arrays[x]) for run in runs)
             curves[method] = (runs[0].arrays[x][:n], np.mean([run.arrays[y][:n] for run in runs], axis=0))
-        made[f"{up[0].upper()}{up[1:]} over {across} at {bits} bits"] = draw(
-            plot_curves, name, curves, x=across, y=up, title=title, log_x=across == "k"
-        )
+        caption = f"{up[0].upper()}{up[1:]} over {across} at {bits} bits"
+        draw(name, caption, curves, x=across, y=up, title=title, log_x=across == "k")
     rows = [row for row in experiment.means(("NN10@100", "mAP")) if row.get("NN10@100")]
     if rows:
         points = {row["method"]: ([row["NN10@100"].mean], [row["mAP"].mean]) for row in rows}
-        made[f"mAP over NN10@100 at {bits} bits"] = draw(
-            plot_curves, "likeness", points, x="NN10@100", y="mAP", title=title, from_zero=False
-        )
-    return made
+        labels = {"x": "NN10@100", "y": "mAP", "title": title}
+        draw("likeness", f"mAP over NN10@100 at {bits} bits", points, from_zero=False, **labels)
 
 
-def _heat_maps(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
-    """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length."""
+def _heat_maps(pictures: _Pictures) -> None:
+    """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length, with the values in the cells."""
+    experiment = pictures.experiment
     groups: dict[tuple[str, int], dict[tuple[float, float], dict[int, float]]] = {}
     for run in experiment.runs:
         if run.method in METHODS and METHODS[run.method].module == ".gpq":
-            loss = run.about["settings"]["loss"]
+            loss = run.settings["loss"]
             panel = groups.setdefault((run.method, run.bits), {})
             of_seeds = panel.setdefault((float(loss["lambda1"]), float(loss["lambda2"])), {})
             if run.seed in of_seeds:
@@ -132,23 +158,31 @@ def _heat_maps(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
     if not groups:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
     differ = [len(set(values)) > 1 for values in zip(*groups, strict=True)]
-    made = {}
     for key, panel in groups.items():
         down, across = (sorted(set(weights)) for weights in zip(*panel, strict=True))
-        values = [[np.mean(list(panel.get((a, b), {0: np.nan}).values())) for b in across] for a in down]
-        parts = [str(part) for part, varies in zip(key, differ, strict=True) if varies]
-        at = f"{key[0]} at {key[1]} bits"
-        made[f"mAP of {at}, over the weights"] = draw(
-            plot_heat_map,
-            "-".join(["sensitivity", *(parts or [str(key[1])])]),
-            values,
-            rows=[f"{a:g}" for a in down],
-            columns=[f"{b:g}" for b in across],
-            y="λ1 (classification)",
-            x="λ2 (entropy)",
-            title=f"mAP of {at}: {_title(experiment)}",
+        values = np.array(
+            [[np.mean([*panel.get((a, b), {0: np.nan}).values()]) for b in across] for a in down]
         )
-    return made
+        parts = [str(part) for part, varies in zip(key, differ, strict=True) if varies]
+        at, name = f"{key[0]} at {key[1]} bits", "-".join(["sensitivity", *(parts or [str(key[1])])])
+        size = 1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down)
+        with pictures.figure(name, f"mAP of {at}, over the weights", *size) as figure:
+            axes = figure.add_subplot(xlabel="λ2 (entropy)", ylabel="λ1 (classification)")
+            axes.grid(visible=False)
+            image = axes.imshow(values, cmap="viridis", aspect="auto")
+            dark = np.nanmin(values) + 0.6 * (np.nanmax(values) - np.nanmin(values))
+            for (i, j), value in np.ndenumerate(values):
+                colour, text = "white" if value < dark else "#111111", f"{value:.3f}"
+                if np.isfinite(value):  # a run that is missing has an empty cell
+                    axes.text(j, i, text, ha="center", va="center", fontsize=8.5, color=colour)
+            axes.set_xticks(range(len(across)), [f"{b:g}" for b in across])
+            axes.set_yticks(range(len(down)), [f"{a:g}" for a in down])
+            # Above a narrow map a long title would be cut off.
+            axes.set_title(textwrap.fill(f"mAP of {at}: {pictures.title()}", 18 + 9 * len(across)))
+            figure.colorbar(image, ax=axes)
+
+
+# Points -----------------------------------------------------------------------------------------------------------------
 
 
 def _classes(packed: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -167,27 +201,78 @@ def tsne(vectors: NDArray[np.float32], seed: int = 0) -> NDArray[np.float64]:
     return np.asarray(model.fit_transform(units), dtype=np.float64)
 
 
-def _tsne(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
-    every = _runs_at(experiment, ("vectors", "vector_labels"))
-    runs = every[:_PANELS]
-    panels = {}
+def cell_borders(codewords: NDArray[Any]) -> NDArray[np.float64]:
+    """Angles of the borders between the Voronoi cells of unit-norm codewords [K, 2], ascending in [-π, π): float64 [K].
+
+    The cells are sectors; the border of two neighbours on the circle is half-way between them.
+    """
+    angles = np.sort(np.arctan2(codewords[:, 1], codewords[:, 0]).astype(np.float64))
+    middle = (angles + np.append(angles[1:], angles[0] + 2 * math.pi)) / 2
+    return np.sort((middle + math.pi) % (2 * math.pi) - math.pi)
+
+
+def _points(figure: Any, title: str, panels: Mapping[str, Panel], class_names: Sequence[str]) -> None:
+    """Panels of points, coloured by class; with codewords on the unit circle, these and their Voronoi cells. Points of such a panel lie
+    on the circle; they are drawn at random distances from it so that they do not overlap."""
+    across = min(len(panels), 3)
+    for i, (name, (points, classes, codewords)) in enumerate(panels.items()):
+        axes = figure.add_subplot(-(-len(panels) // across), across, i + 1, xticks=[], yticks=[])
+        axes.set_title(name, fontsize=10)
+        axes.spines[["left", "bottom"]].set_color("#DDDDDD")
+        radius: Any = 1.0
+        if codewords is not None:
+            for angle in cell_borders(codewords):
+                axes.plot(
+                    [0, 1.45 * math.cos(angle)], [0, 1.45 * math.sin(angle)], color="#AAAAAA", linewidth=0.7
+                )
+            axes.scatter(
+                codewords[:, 0],
+                codewords[:, 1],
+                marker="*",
+                s=110,
+                color="#111111",
+                edgecolors="white",
+                zorder=3,
+            )
+            axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
+            axes.set_axis_off()
+            radius = 1 + 0.12 * np.random.default_rng(0).standard_normal((len(points), 1)).clip(-2.5, 2.5)
+        colours = [f"C{c % 10}" if c >= 0 else "#BBBBBB" for c in classes.tolist()]
+        x, y = (points * radius).T
+        axes.scatter(x, y, c=colours, s=5, linewidths=0, alpha=0.75)
+    handles = [
+        axes.scatter([], [], color=f"C{c % 10}", label=name) for c, name in enumerate(class_names[:20])
+    ]
+    figure.legend(handles=handles, loc="outside right upper")
+    figure.suptitle(title, x=0.01, ha="left")
+
+
+def _size(panels: int) -> tuple[float, float]:
+    """Inches of a figure of so many panels."""
+    across = min(panels, 3)
+    return _PANEL * across + 1.4, _PANEL * -(-panels // across) + 0.4
+
+
+def _tsne(pictures: _Pictures) -> None:
+    experiment, every = pictures.experiment, pictures.runs("vectors", "vector_labels")
+    runs, panels = every[:_PANELS], {}
     for run in runs:
         points, classes = tsne(run.arrays["vectors"]), _classes(run.arrays["vector_labels"])
         panels[f"{experiment.row_name(run)}, mAP {run.map:.3f}"] = (points, classes, None)
-    n, names = len(runs[0].arrays["vectors"]), runs[0].about["class_names"]
-    title = f"t-SNE of {n:,} database items by (first) class: {_title(experiment, experiment.at)}"
+    n = len(runs[0].arrays["vectors"])
     caption = (
         f"t-SNE of the directions of {n:,} items of the database, drawn at random by seed {runs[0].seed} and the same for every method; a "
         "colour is an item's (first) class"
     )
     if len(every) > len(runs):
         caption += f"; {len(every) - len(runs)} more rows have no panel"
-    return {caption: draw(plot_points, "tsne", panels, names, title=title)}
+    title = f"t-SNE of {n:,} database items by (first) class: {pictures.title(experiment.at)}"
+    with pictures.figure("tsne", caption, *_size(len(panels)), dpi=120) as figure:
+        _points(figure, title, panels, runs[0].class_names)
 
 
-def _codebooks(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
-    made = {}
-    for i, run in enumerate(_runs_at(experiment, ("vectors", "vector_labels", "codebooks"))):
+def _codebooks(pictures: _Pictures) -> None:
+    for i, run in enumerate(pictures.runs("vectors", "vector_labels", "codebooks")):
         Z, M = run.arrays["codebooks"], len(run.arrays["codebooks"])
         if Z.shape[2] != 2:
             raise DataError(
@@ -199,42 +284,40 @@ def _codebooks(experiment: Experiment, draw: _Draw) -> dict[str, Path]:
         for m in range(min(M, _PANELS)):
             used = f"codebook {m + 1}: {len(np.unique(nearest[:, m]))} of {len(Z[m])} codewords in use"
             panels[used] = (x[:, m], classes, Z[m])
-        name = experiment.row_name(run)
+        name = pictures.experiment.row_name(run)
         title = f"{name}, mAP {run.map:.3f}: codewords (stars), their cells, and items, drawn near the circle that they are on"
         caption = f"Codebooks in two dimensions, {name}, with {len(x):,} items of the database drawn at random by seed {run.seed}"
         caption += f"; the first {_PANELS} of {M}" if M > _PANELS else ""
         file = f"voronoi-{i + 1}" if i else "voronoi"
-        made[caption] = draw(plot_points, file, panels, run.about["class_names"], title=title)
-    return made
+        with pictures.figure(file, caption, *_size(len(panels)), dpi=120) as figure:  # many points
+            _points(figure, title, panels, run.class_names)
 
 
 # Galleries --------------------------------------------------------------------------------------------------------------
 
 
-def _galleries(experiment: Experiment, images: Dataset, draw: _Draw) -> dict[str, Path]:
+def _galleries(pictures: _Pictures, images: Dataset) -> None:
     """The best results of a few queries, one line per row of the tables."""
     if not isinstance(images, ImageDataset):
         raise MismatchError(f"{images.name} holds {images.kind}: galleries need the images")
     needed = ("query_ids", "query_labels", "database_ids", "database_labels", "top_ids")
-    runs = _runs_at(experiment, needed)[:_GALLERY_ROWS]
-    names = [experiment.row_name(run) for run in runs]
+    runs = pictures.runs(*needed)[:_GALLERY_ROWS]
+    names = [pictures.experiment.row_name(run) for run in runs]
     queries = runs[0].arrays["query_ids"]
-    title = _title(experiment, experiment.at)
-    made = {}
     chosen = np.linspace(0, len(queries) - 1, min(_GALLERY_QUERIES, len(queries)), dtype=int)
     for i, query in enumerate(queries[chosen].tolist()):
         rows = [_gallery_row(run, name, query, images) for run, name in zip(runs, names, strict=True)]
         # The picture has room for short names only.
-        made[f"Best results of query {query}, from the top: {', '.join(names)}"] = draw(
-            save_gallery, f"gallery-{i + 1}", rows, title=f"Query {query}: {title}", columns=_GALLERY_COLUMNS
-        )
-    return made
+        caption = f"Best results of query {query}, from the top: {', '.join(names)}"
+        title = f"Query {query}: {pictures.title(pictures.experiment.at)}"
+        file, overwrite = pictures.file(f"gallery-{i + 1}", caption), pictures.overwrite
+        save_gallery(rows, file, title=title, columns=_GALLERY_COLUMNS, overwrite=overwrite)
 
 
 def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranked:
     """The best results of a query. Ids alone do not tell the images of the runs from others in another order, so what is relevant by
     the images' labels must agree with the run's; classes may be numbered differently."""
-    arrays, classes = run.arrays, run.about["class_names"]
+    arrays, classes = run.arrays, run.class_names
     q = int(np.flatnonzero(arrays["query_ids"] == query)[0])
     top = arrays["top_ids"][q][:_GALLERY_COLUMNS]
     row_of = {item: row for row, item in enumerate(arrays["database_ids"].tolist())}
@@ -249,12 +332,7 @@ def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranke
             wrong = "its labels are not those of the runs"
     if wrong:
         raise MismatchError(f"{images.name}: {wrong} (query {query}): give the images of the runs")
-    pictures = [_EMPTY if image is None else image for image in images.read(rows)]
+    shown = [_EMPTY if image is None else image for image in images.read(rows)]
     dense = np.unpackbits(labels, axis=1)[:, : len(classes)]
-    return Ranked(
-        pictures[0],
-        pictures[1:],
-        relevant=[bool(each) for each in relevant],
-        query_name=name,
-        names=[" + ".join(str(classes[c]) for c in np.flatnonzero(item)) for item in dense],
-    )
+    texts = [" + ".join(str(classes[c]) for c in np.flatnonzero(item)) for item in dense]
+    return Ranked(shown[0], shown[1:], relevant=relevant.tolist(), query_name=name, names=texts)

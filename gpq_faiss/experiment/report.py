@@ -14,7 +14,6 @@ from ..evaluation.tables import render
 from ..methods.measure import NO_LIKENESS
 from ..methods.registry import METHODS
 from .results import Experiment, read_experiment
-from .runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +26,9 @@ _MOST_NAMED = 30  # missing runs
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a report: ``name`` as in ``--table``, a caption, rows for :func:`gpq_faiss.evaluation.tables.render`, the header of the
-    first column, and the number of decimals."""
+    """One table of a report: a caption, rows for :func:`gpq_faiss.evaluation.tables.render`, the header of the first column, and the
+    number of decimals."""
 
-    name: str
     caption: str
     rows: list[dict[str, Any]]
     head: str
@@ -64,13 +62,13 @@ def report_experiment(
     if form not in get_args(Form):
         raise UsageError(f"format {form!r}: choose one of {', '.join(get_args(Form))}")
     experiment = read_experiment(folder)
-    tables = {one.name: one for one in tables_of(experiment)}
+    tables = tables_of(experiment)
     if table is not None:
         if table not in tables:
             raise UsageError(f"no table '{table}' here: choose one of {', '.join(tables)}")
         tables = {table: tables[table]}
-    first = next(iter(tables.values()))
-    missing = missing_note(experiment)
+    first, *others = tables.values()
+    missing = _missing(experiment)
     if form == "csv":
         for line in missing:  # CSV cannot contain notes
             log.warning("%s: %s", experiment.folder, line)
@@ -81,19 +79,24 @@ def report_experiment(
         return _json(experiment, tables)
     if table is not None:
         return first.text(form) + "".join(f"\n{line}\n" for line in missing)
-    return _page(experiment, list(tables.values()), form, pictures or {})
+    marks = form == "markdown"
+    parts = [f"{'# ' * marks}{experiment.about.title}\n", first.text(form, caption=False)]
+    parts += [f"{line}\n" for line in notes_of(experiment)]
+    for other in others:
+        parts += [f"## {other.caption}\n"] * marks + [other.text(form)]
+    if marks:
+        # The caption is also below the picture, since readers do not see the alternative text.
+        parts += [f"![{caption}]({path})\n\n{caption}.\n" for caption, path in (pictures or {}).items()]
+    return "\n".join(parts)
 
 
-# Tables -----------------------------------------------------------------------------------------------------------------
-
-
-def tables_of(experiment: Experiment) -> list[Table]:
-    """All tables of the experiment; the first is the main one."""
-    at, missing = experiment.at, len(experiment.missing())
+def tables_of(experiment: Experiment) -> dict[str, Table]:
+    """All tables of the experiment, by name as in ``--table``; the first is the main one."""
+    about, at, missing = experiment.about, experiment.at, len(experiment.missing())
     # A copied table must itself tell that it is incomplete.
-    short = f" ({missing:,} of {len(experiment.about['planned']):,} runs missing)" if missing else ""
-    caption = f"{experiment.about['title']}: {experiment.about['data']['name']}, {experiment.over_seeds}"
-    rows = experiment.by_length("mAP")
+    short = f" ({missing:,} of {len(about.planned):,} runs missing)" if missing else ""
+    caption = f"{about.title}: {about.data['name']}, {experiment.over_seeds}"
+    rows = experiment.by_length()
     likeness = {row["method"]: row["NN10@100"] for row in experiment.means(["NN10@100"]) if len(row) > 1}
     if likeness:
         rows = [row | {"NN10@100": likeness.get(row["method"])} for row in rows]
@@ -101,35 +104,19 @@ def tables_of(experiment: Experiment) -> list[Table]:
     depth = experiment.means([f"{letter}@{k}" for letter in "PR" for k in KS])
     curve = experiment.means([f"{level:g}" for level in LEVELS])
     seconds = experiment.means(("fit", "encode", "rank"), longest=False)
-    return [
-        Table("map", caption + short, rows, "bits"),
-        Table("depth", f"Precision and recall at k, {at}{short}", depth, "k"),
-        Table("pr", f"Precision at levels of recall, {at}{short}", curve, "recall"),
-        Table("seconds", f"Seconds per run, over all lengths and seeds, one thread{short}", seconds, "", 1),
-    ]
+    return {
+        "map": Table(caption + short, rows, "bits"),
+        "depth": Table(f"Precision and recall at k, {at}{short}", depth, "k"),
+        "pr": Table(f"Precision at levels of recall, {at}{short}", curve, "recall"),
+        "seconds": Table(
+            f"Seconds per run, over all lengths and seeds, one thread{short}", seconds, "", digits=1
+        ),
+    }
 
 
-# Pages ------------------------------------------------------------------------------------------------------------------
-
-
-def _page(experiment: Experiment, tables: list[Table], form: Form, pictures: Mapping[str, str]) -> str:
-    title, marks = experiment.about["title"], form == "markdown"
-    parts = [f"# {title}\n" if marks else f"{title}\n"]
-    for i, table in enumerate(tables):
-        if i and marks:
-            parts.append(f"## {table.caption}\n")
-        parts.append(table.text(form, caption=bool(i)))
-        if not i:
-            parts += [f"{line}\n" for line in notes_of(experiment)]
-    if marks:
-        # The caption is also below the picture, since readers do not see the alternative text.
-        parts += [f"![{caption}]({path})\n\n{caption}.\n" for caption, path in pictures.items()]
-    return "\n".join(parts)
-
-
-def missing_note(experiment: Experiment) -> list[str]:
+def _missing(experiment: Experiment) -> list[str]:
     """A line that names the missing runs, if there are any."""
-    missing, total = experiment.missing(), len(experiment.about["planned"])
+    missing, total = experiment.missing(), len(experiment.about.planned)
     if not missing:
         return []
     more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
@@ -141,84 +128,69 @@ def missing_note(experiment: Experiment) -> list[str]:
 
 def notes_of(experiment: Experiment) -> list[str]:
     """Notes for the tables: missing runs, data, convention, budget, differences from the papers, machine."""
-    about, runs = experiment.about, experiment.runs
-    counts, over = runs[0].about["counts"], experiment.over_seeds
-    differ = any(run.about["counts"] != counts for run in runs)
+    about, runs, over = experiment.about, experiment.runs, experiment.over_seeds
+    counts = runs[0].counts
+    differ = any(run.counts != counts for run in runs)
     there = {run.method for run in runs}
     departures = [f"{k}: {entry.departs}" for k, entry in METHODS.items() if k in there and entry.departs]
-    likeness = dict.fromkeys(
-        run.about["likeness"]["definition"] if run.about["likeness"] else NO_LIKENESS for run in runs
-    )
-    kept = dict.fromkeys(
-        f"{experiment.row_name(run)} has {run.about['bits_kept']} bits per item where {run.bits} are requested."
-        for run in runs
-        if run.bits and run.bits != run.about["bits_kept"]
-    )
-    return [
-        *missing_note(experiment),
-        f"{over[0].upper()}{over[1:]}. {runs[0].about['convention']}. {about['data']['name']}, protocol {about['protocol']}, labelled "
-        f"{about['labelled'] or 'by the protocol'}: {counts['queries']:,} queries, {counts['labelled']:,} labelled and "
-        f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database"
+    notes = [
+        *_missing(experiment),
+        f"{over[0].upper()}{over[1:]}. {runs[0].convention}. {about.data['name']}, protocol {about.protocol}, labelled "
+        f"{about.labelled or 'by the protocol'}: {counts.queries:,} queries, {counts.labelled:,} labelled and "
+        f"{counts.unlabelled:,} unlabelled items, {counts.database:,} in the database"
         + (" (of the first run)." if differ else "."),
-        *(f"{line}." for line in likeness),
+        *(f"{run.likeness.definition if run.likeness else NO_LIKENESS}." for run in runs),
         *_trainings(experiment),
         "Data, networks and budget are not the paper's: compare these figures with each other, not with its tables.",
         *([f"Departures from their papers that count: {'; '.join(departures)}."] if departures else []),
-        *kept,
-        *(f"{name} has no row: {why}." for name, why in about["left_out"].items()),
-        *dict.fromkeys(map(_machine, runs)),
+        *(
+            f"{experiment.row_name(run)} has {run.bits_kept} bits per item where {run.bits} are requested."
+            for run in runs
+            if run.bits and run.bits != run.bits_kept
+        ),
+        *(f"{name} has no row: {why}." for name, why in about.left_out.items()),
     ]
+    for run in runs:
+        machine, libraries = run.machine, ", ".join(f"{k} {version}" for k, version in run.versions.items())
+        notes.append(
+            f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
+            f"{machine.get('gpu') or 'no GPU'}, {machine.get('os')}; {libraries}."
+        )
+    return list(dict.fromkeys(notes))
 
 
 def _trainings(experiment: Experiment) -> list[str]:
     """The preset with its changes by the command, and steps, batches and rates of the trained methods."""
-    about = experiment.about
     rows_of: dict[str, dict[str, None]] = {}
     for run in experiment.runs:
-        if "training" in run.about["settings"]:
-            t = run.about["settings"]["training"]
+        if "training" in run.settings:
+            t = run.settings["training"]
             text = (
-                f"{run.about['steps']:,} steps of up to {t['batch_labelled']:,} labelled items, and up to {t['batch_unlabelled']:,} "
+                f"{run.steps:,} steps of up to {t['batch_labelled']:,} labelled items, and up to {t['batch_unlabelled']:,} "
                 f"unlabelled ones for those that use them, learning rate {t['learning_rate']:g} ({t['schedule']})"
             )
             rows_of.setdefault(text, {})[experiment.row_name(run)] = None
     if not rows_of:
         return []
-    changed = [
-        f"{part}.{k} = {v}"
-        for part, of in about["config"].items()
-        if isinstance(of, dict)
-        for k, v in of.items()
-    ]
+    config = experiment.about.config.items()
+    changed = [f"{part}.{k} = {v}" for part, of in config if isinstance(of, dict) for k, v in of.items()]
     usual = max(rows_of, key=lambda text: len(rows_of[text]))
     return [
-        f"Rows that do not say otherwise have the settings of the preset {about['preset']}"
+        f"Rows that do not say otherwise have the settings of the preset {experiment.about.preset}"
         + (f", with {', '.join(changed)}." if changed else "."),
         f"Trained methods have {usual}{', except those named next' if len(rows_of) > 1 else ''}; all have the same split and data.",
         *(f"{', '.join(names)}: {text}." for text, names in rows_of.items() if text != usual),
     ]
 
 
-def _machine(run: Run) -> str:
-    machine = run.about["machine"]
-    libraries = ", ".join(f"{name} {version}" for name, version in run.about["versions"].items())
-    return (
-        f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
-        f"{machine.get('gpu') or 'no GPU'}, {machine.get('os')}; {libraries}."
-    )
-
-
 def _json(experiment: Experiment, tables: Mapping[str, Table]) -> str:
-    hidden = ("experiment_format", "planned")
     value = {
-        "experiment": {k: v for k, v in experiment.about.items() if k not in hidden},
+        "experiment": experiment.about.model_dump(exclude={"experiment_format", "planned"}),
         "missing": experiment.missing(),
         "notes": notes_of(experiment),
-        "tables": {
-            name: {"caption": t.caption, "rows": json.loads(t.text("json"))} for name, t in tables.items()
-        },
+        "tables": {k: {"caption": t.caption, "rows": json.loads(t.text("json"))} for k, t in tables.items()},
         "runs": [
-            line | {name: run.about[name] for name in ("method", "variation", "split_hash", "identity")}
+            line | {name: getattr(run, name) for name in ("method", "variation", "split_hash", "identity")}
             for line, run in zip(experiment.table, experiment.runs, strict=True)
         ],
     }

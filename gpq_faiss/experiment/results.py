@@ -1,4 +1,5 @@
-"""The runs of a folder as a table: a line per run, from which reports and pictures take means over seeds.
+"""The folder of an experiment: what it is (``experiment.json``), and its runs as a table, of which reports and pictures take means over
+seeds.
 
 A *row* of a report is a method in one variation; columns are code lengths.
 """
@@ -6,17 +7,106 @@ A *row* of a report is a method in one variation; columns are code lengths.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ..errors import DataError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..data.base import Dataset
+from ..errors import DataError, MismatchError
 from ..evaluation.tables import summarise
+from ..files import read_json, write_json
+from ..methods.measure import needs_perceptron
 from ..methods.registry import METHODS
-from .run import read_about
-from .runs import Run, read_run
+from .grid import Grid
+from .runs import Run, RunSpec, read_run
+
+ABOUT = "experiment.json"
+_OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
+
+
+class About(BaseModel):
+    """What an experiment is: contents of ``experiment.json``. ``planned``: name -> variation and identity of the runs that any call has
+    requested, so that missing ones can be told; ``left_out``: method -> why it has no run."""
+
+    model_config = ConfigDict(strict=True)
+
+    experiment_format: Literal[2] = 2
+    grid: str
+    title: str
+    kind: str
+    protocol: str
+    labelled: str | None
+    queries: str | None
+    preset: str
+    config: dict[str, Any]
+    data: dict[str, str | bool]
+    variations: list[str]
+    left_out: dict[str, str]
+    planned: dict[str, dict[str, str]]
+
+
+def read_about(folder: str | Path) -> About:
+    """The ``experiment.json`` of a folder. Raises DataError: it is missing, damaged or of another version."""
+    path = Path(folder) / ABOUT
+    try:
+        return About.model_validate(
+            {"experiment_format": None, **read_json(path, "an experiment (gpq experiment run makes one)")}
+        )
+    except (TypeError, ValidationError) as error:
+        wrong = str(error.errors()[0]["loc"][0]) if isinstance(error, ValidationError) else "grid"
+        raise DataError(
+            f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose another folder"
+        ) from None
+
+
+def begin(
+    folder: Path,
+    grid: Grid,
+    dataset: Dataset,
+    specs: Sequence[RunSpec],
+    left_out: Mapping[str, str],
+    data_name: str | None = None,
+) -> About:
+    """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested
+    is kept, so that reports can list what is missing."""
+    kind, _, path = dataset.name.partition(":")
+    data: dict[str, str | bool] = {
+        # Without folders, which differ between machines.
+        "name": data_name or (f"{kind}:{Path(path).name}" if path else Path(kind).name),
+        "fingerprint": dataset.fingerprint,
+        "kind": dataset.kind,
+        "perceptron": needs_perceptron(dataset),
+    }
+    about = About(
+        grid=grid.name,
+        data=data,
+        variations=[variation.name for variation in grid.variations],
+        left_out=dict(left_out),
+        planned={s.name: {"variation": s.variation, "identity": s.identity} for s in specs},
+        **grid.model_dump(include=set(About.model_fields)),
+    )
+    if (folder / ABOUT).exists():
+        before = read_about(folder)
+        for what in _OF_ONE_FOLDER:
+            old, new = (getattr(of, what) or "not set" for of in (before, about))
+            if old != new:
+                raise MismatchError(
+                    f"{folder} holds an experiment with {what} {old}, not {new}: choose another --out"
+                )
+        if before.data["fingerprint"] != data["fingerprint"]:
+            raise MismatchError(
+                f"{folder} holds runs on {before.data['name']}, and these data differ: choose another --out"
+            )
+        # Variations that are no longer in the grid are not expected.
+        kept = {k: run for k, run in before.planned.items() if run["variation"] in about.variations}
+        about.planned = kept | about.planned
+        about.data = data if data_name else before.data
+    write_json(folder / ABOUT, about.model_dump())
+    return about
 
 
 @dataclass(frozen=True)
@@ -30,7 +120,7 @@ class Experiment:
     """
 
     folder: Path
-    about: dict[str, Any]
+    about: About
     runs: tuple[Run, ...]
 
     @property
@@ -46,7 +136,7 @@ class Experiment:
     def one_method(self) -> bool:
         """Whether all runs, including missing ones, are of one method."""
         first = self.runs[0].method
-        of_first = all(name.startswith(f"{first}_") for name in self.about["planned"])
+        of_first = all(name.startswith(f"{first}_") for name in self.about.planned)
         return of_first and all(run.method == first for run in self.runs)
 
     @property
@@ -64,18 +154,30 @@ class Experiment:
         """The name of a run's row."""
         if run.variation and self.one_method:
             return run.variation
-        kept = f" ({run.about['bits_kept']:,} bits per item)" if not run.bits else ""
+        kept = "" if run.bits else f" ({run.bits_kept:,} bits per item)"
         return f"{run.method}{kept}" + (f" ({run.variation})" if run.variation else "")
 
     @cached_property
     def table(self) -> list[dict[str, Any]]:
         """The figures of each run, one after another."""
-        return [{"method": self.row_name(run), **_figures(run)} for run in self.runs]
+        lines = []
+        for run in self.runs:
+            line = {"method": self.row_name(run), "bits": run.bits, "seed": run.seed, "mAP": run.map}
+            line |= run.seconds | ({"NN10@100": run.likeness.nn10_at_100} if run.likeness else {})
+            for head, x, y in (
+                ("P@", "ks", "precision"),
+                ("R@", "ks", "recall"),
+                ("", "pr_recall", "pr_precision"),
+            ):
+                pairs = zip(run.arrays[x], run.arrays[y], strict=True)
+                line |= {f"{head}{across:g}": float(up) for across, up in pairs}
+            lines.append(line)
+        return lines
 
     @property
     def longest(self) -> list[int]:
         """Positions of the runs at the longest code, and of methods without codes."""
-        return [i for i, line in enumerate(self.table) if line["bits"] in (0, max(self.bits))]
+        return [i for i, run in enumerate(self.runs) if run.bits in (0, max(self.bits))]
 
     def means(self, columns: Sequence[str], *, longest: bool = True) -> list[dict[str, Any]]:
         """A line per row with the means of columns of the table that any run has: of :attr:`longest`, or of all runs."""
@@ -83,42 +185,22 @@ class Experiment:
         there = [name for name in columns if any(name in line for line in lines)]
         return summarise(lines, by=["method"], values=there)
 
-    def by_length(self, figure: str) -> list[dict[str, Any]]:
-        """A line per row with the means of a figure by code length. A method without codes has one figure for all."""
+    def by_length(self) -> list[dict[str, Any]]:
+        """A line per row with the means of mAP by code length. A method without codes has one figure for all."""
+        names = dict.fromkeys(line["method"] for line in self.table)
         rows: dict[str, dict[str, Any]] = {
-            line["method"]: {"method": line["method"], **dict.fromkeys(map(str, self.bits))}
-            for line in self.table
+            name: {"method": name, **dict.fromkeys(map(str, self.bits))} for name in names
         }
         for bits in self.bits:
             lines = [line for line in self.table if line["bits"] in (0, bits)]
-            for found in summarise(lines, ["method"], [figure]):
-                rows[found["method"]][str(bits)] = found[figure]
+            for found in summarise(lines, ["method"], ["mAP"]):
+                rows[found["method"]][str(bits)] = found["mAP"]
         return list(rows.values())
 
     def missing(self) -> list[str]:
         """Names of the requested runs that are not there, or are of other settings, data or versions than requested last."""
-        there = {run.path.stem: run.about["identity"] for run in self.runs}
-        planned = self.about["planned"].items()
-        return [name for name, run in planned if there.get(name) != run["identity"]]
-
-
-def _figures(run: Run) -> dict[str, Any]:
-    about, arrays = run.about, run.arrays
-    figures: dict[str, Any] = {"bits": run.bits, "seed": run.seed, "mAP": run.map, **about["seconds"]}
-    if about["likeness"]:
-        figures["NN10@100"] = about["likeness"]["nn10_at_100"]
-    for head, across, up in (
-        ("P@", "ks", "precision"),
-        ("R@", "ks", "recall"),
-        ("", "pr_recall", "pr_precision"),
-    ):
-        figures |= {f"{head}{x:g}": float(y) for x, y in zip(arrays[across], arrays[up], strict=True)}
-    return figures
-
-
-def position(name: str) -> int:
-    """Position of a method in the paper's tables; last if it is not one of ours."""
-    return list(METHODS).index(name) if name in METHODS else len(METHODS)
+        there = {run.path.stem: run.identity for run in self.runs}
+        return [name for name, run in self.about.planned.items() if there.get(name) != run["identity"]]
 
 
 def read_experiment(folder: str | Path) -> Experiment:
@@ -128,11 +210,12 @@ def read_experiment(folder: str | Path) -> Experiment:
     runs = [read_run(path) for path in sorted(folder.glob("*.h5"))]
     if not runs:
         raise DataError(f"{folder} has no finished run: make some with gpq experiment run")
-    variations = {name: i for i, name in enumerate(about["variations"])}
+    methods, variations = ({name: i for i, name in enumerate(of)} for of in (METHODS, about.variations))
 
     def place(run: Run) -> tuple[Any, ...]:
-        variation = variations.get(run.variation, len(variations)), run.variation
-        return position(run.method), run.method, variation, run.bits, run.seed
+        """In the tables; methods and variations that are no more come last."""
+        method = methods.get(run.method, len(methods)), run.method
+        return *method, variations.get(run.variation, len(variations)), run.variation, run.bits, run.seed
 
     runs.sort(key=place)
     for run, following in itertools.pairwise(runs):

@@ -23,49 +23,25 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any
 
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.protocols import make_split
-from ..errors import DataError, GpqError, MismatchError, UsageError, one_line
-from ..files import check_output, read_json, recover, unfinished, write_json
-from ..methods.measure import needs_perceptron
+from ..errors import DataError, GpqError, UsageError, one_line
+from ..files import check_output, recover, unfinished
 from ..nn.device import resolve_device
 from ..progress import stage
 from ..signals import ended_by_signals
 from ..training.loop import RunOptions
 from .compute import TrainingCache, compute
 from .grid import Grid, read_grid
+from .results import ABOUT, begin
 from .runs import RunSpec, is_done, plan, read_run, write_run
 
 log = logging.getLogger(__name__)
 
-ABOUT = "experiment.json"
 _PARTIAL = ".partial"
-_OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
-
-
-class _About(BaseModel):
-    """What ``experiment.json`` must hold."""
-
-    model_config = ConfigDict(strict=True)
-
-    experiment_format: Literal[2]
-    grid: str
-    title: str
-    kind: str
-    data: dict[str, Any]
-    protocol: str
-    labelled: str | None
-    queries: str | None
-    preset: str
-    config: dict[str, Any]
-    variations: list[str]
-    left_out: dict[str, str]
-    planned: dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -139,25 +115,29 @@ def run_experiment(  # noqa: PLR0913
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
     dataset = open_data(data, **(data_args or {}))
     specs, left_out = plan(grid, dataset)
-    about = describe(grid, dataset, data_name, left_out)
     kept: list[str] = []
     with unfinished(folder / _PARTIAL, folder, keep=kept):
-        about = begin(folder, about, specs, renamed=data_name is not None)
-        kept += [_work_of(name, run["identity"]) for name, run in about["planned"].items()]
+        about = begin(folder, grid, dataset, specs, left_out, data_name)
+        kept += [f"{name}-{run['identity']}" for name, run in about.planned.items()]
+        todo = []
         for spec in specs:
-            path = folder / f"split_{spec.split_hash}.json"
+            path, split = folder / f"{spec.name}.h5", folder / f"split_{spec.split_hash}.json"
+            recover(split)
             recover(path)
-            recover(folder / f"{spec.name}.h5")
-            if not path.exists():
-                make_split(dataset, **spec.split_args).save(path)
-        todo = [spec for spec in specs if overwrite or not is_done(folder / f"{spec.name}.h5", spec)]
-        for spec in specs:
-            if spec not in todo:  # killed between the run's file and this
-                shutil.rmtree(folder / _PARTIAL / _work_of(spec.name, spec.identity), ignore_errors=True)
+            if not split.exists():
+                make_split(dataset, **spec.split_args).save(split)
+            if overwrite or not is_done(path, spec):
+                todo.append(spec)
+            else:  # killed between the run's file and this
+                shutil.rmtree(_work(folder, spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
-        context = RunContext(folder, about, data, dict(data_args or {}), device, checkpoint_seconds)
-        several = jobs > 1 and len(todo) > 1
-        results = make_in_processes(context, todo, jobs) if several else _make_here(context, todo, dataset)
+        context = RunContext(
+            folder, about.model_dump(), data, dict(data_args or {}), device, checkpoint_seconds
+        )
+        cache = TrainingCache()
+        results = (make_run(context, dataset, cache, spec) for spec in todo)
+        if jobs > 1 and len(todo) > 1:
+            results = make_in_processes(context, todo, jobs)
         for name, why in left_out.items():
             log.info("%s is left out: %s", name, why)
         with (
@@ -172,23 +152,20 @@ def run_experiment(  # noqa: PLR0913
                 else:
                     summary.made += 1
                     run = read_run(folder / f"{name}.h5")
-                    seconds = ", ".join(f"{k} {v:.1f} s" for k, v in run.about["seconds"].items())
+                    seconds = ", ".join(f"{k} {v:.1f} s" for k, v in run.seconds.items())
                     log.info("%s: mAP %.4f (%s)", name, run.map, seconds)
     return summary
 
 
-# Runs -------------------------------------------------------------------------------------------------------------------
-
-
-def _work_of(name: str, identity: str) -> str:
-    """Name of the folder of a run's unfinished work."""
-    return f"{name}-{identity}"
+def _work(folder: Path, spec: RunSpec) -> Path:
+    """Folder of a run's unfinished work."""
+    return folder / _PARTIAL / f"{spec.name}-{spec.identity}"
 
 
 def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: RunSpec) -> RunResult:
     """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
     path = context.folder / f"{spec.name}.h5"
-    work = context.folder / _PARTIAL / _work_of(spec.name, spec.identity)
+    work = _work(context.folder, spec)
     try:
         device = resolve_device(context.device)
         options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
@@ -201,12 +178,6 @@ def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: 
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         return spec.name, f"{type(error).__name__} in {where}: {one_line(error, 500)}"
-
-
-def _make_here(context: RunContext, specs: Sequence[RunSpec], dataset: Dataset) -> Generator[RunResult]:
-    cache = TrainingCache()
-    for spec in specs:
-        yield make_run(context, dataset, cache, spec)
 
 
 def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) -> Generator[RunResult]:
@@ -259,67 +230,3 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
             return make_run(context, *_opened(context), spec)
     except KeyboardInterrupt:  # the parent is ending
         return spec.name, "interrupted"
-
-
-# The folder's description -----------------------------------------------------------------------------------------------
-
-
-def describe(
-    grid: Grid, dataset: Dataset, data_name: str | None, left_out: Mapping[str, str]
-) -> dict[str, Any]:
-    """The description of an experiment, without its runs."""
-    kind, _, path = dataset.name.partition(":")
-    # Without folders, which differ between machines.
-    plain = f"{kind}:{Path(path).name}" if path else Path(kind).name
-    return {
-        "experiment_format": 2,
-        "grid": grid.name,
-        **{name: getattr(grid, name) for name in ("title", "kind", *_OF_ONE_FOLDER[1:])},
-        "data": {
-            "name": data_name or plain,
-            "fingerprint": dataset.fingerprint,
-            "kind": dataset.kind,
-            "perceptron": needs_perceptron(dataset),
-        },
-        "variations": [variation.name for variation in grid.variation],
-        "left_out": dict(left_out),
-    }
-
-
-def read_about(folder: str | Path) -> dict[str, Any]:
-    """The ``experiment.json`` of a folder. Raises DataError: it is missing, damaged or of another version."""
-    path = Path(folder) / ABOUT
-    try:
-        return _About.model_validate(
-            read_json(path, "an experiment (gpq experiment run makes one)")
-        ).model_dump()
-    except ValidationError as error:
-        wrong = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DataError(
-            f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose another folder"
-        ) from None
-
-
-def begin(folder: Path, about: dict[str, Any], specs: Sequence[RunSpec], *, renamed: bool) -> dict[str, Any]:
-    """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested
-    is kept, so that reports can list what is missing."""
-    planned = {spec.name: {"variation": spec.variation, "identity": spec.identity} for spec in specs}
-    if (folder / ABOUT).exists():
-        before = read_about(folder)
-        for what in _OF_ONE_FOLDER:
-            old, new = (of.get(what) or "not set" for of in (before, about))
-            if old != new:
-                raise MismatchError(
-                    f"{folder} holds an experiment with {what} {old}, not {new}: choose another --out"
-                )
-        if before["data"]["fingerprint"] != about["data"]["fingerprint"]:
-            raise MismatchError(
-                f"{folder} holds runs on {before['data']['name']}, and these data differ: choose another --out"
-            )
-        # Variations that are no longer in the grid are not expected.
-        kept = {k: run for k, run in before["planned"].items() if run["variation"] in about["variations"]}
-        planned = kept | planned
-        about |= {} if renamed else {"data": before["data"]}
-    about = about | {"planned": planned}
-    write_json(folder / ABOUT, about)
-    return about

@@ -1,7 +1,8 @@
 """The runs of a grid in order of execution, and the file of each.
 
 A run is done if its file has the run's identity: a hash of the settings, data, split, revision of the method, and versions of the
-libraries used. So a run is repeated when its results could differ. The file is HDF5, written atomically:
+libraries used. So a run is repeated when its results could differ. The file is HDF5, written atomically; its attributes are those of
+:class:`Run`:
 
 =====================  =======================  =============================================================
 dataset                type                     meaning
@@ -18,32 +19,28 @@ dataset                type                     meaning
 ``vectors``            float32 [n, D]           of some items, if the grid requests them
 ``codebooks``          float32 [M, K, d]        of trained quantisers
 =====================  =======================  =============================================================
-
-Attributes are those of :class:`_About`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Le
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
 from ..config import codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
 from ..errors import DataError, UsageError
+from ..evaluation.likeness import Likeness
 from ..files import fingerprint
-from ..inputs import parse_json
 from ..methods.measure import needs_perceptron
 from ..methods.registry import find_method, make_method, method_names
 from ..store import read_arrays, write_arrays
@@ -97,7 +94,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
         DataError: too few items for the protocol.
     """
     perceptron = needs_perceptron(dataset)
-    used = {name for variation in grid.variation for name in grid.methods_of(variation)}
+    used = {name for variation in grid.variations for name in grid.methods_of(variation)}
     entries = {name: find_method(name) for name in method_names() if name in used}
     no_room = "its network has no room for convolutions in these items (features, tiny images)"
     left_out = {name: no_room for name, e in entries.items() if perceptron and e.convolutional}
@@ -105,43 +102,27 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
         entries[name].load()
     computing = json.dumps(versions(), sort_keys=True)
     specs: dict[str, RunSpec] = {}
-    splits = {seed: make_split(dataset, **split_args(grid, seed)).hash for seed in grid.seeds}
-    for seed, variation in itertools.product(grid.seeds, grid.variation):
-        for method in grid.methods_of(variation):
-            lengths = () if method in left_out else grid.bits if entries[method].any_length else (0,)
-            for bits in lengths:
+    for seed in grid.seeds:
+        chosen: dict[str, Any] = grid.model_dump(include={"protocol", "labelled", "queries"}) | {"seed": seed}
+        split = make_split(dataset, **chosen).hash
+        for variation, method in itertools.product(grid.variations, entries):
+            skipped = method in left_out or method not in grid.methods_of(variation)
+            for bits in () if skipped else grid.bits if entries[method].any_length else (0,):
                 settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron)
-                condition = fingerprint(
-                    str(RUN_FORMAT),
-                    f"{method} {entries[method].revision}",
-                    str(bits),
-                    dataset.fingerprint,
-                    splits[seed],
-                    computing,
-                    str(grid.vectors),
-                )
+                revision = f"{method} {entries[method].revision}"
+                of_data = dataset.fingerprint, split, computing, str(grid.vectors)
+                condition = fingerprint(str(RUN_FORMAT), revision, str(bits), *of_data)
                 identity = fingerprint(condition, json.dumps(settings, sort_keys=True))
-                length = f"{bits}bits" if bits else "any"
-                name = f"{method}_{length}_seed{seed}" + (
-                    f"_{_slug(variation.name)}" if variation.name else ""
-                )
-                of_run = (method, bits, seed, variation.name, settings, split_args(grid, seed), grid.vectors)
-                specs.setdefault(identity, RunSpec(*of_run, splits[seed], identity, name))
+                name = f"{method}_{f'{bits}bits' if bits else 'any'}_seed{seed}"
+                if variation.name:
+                    readable = re.sub(r"[^a-z0-9.]+", "-", variation.name.lower()).strip("-.")[:40]
+                    name += f"_{readable}-{fingerprint(variation.name)[:4]}"
+                of_run = method, bits, seed, variation.name, settings, chosen, grid.vectors, split
+                specs.setdefault(identity, RunSpec(*of_run, identity, name))
     if not specs:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
     return list(specs.values()), left_out
-
-
-def split_args(grid: Grid, seed: int) -> dict[str, Any]:
-    """Arguments of :func:`gpq_faiss.data.protocols.make_split` besides the data."""
-    return {"protocol": grid.protocol, "seed": seed, "labelled": grid.labelled, "queries": grid.queries}
-
-
-def _slug(text: str) -> str:
-    """Part of a file name: readable, and unique for each text."""
-    readable = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:40]
-    return f"{readable}-{fingerprint(text)[:4]}"
 
 
 def _settings(
@@ -157,84 +138,46 @@ def _settings(
 # Files ------------------------------------------------------------------------------------------------------------------
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
-class _Likeness(_Checked):
-    definition: str
-    nn10_at_100: Annotated[float, Ge(0), Le(1)]
+class Counts(_Strict):
+    """Numbers of items."""
 
-
-class _Counts(_Checked):
     queries: int
     labelled: int
     unlabelled: int
     database: int
 
 
-class _About(_Checked):
-    """What the attributes of a run must be; those that are not text or numbers are stored as JSON."""
+class Run(_Strict):
+    """A finished run: attributes of its file (as JSON if not text or numbers), the file, and the requested arrays."""
 
-    grid: str
+    kind: Literal["run"]
+    format_version: Literal[1]
     method: str
     bits: int
+    """Code length; 0 for methods without codes."""
     bits_kept: int
     seed: int
     variation: str
-    protocol: str
-    labelled: str | None
     identity: str
     split_hash: str
     map: float
+    """Mean average precision of the queries."""
     convention: str
-    settings: dict[str, Any]
-    data: dict[str, Any]
-    counts: _Counts
-    seconds: dict[str, float]
-    likeness: _Likeness | None
-    machine: dict[str, Any]
-    versions: dict[str, str]
-
-
-_TEXTS = {name for name, field in _About.model_fields.items() if field.annotation is str}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        path: its file.
-        about: the attributes, with JSON decoded.
-        arrays: the requested arrays.
-    """
-
+    settings: Json[dict[str, Any]]
+    data: Json[dict[str, Any]]
+    counts: Json[Counts]
+    seconds: Json[dict[str, float]]
+    likeness: Json[Likeness | None]
+    class_names: Json[list[str]]
+    machine: Json[dict[str, Any]]
+    versions: Json[dict[str, str]]
+    steps: int = 0
     path: Path
-    about: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
-
-    @property
-    def method(self) -> str:
-        return str(self.about["method"])
-
-    @property
-    def bits(self) -> int:
-        """Code length; 0 for methods without codes."""
-        return int(self.about["bits"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.about["seed"])
-
-    @property
-    def variation(self) -> str:
-        return str(self.about["variation"])
-
-    @property
-    def map(self) -> float:
-        """Mean average precision of the queries."""
-        return float(self.about["map"])
+    arrays: dict[str, Any]
 
 
 def write_run(
@@ -244,21 +187,20 @@ def write_run(
     arrays: Mapping[str, NDArray[Any]],
     measured: Mapping[str, Any],
 ) -> None:
-    """Write the file of a run atomically; ``about`` is of the experiment, and ``arrays`` and ``measured`` of :func:`.compute.compute`.
+    """Write the file of a run atomically; ``about`` is of the experiment, ``arrays`` and ``measured`` of :func:`.compute.compute`.
 
     Raises:
         DataError: it cannot be written.
     """
     machine = describe_machine()
+    stated = ("method", "bits", "seed", "variation", "identity", "settings", "split_hash")
     attributes = {
         "kind": "run",
         "format_version": RUN_FORMAT,
         "grid": about["grid"],
-        **{name: getattr(spec, name) for name in ("method", "bits", "seed", "variation", "identity")},
+        **{name: getattr(spec, name) for name in stated},
         "protocol": spec.split_args["protocol"],
         "labelled": spec.split_args["labelled"],
-        "settings": dict(spec.settings),
-        "split_hash": spec.split_hash,
         "data": {key: about["data"][key] for key in ("name", "fingerprint", "kind")},
         "versions": machine.pop("versions"),
         "machine": machine,
@@ -276,32 +218,23 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
     """
     path = Path(path)
     arrays, attributes = read_arrays(path, WHAT, {*names, "ap"})
-    if (attributes.get("kind"), attributes.get("format_version")) != ("run", RUN_FORMAT):
-        raise DataError(f"{path} is not {WHAT} of this version: delete it and run it again")
-    about = {name: value if name in _TEXTS else _decoded(value) for name, value in attributes.items()}
-    ap, wrong = arrays.get("ap", np.empty(0)), ""
     try:
-        counts = _About.model_validate(about).counts
-        if ap.shape != (counts.queries,) or not abs(float(ap.mean()) - about["map"]) < 1e-9:
-            wrong = "ap"
+        run = Run.model_validate({**attributes, "path": path, "arrays": arrays})
+        ap = arrays.get("ap", np.empty(0))
+        wrong = ap.shape != (run.counts.queries,) or not abs(float(ap.mean()) - run.map) < 1e-9
+        what = "ap" if wrong else ""
     except ValidationError as error:
-        wrong = str(error.errors()[0]["loc"][0])
-    if wrong:
-        raise DataError(f"{path} is damaged ({wrong!r} is missing or wrong): delete it and run it again")
-    return Run(path, about, arrays)
-
-
-def _decoded(value: Any) -> Any:
-    """Decoded if JSON of None, a list or an object, as which they are written; else unchanged."""
-    if isinstance(value, str) and value.startswith(("null", "[", "{")):
-        with contextlib.suppress(ValueError):
-            return parse_json(value)
-    return value
+        what = str(error.errors()[0]["loc"][0])
+    if what:
+        raise DataError(
+            f"{path} is not {WHAT} of this version, or damaged ({what!r} is missing or wrong): delete it and run it again"
+        )
+    return run
 
 
 def is_done(path: Path, spec: RunSpec) -> bool:
     """Whether the file of a run exists, is undamaged and has this identity; otherwise the run is repeated."""
     try:
-        return path.exists() and bool(read_run(path).about["identity"] == spec.identity)
+        return path.exists() and read_run(path).identity == spec.identity
     except DataError:
         return False

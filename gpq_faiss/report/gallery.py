@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .figure import picture
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .plots import picture
 
 Image = NDArray[np.uint8]
 
 _FRAMES = {True: "#1A9850", False: "#D73027", None: "#BBBBBB"}
-_INCH = 100.0  # drawing units per inch: one unit is one pixel at 100 dpi
-_CELL, _GAP, _TEXT = 84.0, 10.0, 17.0
-_HEAD = 50.0
+_INCH = 100.0  # drawing units per inch
+_CELL, _GAP, _TEXT, _HEAD = 84.0, 10.0, 17.0, 50.0
 _SMALL = 64  # smaller images are drawn without smoothing, which would blur them
 
 
@@ -63,60 +59,51 @@ def save_gallery(
     """Draw the gallery, a row per query with at most so many results, and write it as .png, .svg or .pdf.
 
     Raises:
-        UsageError: another extension.
-        DataError: no rows.
-        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        UsageError: another extension. DataError: no rows. OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if not rows:
         raise DataError("no queries to draw: give one at least")
     shown = min(columns, max(len(row.results) for row in rows))
     line, first = _CELL + _GAP + _TEXT, _CELL + 3.6 * _GAP  # results begin at first, beside the query
     width, height = first + shown * (_CELL + _GAP) + _GAP, _HEAD + len(rows) * line + 26.0
-    with picture(out, width / _INCH, height / _INCH, overwrite=overwrite, dpi=150) as figure:
+    size = width / _INCH, height / _INCH
+    with picture(out, *size, overwrite=overwrite, dpi=150, layout=None) as figure:
+        from matplotlib.patches import Rectangle
+
         axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        axes.set_xlim(0, width)
-        axes.set_ylim(height, 0)  # y runs downwards, as in an image
+
+        def text(value: str, x: float, y: float, fontsize: float) -> None:
+            short = value if len(value) <= 14 else value[:13].rstrip() + "…"
+            axes.text(x + _CELL / 2, y, short, fontsize=fontsize, color="#333333", ha="center", va="center")
+
+        def cell(image: Image, name: str, x: float, y: float, colour: str, line: float) -> None:
+            """An image with its aspect ratio in a framed square, and its name below."""
+            side, pixels = _CELL + line, max(image.shape[:2])
+            high, wide = (_CELL * n / pixels for n in image.shape[:2])
+            left, top = x + (_CELL - wide) / 2, y + (_CELL - high) / 2
+            style: dict[str, Any] = {"facecolor": "#F2F2F2", "edgecolor": colour, "linewidth": line * 0.72}
+            axes.add_patch(Rectangle((x - line / 2, y - line / 2), side, side, **style))
+            place, smooth = (
+                (left, left + wide, top + high, top),
+                "nearest" if pixels < _SMALL else "antialiased",
+            )
+            grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255}
+            axes.imshow(image, extent=place, zorder=2, aspect="auto", interpolation=smooth, **grey)
+            text(name, x, y + _CELL + 11, 7.5)
+
         axes.text(_GAP, 20, title, fontsize=11, color="#111111", va="center")
         starts = [first + j * (_CELL + _GAP) for j in range(shown)]
-        for x, text in zip((_GAP, *starts), ("query", *map(str, range(1, shown + 1))), strict=True):
-            _text(axes, text, x, _HEAD - 10, 8.5)
+        for x, head in zip((_GAP, *starts), ("query", *map(str, range(1, shown + 1))), strict=True):
+            text(head, x, _HEAD - 10, 8.5)
         for i, row in enumerate(rows):
             y = _HEAD + i * line
-            _draw_image(axes, row.query, _GAP, y, "#222222", 1.2)
-            _text(axes, row.query_name, _GAP, y + _CELL + 11)
+            cell(row.query, row.query_name, _GAP, y, "#222222", 1.2)
             for j, (x, image) in enumerate(zip(starts, row.results, strict=False)):
-                _draw_image(axes, image, x, y, _FRAMES[row.known(j)], 3.0)
-                _text(axes, row.text(j, 2), x, y + _CELL + 11)
+                cell(image, row.text(j, 2), x, y, _FRAMES[row.known(j)], 3.0)
         axes.plot([first - 1.3 * _GAP] * 2, [_HEAD, height - 30], color="#DDDDDD", linewidth=1)
         if any(row.relevant is not None for row in rows):
-            for known, text, x in ((True, "relevant", first), (False, "not relevant", first + 84)):
-                _frame(axes, x, height - 18, 10, edgecolor=_FRAMES[known], linewidth=1.8)
-                axes.text(x + 16, height - 13, text, fontsize=8, color="#333333", va="center")
+            for known, word, x in ((True, "relevant", first), (False, "not relevant", first + 84)):
+                axes.text(x, height - 13, f"□ {word}", fontsize=8, color=_FRAMES[known], va="center")
+        axes.set_axis_off()
+        axes.set(xlim=(0, width), ylim=(height, 0))  # y runs downwards, as in an image
     return Path(out)
-
-
-def _draw_image(axes: Axes, image: Image, x: float, y: float, colour: str, line: float) -> None:
-    """Draw an image into a cell, keeping its aspect ratio, and the frame around the cell."""
-    high, wide = (side * _CELL / max(image.shape[:2]) for side in image.shape[:2])
-    left, top = x + (_CELL - wide) / 2, y + (_CELL - high) / 2
-    smooth = "nearest" if max(image.shape[:2]) < _SMALL else "antialiased"
-    _frame(axes, x, y, _CELL, facecolor="#F2F2F2", edgecolor="none", zorder=1)
-    place = (left, left + wide, top + high, top)
-    axes.imshow(
-        image, extent=place, cmap="gray", vmin=0, vmax=255, zorder=2, aspect="auto", interpolation=smooth
-    )
-    edge = line / 2
-    _frame(axes, x - edge, y - edge, _CELL + line, edgecolor=colour, linewidth=line * 0.72, zorder=3)
-
-
-def _frame(axes: Axes, x: float, y: float, side: float, **style: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(Rectangle((x, y), side, side, **({"facecolor": "none"} | style)))
-
-
-def _text(axes: Axes, text: str, x: float, y: float, size: float = 7.5) -> None:
-    """Write a text in the middle of a cell's width, shortened to it."""
-    short = text if len(text) <= 14 else text[:13].rstrip() + "…"
-    axes.text(x + _CELL / 2, y, short, fontsize=size, color="#333333", ha="center", va="center")

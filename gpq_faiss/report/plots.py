@@ -1,22 +1,71 @@
-"""Plots of results, written as PNG, SVG or PDF: curves of many methods, heat maps, points by class."""
+"""Pictures in one style, written as PNG, SVG or PDF, atomically and without global state; curves of many methods."""
 
 from __future__ import annotations
 
-import math
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ..errors import DataError
-from .figure import COLOURS, MARKERS, new_axes, picture
+from ..errors import DataError, UsageError
+from ..files import atomic_path, check_output
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe & Ito's palette: distinguishable with any colour vision, and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#B8A800")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", "--", ":")
-_PANEL = 3.2  # inches per side
-_GREY = "#BBBBBB"  # of items without a class
+_STYLE: dict[Any, Any] = {
+    **{f"axes.spines.{side}": False for side in ("top", "right")},
+    **{"axes.edgecolor": "#888888", "xtick.color": "#444444", "ytick.color": "#444444"},
+    **{"axes.grid": True, "grid.color": "#E4E4E4", "axes.axisbelow": True},
+    **{"axes.titlesize": 11, "axes.titlelocation": "left", "figure.titlesize": 11},
+    **{"xtick.labelsize": 9, "ytick.labelsize": 9, "legend.frameon": False, "legend.fontsize": 8.5},
+    "svg.hashsalt": "gpq",  # without one, ids inside an SVG are random
+}
+_DATES: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+
+
+def check_picture(out: str | Path, *, overwrite: bool) -> Path:
+    """Check an output path. Raises UsageError: not .png, .svg or .pdf; or it exists or cannot be written."""
+    path = Path(out)
+    if path.suffix.lower().lstrip(".") not in _DATES:
+        raise UsageError(f"{path}: a picture must be .png, .svg or .pdf")
+    return check_output(path, overwrite=overwrite)
+
+
+@contextmanager
+def picture(
+    out: str | Path,
+    width: float,
+    height: float,
+    *,
+    overwrite: bool = False,
+    dpi: int = 160,
+    layout: Literal["constrained"] | None = "constrained",
+) -> Iterator[Figure]:
+    """A figure of this size in inches. At the end it is written in the format of its extension, without dates or random ids, so that files
+    are reproducible.
+
+    Raises:
+        UsageError: another extension than .png, .svg or .pdf.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    path = check_picture(out, overwrite=overwrite)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    form = path.suffix.lower().lstrip(".")
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), facecolor="white", layout=layout)
+        yield figure
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, format=form, dpi=dpi, metadata=_DATES[form])
 
 
 def plot_curves(
@@ -25,7 +74,7 @@ def plot_curves(
     *,
     x: str,
     y: str,
-    title: str | None = None,
+    title: str = "",
     log_x: bool = False,
     from_zero: bool = True,
     overwrite: bool = False,
@@ -37,13 +86,12 @@ def plot_curves(
         x, y: axis labels; ``log_x`` makes the x axis logarithmic, and ``from_zero`` begins the y axis at 0.
 
     Raises:
-        UsageError: another extension than .png, .svg or .pdf.
-        DataError: nothing to draw.
-        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        UsageError, OutputExistsError: as :func:`picture`. DataError: nothing to draw.
     """
-    _some(curves)
+    if not curves:
+        raise DataError("nothing to plot: give one line at least")
     with picture(out, 8.0, max(4.2, 0.24 * len(curves)), overwrite=overwrite) as figure:
-        axes = new_axes(figure, title, x, y)
+        axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
         ticks: set[float] = set()
         for i, (name, values) in enumerate(curves.items()):
             across, up, *errors = (np.asarray(each, np.float64) for each in values)
@@ -54,7 +102,7 @@ def plot_curves(
                 color=COLOURS[i % len(COLOURS)],
                 linestyle=_DASHES[i // len(COLOURS) % len(_DASHES)],
                 linewidth=1.7,
-                marker=MARKERS[i % len(MARKERS)] if len(across) <= 15 else None,
+                marker=_MARKERS[i % len(_MARKERS)] if len(across) <= 15 else None,
                 markersize=6 if len(across) == 1 else 4,
                 capsize=3,
                 elinewidth=1,
@@ -67,120 +115,5 @@ def plot_curves(
             axes.set_xscale("log")
         if from_zero:
             axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return Path(out)
-
-
-def plot_heat_map(
-    values: ArrayLike,
-    out: str | Path,
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    y: str,
-    x: str,
-    title: str | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Heat map of values [R, C] with the values written into the cells; NaN is an empty cell. Errors as :func:`plot_curves`."""
-    table = np.asarray(values, np.float64)
-    size = 1.6 + 0.85 * len(columns), 1.4 + 0.6 * len(rows)
-    with picture(out, *size, overwrite=overwrite) as figure:
-        figure.set_layout_engine("constrained")  # before the colour bar, which shrinks the axes
-        axes = figure.add_subplot()
-        image = axes.imshow(table, cmap="viridis", aspect="auto")
-        dark = np.nanmin(table) + 0.6 * (np.nanmax(table) - np.nanmin(table))
-        for (i, j), value in np.ndenumerate(table):
-            if np.isfinite(value):
-                colour = "white" if value < dark else "#111111"
-                axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=8.5, color=colour)
-        axes.set_xticks(range(len(columns)), list(columns), fontsize=9)
-        axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
-        axes.set_xlabel(x, fontsize=10)
-        axes.set_ylabel(y, fontsize=10)
-        if title:
-            # Above a narrow map a long title would be cut off.
-            axes.set_title(textwrap.fill(title, 22 + 9 * len(columns)), fontsize=11, loc="left")
-        figure.colorbar(image, ax=axes)
-    return Path(out)
-
-
-def plot_points(
-    panels: Mapping[str, tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]],
-    class_names: Sequence[str],
-    out: str | Path,
-    *,
-    title: str | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Panels of points in the plane, coloured by class; with codewords on the unit circle, these and their Voronoi cells.
-
-    Points of a panel with codewords lie on the circle; they are drawn at random distances from it so that they do not overlap.
-
-    Args:
-        panels: name -> points [n, 2], classes int [n] (-1: none), and None or unit-norm codewords [K, 2].
-        class_names: of the classes.
-
-    Raises:
-        UsageError, DataError, OutputExistsError: as :func:`plot_curves`.
-    """
-    _some(panels)
-    from matplotlib.lines import Line2D
-
-    across = min(len(panels), 3)
-    down = -(-len(panels) // across)
-    size = _PANEL * across + 1.4, _PANEL * down + 0.4
-    with picture(out, *size, overwrite=overwrite, dpi=120) as figure:  # many points make large files
-        for i, (name, (points, classes, codewords)) in enumerate(panels.items()):
-            axes = figure.add_subplot(down, across, i + 1)
-            axes.set_title(name, fontsize=10, loc="left")
-            colours = [_class_colour(c, len(class_names)) if c >= 0 else _GREY for c in classes.tolist()]
-            if codewords is not None:
-                for angle in cell_borders(codewords):
-                    ends = [0, 1.45 * math.cos(angle)], [0, 1.45 * math.sin(angle)]
-                    axes.plot(*ends, color="#AAAAAA", linewidth=0.7)
-                x, y = codewords.T
-                axes.scatter(x, y, marker="*", s=110, color="#111111", edgecolors="white", zorder=3)
-                axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
-                axes.set_axis_off()
-            off = 0.0 if codewords is None else 0.12
-            radius = 1 + off * np.random.default_rng(0).standard_normal(len(points)).clip(-2.5, 2.5)
-            axes.scatter(
-                points[:, 0] * radius, points[:, 1] * radius, c=colours, s=5, linewidths=0, alpha=0.75
-            )
-            axes.set(xticks=[], yticks=[])
-            for side in axes.spines.values():
-                side.set_color("#DDDDDD")
-        handles = [
-            Line2D([], [], linestyle="none", marker="o", color=_class_colour(c, len(class_names)), label=name)
-            for c, name in enumerate(class_names[:20])
-        ]
-        figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside right upper")
-        if title:
-            figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-        figure.set_layout_engine("constrained")
-    return Path(out)
-
-
-def cell_borders(codewords: NDArray[Any]) -> NDArray[np.float64]:
-    """Angles of the borders between the Voronoi cells of unit-norm codewords [K, 2], ascending in [-π, π): float64 [K].
-
-    The cells are sectors; the border of two neighbours on the circle is half-way between them.
-    """
-    angles = np.sort(np.arctan2(codewords[:, 1], codewords[:, 0]).astype(np.float64))
-    middle = (angles + np.append(angles[1:], angles[0] + 2 * math.pi)) / 2
-    return np.sort((middle + math.pi) % (2 * math.pi) - math.pi)
-
-
-def _some(series: Mapping[str, Any]) -> None:
-    if not series:
-        raise DataError("nothing to plot: give one line or panel at least")
-
-
-def _class_colour(c: int, n: int) -> str:
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    if n <= len(COLOURS):
-        return COLOURS[c]
-    return str(to_hex(colormaps["tab20" if n > 10 else "tab10"](c % 20)))

@@ -12,6 +12,7 @@ SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 
 def small_grid(**changes: Any) -> Grid:
     """A grid over digits that takes a second or two."""
     values: dict[str, Any] = {
+        "name": "small",
         "title": "Small",
         "methods": ["gpq", "pq", "float"],
         "bits": [12, 24],
@@ -20,4 +21,4 @@ def small_grid(**changes: Any) -> Grid:
         "preset": "paper",
         "config": {"training": SMALL},
     }
-    return grid_from(values | changes, "small")
+    return grid_from(values | changes)

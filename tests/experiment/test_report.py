@@ -19,8 +19,8 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.experiment.pictures import draw_experiment, tsne
 from gpq_faiss.experiment.report import report_experiment
-from gpq_faiss.experiment.results import read_experiment
-from gpq_faiss.experiment.run import begin, describe, run_experiment
+from gpq_faiss.experiment.results import begin, read_experiment
+from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import plan, read_run
 from gpq_faiss.store import read_arrays
 
@@ -38,7 +38,7 @@ def ask(folder: Path, **changes: Any) -> list[str]:
     """What is missing after a call that is cut off before its first run."""
     grid = small_grid(**changes)
     specs, left_out = plan(grid, DIGITS)
-    begin(folder, describe(grid, DIGITS, None, left_out), specs, renamed=False)
+    begin(folder, grid, DIGITS, specs, left_out)
     return read_experiment(folder).missing()
 
 
@@ -91,7 +91,7 @@ def test_csv_and_json_hold_the_means_of_the_files(done: Path, by_hand: dict[Any,
     found = {run["identity"]: run for run in runs}
     for path in done.glob("*.h5"):
         run = read_run(path)
-        line = found[run.about["identity"]]
+        line = found[run.identity]
         assert line["mAP"] == pytest.approx(run.arrays["ap"].mean(), abs=1e-12)
         assert line["P@10"] == run.arrays["precision"][run.arrays["ks"].tolist().index(10)]
         assert (line["method"], line["bits"], line["seed"]) == (run.method, run.bits, run.seed)
@@ -151,7 +151,7 @@ def test_other_tables_are_those_of_the_files(done: Path) -> None:
     assert list(pq["pr"]) == ["method", *(f"{i / 10:g}" for i in range(1, 11))]
     at = int(np.argmin(np.abs(arrays[0]["pr_recall"] - 0.5)))
     assert pq["pr"]["0.5"]["mean"] == mean(a["pr_precision"][at] for a in arrays)
-    nn10 = [run.about["likeness"]["nn10_at_100"] for run in runs[24]]
+    nn10 = [run.likeness.nn10_at_100 for run in runs[24]]
     assert pq["map"]["NN10@100"] == {
         "mean": mean(nn10),
         "deviation": pytest.approx(np.std(nn10, ddof=1)),
@@ -159,7 +159,7 @@ def test_other_tables_are_those_of_the_files(done: Path) -> None:
     }
     floats = next(row for row in found["map"] if row["method"].startswith("float"))
     assert floats["NN10@100"]["mean"] == 1
-    seconds = (run.about["seconds"]["fit"] for of in runs.values() for run in of)
+    seconds = (run.seconds["fit"] for of in runs.values() for run in of)
     assert pq["seconds"]["fit"]["mean"] == mean(seconds)
     assert "Machine" not in report_experiment(done, "text", table="seconds")
 
@@ -202,7 +202,7 @@ def test_runs_that_no_call_came_to_and_those_of_other_settings_are_missing(tmp_p
     assert len(read_experiment(folder).missing()) == 3
     made(folder, **more)
     assert read_experiment(folder).missing() == []
-    assert ask(folder, **more, vectors=3) == list(read_experiment(folder).about["planned"])
+    assert ask(folder, **more, vectors=3) == list(read_experiment(folder).about.planned)
 
 
 def test_rows_of_one_method_are_named_by_their_variation(tmp_path: Path) -> None:

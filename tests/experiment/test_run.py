@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,10 +28,13 @@ from gpq_faiss.errors import BusyError, DataError, UsageError
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
+from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import RunSpec, read_run
 from gpq_faiss.methods import posterior_codebooks
+from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.store import read_arrays
+from gpq_faiss.training.checkpoint import RunState
 
 DIGITS = open_data("digits")
 PQ: dict[str, Any] = {"methods": ["pq"], "seeds": [0]}
@@ -79,7 +81,7 @@ def test_a_run_can_be_ranked_again_from_its_file(done: Path, name: str) -> None:
     np.put_along_axis(full, found, (sign * scores).astype(np.float32), axis=1)
     for q, row in enumerate(full):
         full[q] = (np.bincount(code_of, weights=row) / np.bincount(code_of))[code_of]
-    width = len(run.about["class_names"])
+    width = len(run.class_names)
     query, base = (
         Labels.from_multihot(np.unpackbits(more[f"{side}_labels"], axis=1)[:, :width].astype(bool))
         for side in ("query", "database")
@@ -91,15 +93,15 @@ def test_a_run_can_be_ranked_again_from_its_file(done: Path, name: str) -> None:
 
 def test_a_run_says_all_that_it_is(done: Path) -> None:
     run = read_run(done / "gpq_24bits_seed1.h5", {"vectors", "vector_rows", "top_ids", "codebooks"})
-    about, arrays = run.about, run.arrays
-    assert (run.method, run.bits, run.seed, run.variation, about["bits_kept"]) == ("gpq", 24, 1, "", 24)
-    assert (about["settings"]["training"]["steps"], about["steps"]) == (20, 20)
-    assert set(about["versions"]) == {"gpq_faiss", "python", "numpy", "torch", "faiss"}
-    assert about["machine"]["cpu"]
-    assert about["data"] == {"name": "digits", "fingerprint": DIGITS.fingerprint, "kind": "images"}
-    assert about["counts"] == {"queries": 100, "labelled": 200, "unlabelled": 1497, "database": 1497}
-    assert set(about["seconds"]) == {"fit", "encode", "rank"}
-    assert "expected value" in about["convention"]
+    arrays = run.arrays
+    assert (run.method, run.bits, run.seed, run.variation, run.bits_kept) == ("gpq", 24, 1, "", 24)
+    assert (run.settings["training"]["steps"], run.steps) == (20, 20)
+    assert set(run.versions) == {"gpq_faiss", "python", "numpy", "torch", "faiss"}
+    assert run.machine["cpu"]
+    assert run.data == {"name": "digits", "fingerprint": DIGITS.fingerprint, "kind": "images"}
+    assert vars(run.counts) == {"queries": 100, "labelled": 200, "unlabelled": 1497, "database": 1497}
+    assert set(run.seconds) == {"fit", "encode", "rank"}
+    assert "expected value" in run.convention
     shapes = {name: arrays[name].shape for name in ("top_ids", "vectors", "codebooks")}
     assert shapes == {"top_ids": (100, min(TOP, 1497)), "vectors": (30, 6 * 12), "codebooks": (6, 16, 12)}
     # Every method keeps the vectors of the same items.
@@ -109,16 +111,16 @@ def test_a_run_says_all_that_it_is(done: Path) -> None:
 
 
 def test_transfer_searches_classes_that_no_run_was_trained_on(tmp_path: Path) -> None:
-    methods = ["gpq", "dtq", "pq", "classifier"]
+    methods = ["gpq", "pq"]
     grid = small_grid(protocol="transfer:8,9", bits=[12], seeds=[0], methods=methods)
     summary = run_experiment(grid, DIGITS, tmp_path)
-    assert (summary.made, summary.failed) == (4, {})
+    assert (summary.made, summary.failed) == (2, {})
     class_of = DIGITS.require_labels().class_ids()
     split = Split.load(next(tmp_path.glob("split_*.json")))
     assert set(class_of[np.concatenate([split.labelled, split.unlabelled])]) == set(range(8))
     for path in tmp_path.glob("*.h5"):
-        about, held = read_run(path).about, content(path)
-        assert (about["seen_classes"], about["split_hash"]) == (list(range(8)), split.hash)
+        held, about = read_arrays(path, "a run")
+        assert (about["seen_classes"], about["split_hash"]) == (str(list(range(8))), split.hash)
         np.testing.assert_array_equal(held["query_rows"], split.query)
         assert set(class_of[np.concatenate([held["query_rows"], held["database_rows"]])]) == {8, 9}
 
@@ -147,7 +149,7 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
     run_experiment(small_grid(**one, bits=[12]), "digits", alone)
     (path,) = alone.glob("posterior*.h5")
     assert_same(path, together / path.name)
-    seconds = {read_run(path).about["seconds"]["fit"] for path in together.glob("posterior*.h5")}
+    seconds = {read_run(path).seconds["fit"] for path in together.glob("posterior*.h5")}
     assert len(seconds) == 1  # of one training
 
 
@@ -185,8 +187,8 @@ def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -
         (lambda: path.write_bytes(data[: len(data) // 2]), "pq_12bits_seed0"),
         (lambda: path.write_bytes(b"not HDF5 at all"), "pq_12bits_seed0"),
         (lambda: path.write_bytes(data[:200] + b"\0" * (len(data) - 200)), "pq_12bits_seed0"),
-        (attribute("kind", "rows"), "is not a run of gpq experiment"),
-        (attribute("format_version", 99), "is not a run of gpq experiment of this version"),
+        (attribute("kind", "rows"), "is not a run of gpq experiment of this version, or damaged .'kind'"),
+        (attribute("format_version", 99), "'format_version' is missing or wrong"),
         (attribute("bits", None), "'bits' is missing or wrong"),
         (attribute("likeness", None), "'likeness' is missing or wrong"),
         (attribute("likeness", '{"nn10_at_100": "much"}'), "'likeness' is missing or wrong"),
@@ -329,54 +331,62 @@ def test_processes_give_what_one_process_gives_and_a_killed_one_is_an_error(
         assert_same(path, done / path.name)
 
 
-def gpq(folder: Path, steps: int, out: str) -> list[str]:
-    """The command of two trainings of so many steps in two processes, which save their state twenty times a second."""
-    config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": steps}).items())
-    keys = 'methods = ["gpq"]\nbits = [12, 24]\nlabelled = "20-per-class"\npreset = "paper"\n'
-    (folder / "g.toml").write_text(f"{keys}[config.training]\n{config}")
-    command = [sys.executable, "-c", "from gpq_cli.main import cli; cli()", "-q", "experiment", "run"]
-    command += [str(folder / "g.toml"), "digits", "--jobs", "2"]
-    return [*command, "--checkpoint-seconds", "0.05", "--out", str(folder / out)]
+def two_trainings(steps: int) -> Grid:
+    return small_grid(methods=["gpq"], seeds=[0], config={"training": SMALL | {"steps": steps}})
 
 
-def wait_for_checkpoints(process: subprocess.Popen[Any], out: Path, count: int) -> None:
-    deadline = time.monotonic() + 600  # three processes load torch first
-    while len(list(out.glob(".partial/*/checkpoint.safetensors"))) < count:
-        assert process.poll() is None
+def call_of_two_processes(folder: Path, steps: int, waiting: bool, alive: Any) -> None:
+    """In a process of its own: two trainings in two processes, which hold ``alive``; ``waiting`` for a kill when their state is saved."""
+    fork, save = multiprocessing.get_context("fork"), RunState.save
+
+    def saved(self: RunState, identity: str) -> None:
+        save(self, identity)
+        time.sleep(600 * waiting)
+
+    setattr(RunState, "save", saved)  # noqa: B010
+    setattr(multiprocessing, "get_context", lambda _: fork)  # noqa: B010
+    try:
+        with ended_by_signals():
+            run_experiment(two_trainings(steps), "digits", folder, jobs=2, checkpoint_seconds=0.05)
+    except Terminated as error:
+        sys.exit(128 + error.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The signal reaches the first process alone. SIGTERM: as a batch system or ``kill`` sends it; all of them save and end."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([running.__name__])
+    ended, alive = multiprocessing.Pipe(duplex=False)
+    out, steps, killed = tmp_path / "out", 20, number == signal.SIGKILL
+    call = forks.Process(
+        target=call_of_two_processes, args=(out, steps if killed else 100_000, killed, alive)
+    )
+    call.start()
+    alive.close()
+    deadline = time.monotonic() + 300
+    while len(list(out.glob(".partial/*/checkpoint.safetensors"))) < 2:
+        assert call.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_sigterm_ends_an_experiment_of_several_processes(tmp_path: Path) -> None:
-    """Sent to the first process alone, as a batch system or ``kill`` does: all of them save and end."""
-    command = gpq(tmp_path, 100_000, "out")
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_for_checkpoints(process, tmp_path / "out", 2)
-            process.terminate()
-            _, stderr = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 143
-    assert stderr == "gpq: ended by SIGTERM: run the same command again\n"
-    # The processes ended before it did, and each let its lock go.
-    assert not list((tmp_path / "out").glob(".partial/lock"))
-
-
-@pytest.mark.slow
-def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> None:
-    """kill -9 in the middle of a training: the processes end too, and the next call takes up the checkpoint."""
-    with subprocess.Popen(gpq(tmp_path, 200, "killed"), stderr=subprocess.DEVNULL) as process:
-        wait_for_checkpoints(process, tmp_path / "killed", 1)
-        process.kill()
-    assert not list((tmp_path / "killed").glob("*.h5"))
-    time.sleep(1.5)  # the processes see that their parent is gone
-    for out in ("killed", "whole"):
-        summary = run_experiment(tmp_path / "g.toml", "digits", tmp_path / out)
+    os.kill(call.pid or 0, number)
+    call.join(60)
+    assert call.exitcode == (-number if killed else 128 + number)
+    assert ended.poll(
+        0 if not killed else 60
+    )  # all processes have ended, by SIGTERM before the first one did
+    with pytest.raises(EOFError):
+        ended.recv()
+    assert not list(out.glob("*.h5"))
+    if not killed:
+        assert not list(out.glob(".partial/lock"))
+        return
+    for folder in (out, tmp_path / "whole"):
+        summary = run_experiment(two_trainings(steps), DIGITS, folder)
         assert (summary.made, summary.there, summary.failed) == (2, 0, {})
-    for bits in (12, 24):
-        name = f"gpq_{bits}bits_seed0.h5"
-        assert_same(tmp_path / "killed" / name, tmp_path / "whole" / name)
-        assert read_run(tmp_path / "killed" / name).about["steps"] == 200
-    assert not (tmp_path / "killed" / ".partial").exists()
+    for path in out.glob("*.h5"):
+        assert_same(path, tmp_path / "whole" / path.name)
+        assert read_run(path).steps == steps
+    assert not (out / ".partial").exists()

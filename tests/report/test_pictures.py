@@ -10,16 +10,12 @@ from PIL import Image
 
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.report.gallery import Ranked, save_gallery
-from gpq_faiss.report.plots import cell_borders, plot_curves, plot_heat_map, plot_points
+from gpq_faiss.report.plots import plot_curves
 
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 R = np.random.default_rng(0)
 LEVELS = np.linspace(0, 1, 11)
 AXES = {"x": "x", "y": "y"}
-CLASSES = [f"class {i}" for i in range(30)]
-POINTS, CLASS_OF = R.standard_normal((4, 2)), np.array([-1, 3, 12, 29])
-Z = R.standard_normal((16, 2))
-Z /= np.linalg.norm(Z, axis=1, keepdims=True)
 CURVES = {"GPQ": (LEVELS, 1 - LEVELS), "PQ": (LEVELS, 0.5 - LEVELS / 2), "point": ([0.5], [0.5])}
 BITS = {"GPQ": ([12, 48], [0.55, 0.7], [0.07, 0.0]), "PQ": ([12, 48], [0.2, 0.3], [0.0, 0.0])}
 SMALL = [R.integers(0, 256, (8, 8), dtype=np.uint8) for _ in range(4)]
@@ -32,12 +28,6 @@ ROWS = [
 DRAW = {
     "curves": lambda path, **o: plot_curves(CURVES, path, **AXES, log_x=False, **o),
     "bits": lambda path, **o: plot_curves(BITS, path, **AXES, title="mAP", from_zero=False, **o),
-    "heat": lambda path, **o: plot_heat_map(
-        [[0.1, np.nan], [0.3, 0.4]], path, rows="ab", columns="cd", **AXES, **o
-    ),
-    "points": lambda path, **o: plot_points(
-        {"a": (POINTS, CLASS_OF, None), "b": (POINTS, CLASS_OF, Z)}, CLASSES, path, title="t", **o
-    ),
     "gallery": lambda path, **o: save_gallery(ROWS, path, title="nearest", **o),
 }
 
@@ -74,22 +64,11 @@ def test_frames_tell_relevance_and_small_images_keep_their_edges(tmp_path):
     assert not frames & colours(None)
 
 
-def test_borders_of_cells_are_equally_near_to_two_codewords():
-    angles = cell_borders(Z)
-    assert (np.diff(angles) > 0).all()
-    nearness = np.sort(np.stack([np.cos(angles), np.sin(angles)], axis=1) @ Z.T, axis=1)
-    np.testing.assert_allclose(nearness[:, -1], nearness[:, -2], atol=1e-12)
-    # Each cell has one codeword.
-    cells = np.searchsorted(angles, np.arctan2(Z[:, 1], Z[:, 0])) % 16
-    assert sorted(cells) == list(range(16))
-
-
 @pytest.mark.parametrize(
     ("error", "draw"),
     [
         (UsageError, lambda out: DRAW["curves"](out.with_suffix(".gif"))),
         (DataError, lambda out: plot_curves({}, out, **AXES)),
-        (DataError, lambda out: plot_points({}, [], out)),
         (DataError, lambda out: save_gallery([], out)),
     ],
 )
