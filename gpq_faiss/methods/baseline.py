@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -116,7 +116,7 @@ class Alternating(Baseline):
         self.register_buffer("codewords", self.first(torch.Generator().manual_seed(self.seed + 1)))
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
         self.allocate(0)
-        self._steps, self._batch = 0, 1
+        self._due = False
 
     def first(self, draws: torch.Generator) -> Tensor:
         """Random codewords."""
@@ -138,28 +138,22 @@ class Alternating(Baseline):
         self.rows = rows
         self.allocate(len(rows))
 
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        self._steps = steps
-
     def outputs(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The vectors of the labelled items, float32 [B, width], which are kept."""
         z = self.vectors(self.raw(batch, amp))
-        self._batch = len(z)
         if len(self.rows):
-            at = self.positions(batch)
+            at, done = self.positions(batch), batch.step + 1
             self.kept[at] = z.detach()
             self.seen[at] = True
+            self._due = done == batch.steps or done % -(-len(self.rows) // len(z)) == 0
         return z
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Refit when it is due."""
-        each = max(1, -(-len(self.rows) // self._batch))
-        if not len(self.rows) or ((step + 1) % each and step + 1 != self._steps):
-            return
-        at = self.seen.nonzero()[:, 0]
-        self.codewords.copy_(torch.from_numpy(self.refit(at, self.kept[at].cpu().numpy())))
-        self.fitted.fill_(True)
+        if self._due:
+            at = self.seen.nonzero()[:, 0]
+            self.codewords.copy_(torch.from_numpy(self.refit(at, self.kept[at].cpu().numpy())))
+            self.fitted.fill_(True)
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:

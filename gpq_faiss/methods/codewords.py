@@ -38,7 +38,7 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
     codewords = torch.from_numpy(start)
     for _ in range(_ITERATIONS):
-        # All codebooks are solved jointly, as E is small (:func:`.additive.update_codebooks` solves them one at a time).
+        # All codebooks are solved jointly, as E is small (:func:`.dtq.update_codebooks` solves them one at a time).
         chosen = torch.nn.functional.one_hot(assign(x, codewords), K).flatten(1).double()
         gram = chosen.T @ chosen + _RIDGE * torch.eye(M * K, dtype=torch.double)
         codewords = torch.linalg.solve(gram, chosen.T @ x.double()).float().reshape(M, K, -1)

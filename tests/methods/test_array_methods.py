@@ -1,167 +1,32 @@
-"""Methods that learn from a matrix of vectors: what all have in common, and what makes each of them that method."""
+"""What makes each of the methods that learn from a matrix of vectors that method."""
 
 from __future__ import annotations
 
 import itertools
-from functools import cache
 
 import faiss
 import numpy as np
 import pytest
 import torch
+from array_data import WIDTH, XB, XQ, YB, X, Y, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.evaluation.ranking import rank_codes
+from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods.classifier import Classifier
-from gpq_faiss.methods.coders import Coder, scaled_rows
+from gpq_faiss.methods.coders import scaled_rows
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
 from gpq_faiss.methods.opq import OPQ
 from gpq_faiss.methods.pq import PQ
-from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
 from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
 from gpq_faiss.methods.sh import SH, smallest_modes
 
 Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
-WIDTH, CLASSES = 20, 3
-CASES = [
-    *[("pq", bits) for bits in (4, 12, 16)],  # 12: zero-padded
-    *[("opq", bits) for bits in (12, 16)],
-    *[("itq", bits) for bits in (5, 12)],
-    *[(name, 12) for name in ARRAY_METHODS if name not in ("pq", "opq", "itq")],
-]
-
-
-def clusters(n: int, seed: int, width: int = WIDTH) -> tuple[Floats, Labels]:
-    """Vectors around three centres with correlated noise, and their classes."""
-    centres = np.random.default_rng(99).standard_normal((CLASSES, width)) * 1.5
-    mix = np.random.default_rng(98).standard_normal((width, width)) / np.sqrt(width)
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, CLASSES, n)
-    x = centres[ids] + rng.standard_normal((n, width)) @ mix
-    return x.astype(np.float32), Labels.from_ids(ids, "abc")
-
-
-X, Y = clusters(900, 0)
-XB, YB = clusters(300, 1)
-XQ, YQ = clusters(15, 2)
-
-
-def quick(name: str, bits: int, seed: int = 0, steps: int = 60) -> Coder:
-    """The method, with few steps where it trains a network."""
-    method = make_method(name, bits, seed)
-    if isinstance(method, Classifier):
-        method.steps, method.batch, method.hidden = steps, 64, 64
-    return method
-
-
-@cache
-def fitted(name: str, bits: int) -> Coder:
-    return quick(name, bits).fit(X, Y)
-
-
-every_case = pytest.mark.parametrize(("name", "bits"), CASES)
-
-
-@every_case
-def test_score_is_the_distance_of_the_faiss_index(name: str, bits: int) -> None:
-    method = fitted(name, bits)
-    if name == "lopq":
-        with pytest.raises(DataError, match="Faiss has no index"):
-            method.index()
-        return
-    index = method.index()
-    assert (index.is_trained, index.ntotal) == (True, 0)
-    index.add(method.search_input(XB))
-    distances, ids = index.search(method.search_input(XQ), len(XB))
-    scores = np.take_along_axis(method.score(XQ, method.encode(XB)), ids, axis=1)
-    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
-    exact = isinstance(index, faiss.IndexBinary)
-    np.testing.assert_allclose(scores, sign * distances, rtol=0, atol=0 if exact else 2e-5)
-    assert (np.sort(ids, axis=1) == np.arange(len(XB))).all()
-
-
-@every_case
-def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name: str, bits: int) -> None:
-    method = fitted(name, bits)
-    codes = method.encode(XB)
-    assert (codes.dtype, codes.shape) == (np.uint8, (len(XB), method.code_size))
-    rows = np.random.default_rng(5).integers(0, len(codes), 500)
-    alone = method.score(XQ, codes)
-    assert alone.dtype == np.float32
-    np.testing.assert_array_equal(method.score(XQ, codes[rows]), alone[:, rows])
-    np.testing.assert_array_equal(method.score(XQ, codes[7:8])[:, 0], alone[:, 7])
-    assert method.score(XQ, codes[:0]).shape == (len(XQ), 0)
-    parts = np.concatenate([method.encode(XB[:0]), method.encode(XB[:1]), method.encode(XB[1:])])
-    if isinstance(method, Classifier):  # torch's sums follow the batch in the last bits
-        np.testing.assert_allclose(parts.view(np.float32), codes.view(np.float32), rtol=1e-4, atol=1e-6)
-    else:
-        assert (parts != codes).any(axis=1).mean() <= 0.01
-
-
-@every_case
-def test_codes_repeat_by_seed_and_rank_well_above_chance(name: str, bits: int) -> None:
-    method = fitted(name, bits)
-    of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    again = quick(name, bits).fit(X, Y)
-    np.testing.assert_array_equal(method.encode(XB), again.encode(XB))
-    assert torch.equal(of_torch, torch.get_rng_state())
-    assert (of_numpy == np.random.get_state()[1]).all()  # noqa: NPY002
-    other = quick(name, bits, 7).fit(X, Y)
-    assert other.settings() == {**method.settings(), "seed": 7}
-    if name not in ("float", "sh"):  # which have nothing to draw
-        assert (method.encode(XB) != other.encode(XB)).any()
-    result = rank_codes(lambda q, codes: method.score(XQ[q], codes), method.encode(XB), YQ, YB)
-    assert result.map > (0.9 if name.startswith(("class", "sdh")) else 0.45)
-
-
-@pytest.mark.parametrize("name", ARRAY_METHODS)
-def test_refuses_what_cannot_be(name: str) -> None:
-    assert make_method(name, 24, seed=5).name == name
-    with pytest.raises(UsageError, match=f"{name} trains no network"):
-        make_builder(name)
-    for bits, seed, match in ((0, 0, "bits"), (12, -1, "seed")):
-        with pytest.raises(UsageError, match=match):
-            make_method(name, bits, seed)
-    with pytest.raises(UsageError, match="fit first"):
-        make_method(name, 12).encode(XB)
-    bad = X.copy()
-    bad[[4, 9], 3] = np.nan, np.inf
-    for x, y, match in (
-        (bad, Y, "rows 4, 9 hold NaN or infinity"),
-        (X[:0], None, "nothing to learn from"),
-        (X, YB, "900 training vectors but 300 labels"),
-        (X[0], None, "numbers"),
-    ):
-        with pytest.raises(DataError, match=match):
-            make_method(name, 12).fit(x, y)
-    method = next(fitted(*case) for case in CASES if case[0] == name)
-    assert METHODS[name].any_length == (method.bits in (4, 5, 12))
-    with pytest.raises(MismatchError, match="width 19"):
-        method.encode(XB[:, :19])
-    for codes in (np.zeros((3, method.code_size + 1), np.uint8), np.zeros((3, method.code_size), np.int64)):
-        with pytest.raises(MismatchError, match="codes of"):
-            method.score(XQ, codes)
-    if METHODS[name].learns == "supervised":
-        with pytest.raises(DataError, match="no item has one"):
-            make_method(name, 12).fit(X, Y.masked(np.arange(0)))
-
-
-def test_registry_describes_and_makes() -> None:
-    for name, entry in METHODS.items():
-        assert entry.summary
-        assert entry.citation
-        if entry.deep:
-            with pytest.raises(UsageError, match=f"{name} trains a network: .* gpq experiment run"):
-                make_method(name, 24)
-    with pytest.raises(UsageError, match=r"no method 'lsh': choose one of .*pq.*itq.*classifier"):
-        make_method("lsh", 24)
 
 
 def test_refuses_codes_that_the_vectors_cannot_have() -> None:
@@ -412,7 +277,7 @@ def test_inner_products_do_not_depend_on_the_place(width: int) -> None:
 
 
 def test_classifiers() -> None:
-    one, six = fitted("classifier", 12), fitted("classifier-6", 12)
+    one, six = (quick(name, 12).fit(X, Y) for name in ("classifier", "classifier-6"))
     assert isinstance(one, Classifier)
     assert isinstance(six, Classifier)
     p = one.search_input(XB)

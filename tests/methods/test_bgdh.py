@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from deep_training import digits, features, first_batch, logged, made, quick_config, trained
-from test_deep_losses import parts_of
+from deep_training import digits, features, first_batch, logged, made, parts_of, quick_config, trained
 from torch import Tensor
 
 from gpq_faiss.errors import DataError

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from deep_training import digits, features, first_batch, made
-from test_deep_losses import parts_of
+from deep_training import digits, features, first_batch, made, parts_of
 from torch import Tensor, nn
 
 from gpq_faiss.data.base import Dataset

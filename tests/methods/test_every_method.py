@@ -1,0 +1,222 @@
+"""What every method must do: rank by class, score as its Faiss index, give equal codes equal scores, repeat itself, refuse bad input."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from array_data import XB, XQ, YB, YQ, X, Y, quick
+from deep_training import (
+    codes_of,
+    digits,
+    features,
+    fitted,
+    logged,
+    made,
+    quick_config,
+    split_of,
+    trained,
+    vectors,
+)
+from numpy.typing import NDArray
+
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.evaluation.ranking import rank_codes
+from gpq_faiss.methods.coders import Coder
+from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
+
+DEEP = {
+    # Of the loss, the part that training lowers, and the share of it that is left at most.
+    "ssgah": ("rank", 0.5),
+    "bgdh": ("pairs", 0.7),
+    "ssdh": ("total", 0.5),
+    "pqn": ("total", 0.5),
+    "dtq": ("quantisation", 0.8),
+    "dqn": ("cosine", 0.95),
+    "subic": ("classification", 0.7),
+    "ninh": ("total", 0.3),
+    "cnnh": ("total", 0.5),
+}
+LENGTHS = {"pq": (4, 12, 16), "opq": (12, 16), "itq": (5, 12)}  # 12: zero-padded
+ARRAYS = [(name, bits) for name in ARRAY_METHODS for bits in LENGTHS.get(name, (12,))]
+each_deep = pytest.mark.parametrize("name", DEEP)
+each_array = pytest.mark.parametrize(("name", "bits"), ARRAYS)
+each_case = pytest.mark.parametrize(("name", "bits"), [*ARRAYS, *((name, 16) for name in DEEP)])
+
+
+class Case(NamedTuple):
+    coder: Coder
+    xq: NDArray[Any]
+    xb: NDArray[Any]
+    yq: Labels
+    yb: Labels
+
+    @property
+    def map(self) -> float:
+        codes = self.coder.encode(self.xb)
+        return rank_codes(lambda q, c: self.coder.score(self.xq[q], c), codes, self.yq, self.yb).map
+
+
+def of_trained(method: Any) -> Case:
+    split, labels = split_of(features()), features().require_labels()
+    sides = split.query, split.database
+    return Case(
+        method.coder(), *(vectors(method, features(), rows) for rows in sides), *map(labels.take, sides)
+    )
+
+
+@cache
+def case(name: str, bits: int) -> Case:
+    if name in DEEP:
+        return of_trained(trained(name).method)
+    return Case(quick(name, bits).fit(X, Y), XQ, XB, YQ, YB)
+
+
+def test_no_method_is_left_out() -> None:
+    assert set(DEEP) == {name for name, entry in METHODS.items() if entry.deep and entry.module != ".gpq"}
+
+
+@each_case
+def test_the_index_ranks_as_the_score(name: str, bits: int) -> None:
+    coder, xq, xb, *_ = case(name, bits)
+    if name == "lopq":
+        with pytest.raises(DataError, match="Faiss has no index"):
+            coder.index()
+        return
+    codes, index = coder.encode(xb), coder.index()
+    assert (index.is_trained, index.ntotal) == (True, 0)
+    kind = {"quantiser": faiss.IndexPQ, "binary": faiss.IndexBinary}.get(METHODS[name].code)
+    if name in DEEP:
+        assert isinstance(index, faiss.IndexPQ if name == "subic" else kind)
+    if isinstance(index, faiss.IndexPQ):
+        index.add_sa_codes(codes)
+    else:
+        index.add(coder.search_input(xb))  # whatever stands before the codes
+    distances, ids = index.search(coder.search_input(xq), len(xb))
+    scores = np.take_along_axis(coder.score(xq, codes), ids, axis=1)
+    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
+    atol = 0 if isinstance(index, faiss.IndexBinary) else 2e-5 * max(1, float(np.abs(scores).max()))
+    np.testing.assert_allclose(scores, sign * distances.astype(np.float64), rtol=0, atol=atol)
+    assert (np.sort(ids, axis=1) == np.arange(len(xb))).all()
+
+
+@each_case
+def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name: str, bits: int) -> None:
+    coder, xq, xb, *_ = case(name, bits)
+    codes = coder.encode(xb)
+    assert (codes.dtype, codes.shape) == (np.uint8, (len(xb), coder.code_size))
+    rows = np.random.default_rng(5).integers(0, len(codes), 500)
+    alone = coder.score(xq, codes)
+    assert alone.dtype == np.float32
+    np.testing.assert_array_equal(coder.score(xq, codes[rows]), alone[:, rows])
+    np.testing.assert_array_equal(coder.score(xq, codes[7:8])[:, 0], alone[:, 7])
+    assert coder.score(xq, codes[:0]).shape == (len(xq), 0)
+    parts = np.concatenate([coder.encode(xb[:0]), coder.encode(xb[:1]), coder.encode(xb[1:])])
+    if name.startswith("class"):  # torch's sums follow the batch in the last bits
+        np.testing.assert_allclose(parts.view(np.float32), codes.view(np.float32), rtol=1e-4, atol=1e-6)
+    else:
+        assert (parts != codes).any(axis=1).mean() <= 0.01
+
+
+@each_array
+def test_array_methods_repeat_by_seed_and_rank_well_above_chance(name: str, bits: int) -> None:
+    method = case(name, bits).coder
+    of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    again = quick(name, bits).fit(X, Y)
+    np.testing.assert_array_equal(method.encode(XB), again.encode(XB))
+    assert torch.equal(of_torch, torch.get_rng_state())
+    assert (of_numpy == np.random.get_state()[1]).all()  # noqa: NPY002
+    other = quick(name, bits, 7).fit(X, Y)
+    assert other.settings() == {**method.settings(), "seed": 7}
+    if name not in ("float", "sh"):  # which have nothing to draw
+        assert (method.encode(XB) != other.encode(XB)).any()
+    assert case(name, bits).map > (0.9 if name.startswith(("class", "sdh")) else 0.45)
+
+
+@each_deep
+def test_training_lowers_the_objective_and_ranks_better(name: str) -> None:
+    part, left = DEEP[name]
+    values = logged(trained(name), part)
+    assert values[-1] < left * values[0], values
+    before, after = of_trained(made(name, features())).map, case(name, 16).map
+    assert after > max(0.55, before + 0.25), (before, after)
+
+
+@each_deep
+def test_the_seed_determines_the_codes_also_of_a_run_that_was_cut(name: str, tmp_path: Path) -> None:
+    def cut(step: int, steps: int, figures: dict[str, float]) -> None:
+        if step == 7:
+            raise InterruptedError
+
+    config, four = quick_config(12, 12, validation=0.2), {"validate_every": 4}
+    often = {"checkpoint_seconds": 0.0, **four}
+    whole = fitted(name, features(), config, tmp_path / "whole", **four)
+    with pytest.raises(InterruptedError):
+        fitted(name, features(), config, tmp_path / "cut", progress=cut, **often)
+    again = fitted(name, features(), config, tmp_path / "cut", resume=True, **often)
+    assert again.run.step == 12
+    states = [run.method.state_dict() for run in (whole, again)]
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
+    codes = codes_of(whole.method, features())
+    np.testing.assert_array_equal(codes, codes_of(again.method, features()))
+
+
+@each_deep
+def test_images_work_too_and_repeat_themselves(name: str, tmp_path: Path) -> None:
+    same, again, other = (
+        codes_of(fitted(name, digits(), quick_config(steps=12, seed=seed), tmp_path / part).method, digits())
+        for part, seed in (("same", 1), ("again", 1), ("other", 2))
+    )
+    assert (same == again).all()
+    assert (same != other).any()
+
+
+@pytest.mark.parametrize("name", ARRAY_METHODS)
+def test_refuses_what_cannot_be(name: str) -> None:
+    assert make_method(name, 24, seed=5).name == name
+    with pytest.raises(UsageError, match=f"{name} trains no network"):
+        make_builder(name)
+    for bits, seed, match in ((0, 0, "bits"), (12, -1, "seed")):
+        with pytest.raises(UsageError, match=match):
+            make_method(name, bits, seed)
+    with pytest.raises(UsageError, match="fit first"):
+        make_method(name, 12).encode(XB)
+    bad = X.copy()
+    bad[[4, 9], 3] = np.nan, np.inf
+    for x, y, match in (
+        (bad, Y, "rows 4, 9 hold NaN or infinity"),
+        (X[:0], None, "nothing to learn from"),
+        (X, YB, "900 training vectors but 300 labels"),
+        (X[0], None, "numbers"),
+    ):
+        with pytest.raises(DataError, match=match):
+            make_method(name, 12).fit(x, y)
+    method = case(name, 12).coder
+    assert METHODS[name].any_length == (method.bits == 12)
+    with pytest.raises(MismatchError, match="width 19"):
+        method.encode(XB[:, :19])
+    for codes in (np.zeros((3, method.code_size + 1), np.uint8), np.zeros((3, method.code_size), np.int64)):
+        with pytest.raises(MismatchError, match="codes of"):
+            method.score(XQ, codes)
+    if METHODS[name].learns == "supervised":
+        with pytest.raises(DataError, match="no item has one"):
+            make_method(name, 12).fit(X, Y.masked(np.arange(0)))
+
+
+def test_registry_describes_and_makes() -> None:
+    for name, entry in METHODS.items():
+        assert entry.summary
+        assert entry.citation
+        if entry.deep:
+            with pytest.raises(UsageError, match=f"{name} trains a network: .* gpq experiment run"):
+                make_method(name, 24)
+    with pytest.raises(UsageError, match=r"no method 'lsh': choose one of .*pq.*itq.*classifier"):
+        make_method("lsh", 24)
