@@ -32,7 +32,7 @@ from nuswide import SIMULATED, read_labels, simulate
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.data.protocols import unseen_classes
+from gpq_faiss.data.protocols import split_of
 from gpq_faiss.errors import GpqError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
@@ -271,7 +271,7 @@ def main() -> None:
     options = parser.parse_args()
     labels = read_labels(options.data)
     x = simulate(labels)
-    split = unseen_classes(labels, "2")
+    split = split_of(labels, "2")
     rng = np.random.default_rng(0)
     query = np.sort(rng.choice(split.query, min(options.queries, len(split.query)), replace=False))
     base = np.sort(rng.choice(split.database, DATABASE, replace=False))

@@ -84,7 +84,7 @@ def search(
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
     """
-    from gpq_faiss.data.ids import read_ids
+    from gpq_faiss.data.arrays import read_ids
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output

@@ -21,7 +21,7 @@ from gpq_faiss.config import (
     to_dict,
     validate,
 )
-from gpq_faiss.data.split import Split
+from gpq_faiss.data.protocols import Split
 from gpq_faiss.nn.model import build_network, save_model
 from gpq_faiss.store import codebooks_fingerprint
 

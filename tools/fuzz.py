@@ -176,8 +176,8 @@ def _image(path: Path, _: int) -> str:
 
 
 def _ids(path: Path, case: int) -> str:
-    from gpq_faiss.data.ids import read_ids
-    from gpq_faiss.data.label_files import read_labels
+    from gpq_faiss.data.arrays import read_ids
+    from gpq_faiss.data.given import read_labels
     from gpq_faiss.data.protocols import read_rows
 
     if case % 3 == 0:
@@ -207,7 +207,7 @@ def _model(path: Path, case: int) -> str:
 
 
 def _split(path: Path, _: int) -> str:
-    from gpq_faiss.data.split import load_split
+    from gpq_faiss.data.protocols import load_split
 
     return load_split(path).hash
 
@@ -427,12 +427,12 @@ def _model_seeds(folder: Path) -> list[Seed]:
 
     from gpq_faiss.config import from_dict, preset, to_dict
     from gpq_faiss.data.labels import Labels
-    from gpq_faiss.data.protocols import protocol1
+    from gpq_faiss.data.protocols import split_of
     from gpq_faiss.nn.model import build_network, save_model, save_tensors
     from gpq_faiss.store import codebooks_fingerprint
 
     labels = Labels.from_ids(np.arange(N) % 3)
-    split = protocol1(labels, 0, "5-per-class")
+    split = split_of(labels, labelled="5-per-class")
     input_ = {"kind": "features", "width": WIDTH}
     for name in ("paper", "recommended"):
         values = to_dict(preset(name))

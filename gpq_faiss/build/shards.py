@@ -12,8 +12,8 @@ import numpy as np
 from ..codes.bits import check_codes, code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import check_items, encode
-from ..data.ids import as_int64
-from ..data.parquet import is_list, leaves, open_parquet
+from ..data.arrays import as_int64
+from ..data.tables import kind_of, leaves, open_parquet
 from ..errors import DataError, MismatchError
 from ..faissio.header import INDEX_TYPES, read_header
 from ..faissio.io import check_header, check_stated, read_sidecar
@@ -148,7 +148,7 @@ class ParquetShard:
             if any(word is None or len(word) != self._size for word in column.dictionary.to_pylist()):
                 raise self._uneven()
             column = column.dictionary_decode()
-        listed = is_list(column.type)
+        listed = kind_of(column.type) == "list"
         if column.null_count or (listed and not pyarrow.types.is_uint8(column.type.value_type)):
             raise self._uneven()
         try:

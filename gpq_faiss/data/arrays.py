@@ -1,10 +1,12 @@
-"""Arrays in ``.npy`` and ``.npz`` files, and matrices read by rows. All sizes are checked before memory is allocated."""
+"""Matrices read by rows, from ``.npy`` and ``.npz`` files and memory, and ids. All sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import lzma
 import math
+import os
 import struct
 import zipfile
 import zlib
@@ -18,17 +20,27 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, one_line
 from ..inputs import check_file, check_memory
+from .labels import Rows, row_numbers
+from .paths import local_path
 
 _HEADER_LIMIT = 10_000  # characters of a .npy header
+_BLOCK = 1 << 20  # characters of text per parsing block
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError,
 )  # fmt: skip
 """Exceptions of the standard library for damaged zip archives."""
 
 
-def without_gradient(value: Any) -> Any:
-    """A tensor on any device as an array; other objects unchanged."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+class Matrix(Protocol):
+    """An array that is read by rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
 
 
 class NpyHeader(NamedTuple):
@@ -60,18 +72,6 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
             f"{where} is truncated or damaged: {size:,} bytes, its array ends at {whole:,}; copy it again"
         )
     return header
-
-
-class Matrix(Protocol):
-    """An array that is read by rows."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
 
 
 class NpyArray:
@@ -107,21 +107,9 @@ def read_npy(path: Path, what: str) -> NDArray[Any]:
     return array.read(slice(None))
 
 
-class HeldArray:
-    """An array in memory."""
-
-    def __init__(self, array: NDArray[Any], name: str = "") -> None:
-        self.array, self.name = np.ascontiguousarray(array), name
-        self.shape, self.dtype = self.array.shape, self.array.dtype
-
-    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """See :class:`Matrix`."""
-        return self.array[rows]
-
-
 @contextlib.contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an ``.npz`` file; all its errors become one DataError."""
+def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An ``.npz`` file; all errors of the archive become one DataError."""
     check_file(path, "an .npz archive")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -133,23 +121,93 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         ) from None
 
 
-def npz_array(path: Path, names: Sequence[str], memory: int | None = None) -> HeldArray | None:
-    """The first of ``names`` in an ``.npz``, its checksum checked; ``memory`` is the budget in bytes (default: free memory)."""
-    with _archive(path) as archive:
-        there = npz_names(archive)
-        name = next((name for name in names if name in there), None)
-        if name is None:
-            return None
+def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
+    """An array of an ``.npz``, its checksum checked; ``memory`` is the budget in bytes (default: free memory)."""
+    with open_npz(path) as archive:
         where, size = f"{path}: {name!r}", archive.getinfo(f"{name}.npy").file_size
         check_memory(size, where, memory, "save it as .npy, which is streamed")
         with archive.open(f"{name}.npy") as file:
             npy_header(file, where, size)
         with archive.open(f"{name}.npy") as file:
-            array = npy.read_array(file, max_header_size=_HEADER_LIMIT)
+            array = np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
             file.read(1)  # checks the checksum
-    return HeldArray(np.asarray(array), name)
+    return array
 
 
-def npz_names(archive: zipfile.ZipFile) -> list[str]:
-    """Names of the arrays of an ``.npz``."""
-    return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+class HeldArray:
+    """An array in memory."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = np.ascontiguousarray(array)
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """See :class:`Matrix`."""
+        return self.array[rows]
+
+
+class JoinedMatrix:
+    """Concatenated rows of several files."""
+
+    def __init__(self, parts: Sequence[Matrix], files: Sequence[Path]) -> None:
+        self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
+        for part, file in zip(parts, files, strict=True):
+            if len(part.shape) != 2 or part.shape[1] != parts[0].shape[1]:
+                here, there = list(parts[0].shape), list(part.shape)
+                raise DataError(f"{files[0]} is {here}, {file} {there}: rows of one width are needed")
+        self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+        self.shape = (int(self._starts[-1]), parts[0].shape[1])
+
+    def read(self, rows: Rows) -> NDArray[Any]:
+        """See :class:`Matrix`."""
+        at = row_numbers(rows, self.shape[0])
+        part_of = np.searchsorted(self._starts, at, side="right") - 1
+        out = np.empty((len(at), self.shape[1]), np.float32)
+        for i in np.unique(part_of).tolist():
+            mine = part_of == i
+            out[mine] = self._parts[i].read(at[mine] - self._starts[i])
+        return out
+
+
+# Ids --------------------------------------------------------------------------------------------------------------------
+
+
+def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Integers of any type as int64. Raises DataError: out of range."""
+    if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
+        raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
+    return ids.astype(np.int64, copy=False)
+
+
+def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """An array of integers as int64 [n]. Raises DataError: it is none, or out of range."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise DataError(f"{what}: ids are {ids.dtype} {list(ids.shape)}, a list of whole numbers is needed")
+    return as_int64(ids, what)
+
+
+def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
+    """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment. ``what`` names the option,
+    for errors."""
+    path = local_path(path)
+    content = "a list of ids, one whole number per line,"
+    try:
+        if path.suffix == ".npy":
+            return whole_numbers(read_npy(path, content), str(path))
+        check_memory(4 * check_file(path, content), str(path))
+        parts = [np.empty(0, np.int64)]
+        with path.open(encoding="utf-8-sig") as stream:
+            while lines := stream.readlines(_BLOCK):
+                words = [int(word) for line in lines for word in line.partition("#")[0].split()]
+                parts.append(np.array(words, dtype=np.int64))
+        return np.concatenate(parts)
+    except DataError as error:
+        raise DataError(f"{what} {error}".strip()) from None
+    except (OSError, ValueError, OverflowError) as error:
+        where, why = f"{what} {path}".strip(), one_line(error, 100)
+        raise DataError(f"{where} is not a list of ids ({why}): write one whole number per line") from None
+
+
+def stable_id(content: bytes) -> int:
+    """63 bits of BLAKE2b: the same on every machine, never negative."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MismatchError
-from ..progress import Progress, stage
+from ..progress import stage
 from .base import Dataset, FeatureDataset
-from .in_memory import to_images, to_vectors
+from .images import to_images, to_vectors
 from .labels import rows_that
 from .reader import Reader
+
+Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -51,38 +53,30 @@ class Embedder(ABC):
         """Default number of items per batch."""
 
     @abstractmethod
-    def _vectors(
-        self, values: NDArray[Any], queries: bool
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]: ...
+    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors: ...
 
-    def embed(self, values: Any, *, queries: bool = False) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def embed(self, values: Any, *, queries: bool = False) -> Vectors:
         """Vectors float32 [n, M·d] of items in memory.
 
         Args:
-            values: for a model of features, vectors [n, width] (array, list or tensor). For a model of images, one or several (a list or
-                batch) of: paths, encoded bytes, PIL images, arrays or tensors [H, W, 3] or [3, H, W] of uint8 or of floats from 0 to 1.
-                Images are resized as in training.
+            values: vectors [n, width] (array, list or tensor), or one or several images in the forms of :func:`.images.to_images`.
             queries: compute query vectors instead of item vectors. They differ for models with class networks (``recommended``).
 
         Returns:
             The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else it has no code).
         """
-        if self.input_kind == "features":
-            return self._vectors(to_vectors(values, self.input_width), queries)
-        return self._vectors(to_images(values, self.image_size), queries)
+        images = self.input_kind == "images"
+        items = to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
+        return self._vectors(items, queries)
 
     def check(self, dataset: Dataset) -> None:
         """Check that data fit the model."""
         if dataset.kind != self.input_kind:
-            raise MismatchError(
-                f"{self.source} takes {self.input_kind}, but {dataset.name} holds {dataset.kind}: "
-                "give the kind of data that the model was trained on"
-            )
+            what = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
+            raise MismatchError(f"{self.source} {what}: give the kind of data that the model was trained on")
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
-            raise MismatchError(
-                f"{self.source} takes features of width {self.input_width}, but {dataset.name} has width "
-                f"{dataset.width}: give features from the same extractor"
-            )
+            what = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
+            raise MismatchError(f"{self.source} {what}: give features from the same extractor")
 
     def batches(
         self,
@@ -105,29 +99,20 @@ class Embedder(ABC):
             for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
                 vectors, fine = self._vectors(values, queries) if run is None else run(values)
                 if not fine.all():
-                    raise DataError(
-                        f"{dataset.name}: {rows_that(part[ok][~fine], 'have')} a zero or infinite sub-vector after the "
-                        "network, which has no direction and so no code: leave such rows out"
-                    )
+                    what = "a zero or infinite sub-vector after the network, which has no direction and so no code"
+                    bad = rows_that(part[ok][~fine], "have")
+                    raise DataError(f"{dataset.name}: {bad} {what}: leave such rows out")
                 yield part[ok], vectors
 
     def embed_rows(
-        self,
-        dataset: Dataset,
-        rows: NDArray[np.int64],
-        *,
-        queries: bool = False,
-        progress: Progress | None = None,
+        self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """:meth:`batches` concatenated: rows int64 [n] and vectors float32 [n, M·d]."""
         M, _, d = self.shape
-        there: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        parts: list[NDArray[np.float32]] = [np.empty((0, M * d), np.float32)]
+        there, parts = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
         with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
             for positions, vectors in self.batches(dataset, rows, queries=queries):
                 there.append(positions)
                 parts.append(vectors)
                 encoding.advance(len(positions))
-                if progress is not None:
-                    progress(encoding.done, len(rows))
         return np.concatenate(there), np.concatenate(parts)

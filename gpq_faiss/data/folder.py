@@ -1,37 +1,164 @@
-"""``folder:PATH``, a folder per class, on disk or in a tar archive; and ``webdataset:shard-{000..009}.tar``, an image and its label under
-one key: that of ``a/0001.seg.png`` is ``a/0001``, its extension ``seg.png``."""
+"""Images of folders and of tar archives, read in place: ``folder:PATH``, a folder per class; ``webdataset:shard-{000..009}.tar``, an image
+and its label under one key (that of ``a/0001.seg.png`` is ``a/0001``, its extension ``seg.png``); ``nuswide:ROOT``, its official layout.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tarfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ..errors import DataError, one_line
-from ..inputs import parse_json
-from ..store import as_texts
-from .base import About
-from .images import (
-    IMAGE_SUFFIXES,
-    BrokenImageError,
-    FileImages,
-    file_images,
-    is_image_name,
-    listed_images,
-    shown,
-)
-from .labels import Labels, composed, label_cell, labels_from_cells
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, UsageError, one_line
+from ..inputs import available_memory, parse_json, read_text
+from .base import ImageDataset, images, sampled_content
+from .images import IMAGE_SUFFIXES, BrokenImageError, is_image_name, shown
+from .labels import Labels, composed
 from .paths import files_of, local_path, without_secrets
-from .tables import LABELS
-from .tar import Tar, open_tar
+from .tables import LABELS, PLAIN, About, Options, Table, first_of
+from .tabular import read_lines
 
-_TRAIN, _TEST = {"train", "training"}, {"test"}
-_VALIDATION = {"val", "valid", "validation"}
+MAX_RATIO = 100
+"""Maximum ratio of decompressed to compressed size beyond :data:`SMALL_UNPACKED` bytes. Images hardly compress, bombs a thousandfold."""
+SMALL_UNPACKED = 64 << 20
+MAX_MEMBERS = 5_000_000
+MAX_MEMBER_BYTES = 256 << 20
+_BLOCK = 1 << 20
+_TRAIN, _TEST, _VALIDATION = {"train", "training"}, {"test"}, {"val", "valid", "validation"}
 _LABEL_SUFFIXES = ("cls", "json", "txt")
 _MOST_TEXT = 1 << 20
 """Maximum bytes of a label."""
+
+
+# Archives ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tar:
+    """The regular members of an archive, hidden ones left out: name -> (offset, size), in the order of the archive. The places are in
+    ``buffer``, the decompressed archive (gzip has no random access), or in the file if it is None."""
+
+    path: Path
+    members: dict[str, tuple[int, int]] = field(repr=False)
+    buffer: memoryview | None = field(repr=False)
+
+    def content(self, names: Iterable[str]) -> str:
+        """Hash over members, see :func:`.base.sampled_content`; over all bytes where they are in memory."""
+        if self.buffer is not None:
+            return hashlib.sha256(self.buffer).hexdigest()
+        return sampled_content((str(self.path), *self.members[name]) for name in names)
+
+    def read(self, name: str, most: int = MAX_MEMBER_BYTES) -> bytes:
+        """Bytes of a member. Raises DataError: too large; the file has gone or shrunk since it was opened."""
+        offset, size = self.members[name]
+        if size > most:
+            raise BrokenImageError(f"{self.path}!{shown(name)}", f"{size:,} bytes are too large")
+        if self.buffer is not None:
+            return bytes(self.buffer[offset : offset + size])
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(offset)
+                data = stream.read(size)
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}") from None
+        if len(data) != size:
+            raise DataError(f"{self.path} is shorter than when it was opened: was it replaced?")
+        return data
+
+
+def _unpack(path: Path) -> io.BytesIO:
+    most = max(SMALL_UNPACKED, MAX_RATIO * path.stat().st_size)
+    free = available_memory()
+    limit = most if free is None else min(most, free)
+    out = io.BytesIO()
+    with gzip.open(path, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            if out.tell() + len(block) > limit:
+                raise DataError(f"{path} unpacks to more than {limit:,} bytes: unpack it and give its folder")
+            out.write(block)
+    return out
+
+
+def _members(path: Path, stream: IO[bytes]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    length = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream, mode="r:") as archive:
+        for count, member in enumerate(archive):
+            if count >= MAX_MEMBERS:
+                raise DataError(f"{path} has more than {MAX_MEMBERS:,} members: unpack it, give its folder")
+            # tarfile keeps all members, which for millions takes more memory than the images.
+            archive.members = []  # type: ignore[attr-defined]
+            if not member.isreg() or member.issparse():
+                continue
+            name = "/".join(part for part in member.name.split("/") if part not in {"", "."})
+            wrong = None
+            if member.name.startswith("/") or ".." in name.split("/") or "\\" in name:
+                # Harmless, since nothing is extracted, but suspicious.
+                wrong = f"has a member that points outside of it ({shown(name)}): unsafe archive"
+            elif member.offset_data + member.size > length:
+                wrong = f"is truncated inside {shown(name)}: get it again"
+            elif name in found:
+                wrong = f"has two members named {shown(name)}: damaged or foreign"
+            if wrong:
+                raise DataError(f"{path} {wrong}")
+            if not name.rpartition("/")[2].startswith("."):
+                found[name] = member.offset_data, member.size
+    return found
+
+
+def open_tar(path: Path) -> Tar:
+    """Index the members of a ``.tar``, which stays on disk, or ``.tar.gz`` (recognised by the content), which is decompressed into memory
+    within the limits above and of free memory."""
+    try:
+        with path.open("rb") as stream:
+            if stream.read(2) != b"\x1f\x8b":
+                return Tar(path, _members(path, stream), None)
+            memory = _unpack(path)
+            return Tar(path, _members(path, memory), memory.getbuffer())
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: give an archive of images") from None
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not a readable tar archive ({one_line(error)}): damaged or foreign"
+        ) from None
+
+
+def _tar_images(
+    name: str,
+    archives: Sequence[Tar],
+    names: Sequence[str],
+    chosen: Sequence[tuple[Tar, str | None]],
+    about: About,
+    o: Options,
+) -> ImageDataset:
+    """Images that are the ``chosen`` members (None: missing) of ``archives``."""
+    sizes = [-1 if member is None else tar.members[member][1] for tar, member in chosen]
+    paths = [
+        f"{tar.path}!{composed(member or name)}" for (tar, member), name in zip(chosen, names, strict=True)
+    ]
+    of_tar: dict[int, list[str]] = {id(tar): [] for tar in archives}
+    for tar, member in chosen:
+        of_tar[id(tar)] += [] if member is None else [member]
+    content = "".join(tar.content(of_tar[id(tar)]) for tar in archives)
+
+    def fetch(row: int) -> bytes:
+        tar, member = chosen[row]
+        if member is None:
+            raise BrokenImageError("", "has no image")
+        return tar.read(member)
+
+    kind = name.partition(":")[0]
+    return images(name, kind, names, paths, about, o.max_bad, sizes=sizes, content=content, fetch=fetch)
 
 
 # Folders ----------------------------------------------------------------------------------------------------------------
@@ -62,14 +189,9 @@ def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None]]:
 
 
 def _walk(root: Path) -> tuple[list[str], int]:
-    """Relative names of the images below ``root``, and the number of other files.
-
-    Links to folders are followed, each folder once (to avoid cycles).
-    """
-    names: list[str] = []
-    others = 0
+    """Relative names of the images below ``root``, and the number of other files. Links to folders are followed, each folder once."""
+    found: list[str] = []
     seen: set[tuple[int, int]] = set()
-    prefix = os.path.join(root, "")
 
     def stop(error: OSError) -> None:
         raise DataError(f"cannot read the folder {shown(str(error.filename))}: {error.strerror}") from None
@@ -80,26 +202,13 @@ def _walk(root: Path) -> tuple[list[str], int]:
         seen.add((status.st_dev, status.st_ino))
         # Sorted, so that the choice between two links to one folder is deterministic.
         below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
-        for file in () if known else sorted(name for name in files if not name.startswith(".")):
-            if is_image_name(file):
-                names.append(os.path.join(folder, file)[len(prefix) :])
-            else:
-                others += 1
-    return names, others
+        here = [] if known else sorted(name for name in files if not name.startswith("."))
+        found += [os.path.join(folder, name)[len(os.path.join(root, "")) :] for name in here]
+    names = [name for name in found if is_image_name(name)]
+    return names, len(found) - len(names)
 
 
-def _class_labels(classes: Sequence[str | None], name: str) -> Labels | None:
-    for cls in classes:
-        if cls is not None and not cls.isprintable():
-            raise DataError(f"{name}: the class folder {cls!a} is not a printable name: rename it")
-    if all(cls is None for cls in classes):
-        return None
-    return Labels.from_names(
-        [() if cls is None else (cls,) for cls in classes], sorted({c for c in classes if c})
-    )
-
-
-def open_folder(path: str, *, max_bad: float = 0.01) -> FileImages:
+def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder.
 
     ids are row numbers in the order of :func:`layout_of`, the same for a folder and an archive of it."""
@@ -117,29 +226,16 @@ def open_folder(path: str, *, max_bad: float = 0.01) -> FileImages:
     notes = [f"{others:,} files without an image extension, left out"] if others else []
     if unlabelled := classes.count(None):
         notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
+    for one in classes:
+        if one is not None and not one.isprintable():
+            raise DataError(f"{name}: the class folder {one!a} is not a printable name: rename it")
+    known = sorted({one for one in classes if one})
+    labels = Labels.from_names([() if one is None else (one,) for one in classes], known) if known else None
     names = [names[i] for i in order]
-    own = [composed(one) for one in names]
-    about = About(_class_labels(classes, name), notes=notes)
+    own, about = [composed(one) for one in names], About(labels, notes=notes)
     if archive is None:
-        return listed_images(name, own, [os.path.join(root, one) for one in names], about, max_bad, "folder")
-    sizes = [archive.members[one][1] for one in names]
-    paths = [f"{archive.path}!{one}" for one in own]
-    fetch = Members([archive], [(0, one) for one in names])
-    return file_images(name, "folder", own, sizes, archive.content(names), about, paths, max_bad, fetch)
-
-
-@dataclass(frozen=True)
-class Members:
-    """Contents by row of chosen members of archives, for :class:`.images.FileImages`. None: the row has no image."""
-
-    archives: Sequence[Tar]
-    chosen: Sequence[tuple[int, str | None]]
-
-    def __call__(self, row: int) -> bytes:
-        archive, member = self.chosen[row]
-        if member is None:
-            raise BrokenImageError("", "has no image")
-        return self.archives[archive].read(member)
+        return images(name, "folder", own, [os.path.join(root, one) for one in names], about, o.max_bad)
+    return _tar_images(name, [archive], own, [(archive, one) for one in names], about, o)
 
 
 # WebDataset -------------------------------------------------------------------------------------------------------------
@@ -149,46 +245,38 @@ class Members:
 class _Sample:
     """The members of one key: extension -> name in the archive."""
 
-    shard: int
     archive: Tar
     key: str
     members: dict[str, str]
-
-    @property
-    def place(self) -> str:
-        return f"{self.archive.path}!{shown(self.key)}"
 
     def image(self, wanted: str | None) -> str | None:
         """The image member. Raises DataError: several."""
         found = [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted is None else [wanted]
         if len(found) > 1:
-            several = ", ".join(sorted(found))
-            raise DataError(f"{self.place} has several images ({several}): name one with --read image_column")
+            several, place = ", ".join(sorted(found)), f"{self.archive.path}!{shown(self.key)}"
+            raise DataError(f"{place} has several images ({several}): name one with --read image_column")
         return self.members.get(found[0]) if found else None
 
-    def text(self, extension: str) -> str:
-        """Text of a member. Raises DataError: too long or not text."""
+    def text(self, kind: str) -> str:
+        """Text of a member. Raises DataError: too long, or not text."""
+        return self.archive.read(self.members[kind], _MOST_TEXT).decode("utf-8-sig").strip()
+
+    def value(self, column: str | None) -> Any:
+        """A member's text, or a field of its ``.json`` (None: all of it); None if missing. Raises DataError: damaged."""
+        kind = column if column in self.members else "json"
         try:
-            return self.archive.read(self.members[extension], _MOST_TEXT).decode("utf-8-sig").strip()
+            if column == kind:
+                return self.text(kind)
+            fields = parse_json(self.text(kind)) if kind in self.members else {}
+            return dict(fields) if column is None else fields.get(column)
         except UnicodeDecodeError:
-            raise DataError(f"{self.place}.{extension} is not UTF-8 text: repair the label") from None
-
-    def fields(self) -> dict[str, Any]:
-        """Contents of ``.json``, if there. Raises DataError: not an object."""
-        try:
-            found = parse_json(self.text("json")) if "json" in self.members else {}
-            if isinstance(found, dict):
-                return found
-            raise ValueError("no object")
-        except ValueError as error:
-            raise DataError(f"{self.place}.json is not JSON ({one_line(error)}): repair the label") from None
-
-    def value(self, column: str) -> Any:
-        """A member's text, or a field of its ``.json``; None if missing."""
-        return self.text(column) if column in self.members else self.fields().get(column)
+            why = "UTF-8 text"
+        except (ValueError, TypeError, AttributeError) as error:
+            why = f"a JSON object ({one_line(error)})"
+        raise DataError(f"{self.archive.path}!{shown(self.key)}.{kind} is not {why}: repair the label")
 
 
-def _samples(shard: int, archive: Tar, *more: str | None) -> list[_Sample]:
+def _samples(archive: Tar, *more: str | None) -> list[_Sample]:
     """In the order of the archive: of members that are images, labels, or have an extension of ``more``."""
     wanted = {suffix[1:] for suffix in IMAGE_SUFFIXES}.union(_LABEL_SUFFIXES, more)
     found: dict[str, _Sample] = {}
@@ -197,36 +285,17 @@ def _samples(shard: int, archive: Tar, *more: str | None) -> list[_Sample]:
         stem, _, extension = base.partition(".")
         key = folder + slash + stem
         if extension.lower() in wanted:
-            found.setdefault(key, _Sample(shard, archive, key, {})).members[extension.lower()] = member
+            found.setdefault(key, _Sample(archive, key, {})).members[extension.lower()] = member
     return list(found.values())
 
 
 def has_samples(path: Path) -> bool:
     """Whether an image and its label have one key in a tar."""
-    keys = [sample.members.keys() for sample in _samples(0, open_tar(path))]
-    return any(
-        key & set(_LABEL_SUFFIXES) and any(f".{extension}" in IMAGE_SUFFIXES for extension in key)
-        for key in keys
-    )
+    keys = [sample.members.keys() for sample in _samples(open_tar(path))]
+    return any(key & set(_LABEL_SUFFIXES) and any(f".{e}" in IMAGE_SUFFIXES for e in key) for key in keys)
 
 
-def _label_column(samples: Sequence[_Sample]) -> str | None:
-    """Source of labels: the first existing one of ``cls``, a field of the first ``json``, and ``txt``."""
-    there = set().union(*(sample.members for sample in samples))
-    if "cls" in there:
-        return "cls"
-    first = next((sample.fields() for sample in samples if "json" in sample.members), {})
-    return next((name for name in LABELS if name in first), "txt" if "txt" in there else None)
-
-
-def open_webdataset(
-    path: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    keep: Sequence[str] = (),
-    max_bad: float = 0.01,
-) -> FileImages:
+def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys.
 
     Labels are in ``.cls``, in the field ``label`` (or ``class``, ...) of ``.json``, or in ``.txt``: the first that exists, as told in the
@@ -234,35 +303,76 @@ def open_webdataset(
     """
     name = f"webdataset:{without_secrets(path)}"
     archives = [open_tar(file) for file in files_of(path)]
-    columns = (image_column, label_column, *keep)
-    samples = [sample for i, archive in enumerate(archives) for sample in _samples(i, archive, *columns)]
-    images = [sample.image(image_column) for sample in samples]
-    if not any(images):
+    samples = [one for tar in archives for one in _samples(tar, o.image_column, o.label_column, *o.keep)]
+    chosen = [(sample.archive, sample.image(o.image_column)) for sample in samples]
+    if not any(member for _, member in chosen):
         raise DataError(
             f"{name} has no images: tar files of KEY.jpg and KEY.cls (or .json, .txt) are expected"
         )
-    label = label_column or _label_column(samples)
-    try:
-        cells = [() if label is None else label_cell(sample.value(label)) for sample in samples]
-    except RecursionError:
-        raise DataError(f"{name}: a label is nested too deeply") from None
-    labels = labels_from_cells(cells, f"{name}: {label!r}") if any(cells) or label_column else None
-    said = f"labels from {label!r}: {sum(map(bool, cells)):,} of {len(cells):,} items"
-    names = [sample.key for sample in samples]
-    texts = {
-        column: as_texts("" if (v := sample.value(column)) is None else str(v) for sample in samples)
-        for column in keep
-    }
-    about = About(labels, texts=texts, notes=["no labels" if labels is None else said])
-    chosen = [(sample.shard, image) for sample, image in zip(samples, images, strict=True)]
-    of_shard: list[list[str]] = [[] for _ in archives]
-    for shard, member in chosen:
-        of_shard[shard] += [member] if member else []
-    content = "".join(archive.content(members) for archive, members in zip(archives, of_shard, strict=True))
-    sizes = [-1 if member is None else archives[i].members[member][1] for i, member in chosen]
-    paths = [f"{archives[i].path}!{member or name}" for (i, member), name in zip(chosen, names, strict=True)]
-    fetch = Members(archives, chosen)
-    made = file_images(name, "webdataset", names, sizes, content, about, paths, max_bad, fetch)
-    for i in (i for i, image in enumerate(images) if image is None):
-        made.bad.add(i, paths[i], "has no image")
-    return made
+    there = set().union(*(sample.members for sample in samples))
+    described = [] if "cls" in there else [sample for sample in samples if "json" in sample.members]
+    fields = described[0].value(None) if described else ()
+    label = o.label_column or first_of(
+        ("cls", *(one for one in LABELS if one in fields), "txt"), [*there, *fields]
+    )
+    columns = {*there, *fields, *o.keep} | ({label} if label else set())
+    table = Table(name, list(columns), lambda column: [sample.value(column) for sample in samples])
+    labels = None if label is None else table.labels(label)
+    if labels is None and o.label_column:
+        raise DataError(f"{name}: {label!r}: no item has a label")
+    count = 0 if labels is None else int(labels.has().sum())
+    said = f"labels from {label!r}: {count:,} of {len(samples):,} items" if count else "no labels"
+    about = About(labels, texts={one: table.texts(one) for one in o.keep}, notes=[said])
+    return _tar_images(name, archives, [sample.key for sample in samples], chosen, about, o)
+
+
+# NUS-WIDE (Chua et al., CIVR 2009) --------------------------------------------------------------------------------------
+
+_IMAGES, _LABELS, _CONCEPTS, _LIST = (
+    "Flickr", "Groundtruth/AllLabels", "ConceptsList/Concepts81.txt", "ImageList/Imagelist.txt",
+)  # fmt: skip
+
+
+def _binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
+    """One ``Labels_CONCEPT.txt``, 0 or 1 per line: bool [n_items]. Raises DataError: missing, or something else."""
+    values = np.array(read_text(path, "0 or 1 for each image").split(), dtype="S2")
+    if not np.isin(values, [b"0", b"1"]).all():
+        raise DataError(f"{path} is not a column of 0 and 1: damaged or foreign")
+    if len(values) != n_items:
+        raise DataError(f"{path} has {len(values):,} labels, but the image list has {n_items:,} images")
+    return np.asarray(values == b"1")
+
+
+def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
+    """NUS-WIDE from ``ImageList/Imagelist.txt``, ``Groundtruth/AllLabels/Labels_*.txt``, ``ConceptsList/Concepts81.txt`` and ``Flickr/``.
+
+    Labels are the most frequent concepts (ties by name). Images without any of them are left out and counted. ids are row
+    numbers in the official image list.
+    """
+    folder, concepts = Path(root).expanduser(), 21 if o.concepts is None else o.concepts
+    lacking = [part for part in (_LIST, _LABELS, _CONCEPTS, _IMAGES) if not (folder / part).exists()]
+    if lacking:
+        raise DataError(
+            f"nuswide: {', '.join(lacking)} not found in {folder}: put that part of NUS-WIDE there"
+        )
+    names = [line.replace("\\", "/") for _, line in read_lines(folder / _LIST, "image names, one per line")]
+    known = [line for _, line in read_lines(folder / _CONCEPTS, "concept names, one per line")]
+    for name in known:  # a concept name from a file is used as a file name: it must not contain a path
+        if "/" in name or "\\" in name or known.count(name) > 1:
+            raise DataError(f"{folder / _CONCEPTS}: {shown(name)} cannot be a concept, or it is there twice")
+    if not 1 <= concepts <= len(known):
+        raise UsageError(f"--read concepts={concepts}: 1 to {len(known)} are there")
+    columns = [_binary_column(folder / _LABELS / f"Labels_{name}.txt", len(names)) for name in known]
+    order = sorted(range(len(known)), key=lambda c: (-int(columns[c].sum()), known[c]))
+    chosen = sorted(order[:concepts])
+    matrix = np.stack([columns[c] for c in chosen], axis=1)
+    kept = np.flatnonzero(matrix.any(axis=1))
+    if not len(kept):
+        raise DataError(f"nuswide: no image in {folder} has any of the {len(chosen)} concepts")
+    bare = len(names) - len(kept)
+    left_out = f"{bare:,} of {len(names):,} images have none of the {len(chosen)} concepts, left out"
+    labels = Labels.from_multihot(matrix[kept], [known[c] for c in chosen])
+    own = [names[i] for i in kept]
+    paths = [os.path.join(folder, _IMAGES, name) for name in own]
+    about = About(labels, ids=kept, notes=[left_out] if bare else [])
+    return images(f"nuswide:{root}", "image files", own, paths, about, o.max_bad)

@@ -1,16 +1,10 @@
-"""From image files to arrays: safe decoding, square resizing, and image data sets in memory and on disk."""
+"""From images in any form (files, bytes, Pillow's, arrays, tensors) to arrays: safe decoding, square resizing."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import DataError, UsageError, one_line
-from ..files import fingerprint
-from ..store import as_texts
-from .base import About, BadItems, ImageDataset
-from .ids import repeated_ids
-from .labels import Labels, Rows, row_numbers
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Maximum pixels of an image, checked by its header before decoding."""
@@ -36,9 +25,7 @@ IMAGE_SUFFIXES = frozenset(
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112
-_SAMPLES, _SAMPLE = 4, 4096  # blocks of a file in a fingerprint, and their bytes
-_PROBED = 64  # headers read to determine a common square size
-_CHUNK = 8  # images per thread and step: small enough to balance a batch
+_PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
 
 
 class BrokenImageError(DataError):
@@ -135,6 +122,12 @@ def decode_image(
         raise BrokenImageError(name, f"cannot be decoded ({one_line(error)})") from None
 
 
+def image_size(source: bytes | str) -> tuple[int, int]:
+    """Width and height of an image, by its header."""
+    with _opened(source) as image:
+        return image.size
+
+
 def _opened(source: bytes | str | os.PathLike[str]) -> Image.Image:
     """An image whose header is read. A pipe or a device is refused: it may never end."""
     if isinstance(source, bytes):
@@ -163,199 +156,85 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return np.asarray(out, dtype=np.uint8)
 
 
-def load_batch(
-    dataset: ImageDataset, rows: NDArray[Any], size: int, pool: ThreadPoolExecutor | None = None
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Read, decode and resize the images at ``rows``; the result does not depend on the threads (Pillow releases the interpreter lock).
+# Items in memory, for a network -----------------------------------------------------------------------------------------
 
-    Returns:
-        (uint8 [n_ok, 3, size, size], ok bool [n]), without broken images, which the data set counts.
+
+def without_gradient(value: Any) -> Any:
+    """A tensor on any device as an array; other objects unchanged."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def to_images(values: Any, size: int) -> NDArray[np.uint8]:
+    """Images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or tensors: one, a sequence (of any sizes), or a batch.
+
+    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these; for images of
+    3 x 3 pixels the last axis is the colour. Other sizes are resized as in training (:func:`resize_square`).
     """
-    if isinstance(dataset, ArrayImages) and dataset.images.shape[1:3] == (size, size):
-        return dataset.planes(rows), np.ones(len(rows), dtype=bool)
-    out = np.empty((len(rows), 3, max(size, 0), max(size, 0)), dtype=np.uint8)
-    ok = np.zeros(len(rows), dtype=bool)
-
-    def work(start: int) -> None:
-        for j, image in enumerate(dataset.read(rows[start : start + _CHUNK]), start):
-            if image is not None:
-                out[j] = resize_square(image, size).transpose(2, 0, 1)
-                ok[j] = True
-
-    for _ in (map if pool is None else pool.map)(work, range(0, len(rows), _CHUNK)):
-        pass
-    return (out if ok.all() else out[ok]), ok
-
-
-@dataclass(kw_only=True)
-class ArrayImages(ImageDataset):
-    """Small images of one size held in memory: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read)."""
-
-    images: NDArray[np.uint8] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        shape = self.images.shape
-        if self.images.dtype != np.uint8 or len(shape) not in {3, 4} or (len(shape) == 4 and shape[3] != 3):
-            what = f"is {self.images.dtype} {list(shape)}"
-            raise DataError(
-                f"{self.name} {what}: images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
-            )
-        if shape[0] != len(self.ids):
-            raise DataError(f"{self.name} has {shape[0]:,} images but {len(self.ids):,} ids")
-        if shape[1] == shape[2]:
-            self.native_size = shape[1]
-
-    def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; never broken."""
-        block = self.images[row_numbers(rows, len(self))]
-        return list(np.repeat(block[..., None], 3, axis=3) if block.ndim == 3 else block)
-
-    def planes(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The images at ``rows`` as network input: uint8 [n, 3, H, W], C-contiguous."""
-        block = self.images[rows]
-        if block.ndim == 3:
-            return np.repeat(block[:, None], 3, axis=1)
-        return np.ascontiguousarray(block.transpose(0, 3, 1, 2))
+    if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
+        return np.require(values, requirements=("C", "W"))  # as torch requires
+    if _is_one(values):
+        values = [values]
+    elif not isinstance(values, list | tuple):
+        values = as_array(values, "images")
+        if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
+            values = values[None]
+        if values.ndim not in (3, 4):
+            raise DataError(f"images: {values.dtype} {list(values.shape)}, expected {_PLACES}")
+    planes = [
+        resize_square(to_pixels(x, f"image {i}"), size).transpose(2, 0, 1) for i, x in enumerate(values)
+    ]
+    return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
 
 
-@dataclass(kw_only=True)
-class FileImages(ImageDataset):
-    """Images decoded at each read.
-
-    Attributes:
-        paths: N paths; with ``fetch``, their names in messages.
-        fetch: row -> encoded bytes, a path, or pixels uint8 [H, W, 3], of images that are no files of their own (members of archives,
-            in columns). It raises BrokenImageError for those that cannot be had.
-    """
-
-    paths: list[str] = field(repr=False)
-    fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.native_size is None:
-            self.native_size = self._common_size()
-
-    def _source(self, i: int) -> bytes | str | NDArray[np.uint8]:
-        return self.paths[i] if self.fetch is None else self.fetch(i)
-
-    def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; None for broken ones (counted in :attr:`bad`)."""
-        out: list[NDArray[np.uint8] | None] = []
-        for i in row_numbers(rows, len(self)).tolist():
-            try:
-                source = self._source(i)
-                out.append(source if isinstance(source, np.ndarray) else decode_image(source))
-            except BrokenImageError as error:
-                self.bad.add(i, shown(self.paths[i]), error.why)
-                out.append(None)
-        return out
-
-    def image_path(self, i: int) -> str | None:
-        """Path of image ``i``, if it is a file."""
-        return self.paths[i] if self.fetch is None else None
-
-    def _common_size(self) -> int | None:
-        """Side of all images if 64 evenly spaced ones are squares of one size, else None.
-
-        Only a default for the input size of a network; every image is resized to that.
-        """
-        sides: set[tuple[int, ...]] = set()
-        for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
-            try:
-                source = self._source(int(i))
-                if isinstance(source, np.ndarray):
-                    sides.add(source.shape[1::-1])
-                else:
-                    with _opened(source) as image:
-                        sides.add(image.size)
-            except Exception:  # noqa: S112  (whether it is broken is for read() to find and count)
-                continue
-        width, height = sides.pop() if len(sides) == 1 else (0, 0)
-        return width if width == height and width >= MIN_SIDE else None
+def _is_one(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike | bytes | bytearray | Image.Image)
 
 
-def array_fingerprint(kind: str, images: NDArray[np.uint8], labels: Labels, ids: NDArray[np.int64]) -> str:
-    """Hash over pixels, labels and ids of a data set in memory."""
-    pixels = hashlib.sha256(np.ascontiguousarray(images)).hexdigest()  # type: ignore[arg-type]
-    return fingerprint(kind, str(images.shape), pixels, labels.fingerprint(), ids.tobytes())
-
-
-def sampled_content(pieces: Iterable[tuple[str, int, int]]) -> str:
-    """Hash over N files, or members of archives (path, offset, size): all of it up to 16 KiB, else four evenly spaced blocks of 4 KiB.
-
-    All bytes would be 20 GB for NUS-WIDE. Unreadable files (size -1) are left out: reading reports them."""
-    digest = hashlib.sha256()
-    readable = (piece for piece in pieces if piece[2] >= 0)
-    for path, inside in itertools.groupby(readable, key=lambda piece: piece[0]):
-        try:
-            with open(path, "rb", buffering=0) as file:
-                for _, start, size in inside:
-                    whole = size <= _SAMPLES * _SAMPLE
-                    for i in range(1 if whole else _SAMPLES):
-                        file.seek(start + i * (size - _SAMPLE) // (_SAMPLES - 1) if i else start)
-                        digest.update(file.read(size if whole else _SAMPLE))
-        except OSError:
-            continue
-    return digest.hexdigest()
-
-
-def file_images(  # noqa: PLR0913
-    name: str,
-    kind: str,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    content: str,
-    about: About,
-    paths: Sequence[str],
-    max_bad: float,
-    fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
-) -> FileImages:
-    """A data set of N images. Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and ``content`` (a hash as of
-    :func:`sampled_content`), not times: a copy elsewhere has the same. A column ``name`` of ``about`` replaces ``names`` in results."""
-    ids = np.arange(len(names), dtype=np.int64) if about.ids is None else about.ids
-    joined = b"\0".join(os.fsencode(one) for one in names)
-    mark = "" if about.labels is None else about.labels.fingerprint()
-    lengths = np.array(sizes, dtype="<i8").tobytes()
-    return FileImages(
-        name=name,
-        ids=ids,
-        labels=about.labels,
-        fingerprint=fingerprint(kind, joined, lengths, mark, ids.tobytes(), content),
-        notes=about.notes + repeated_ids(ids),
-        texts={"name": as_texts(names)} | about.texts,
-        paths=list(paths),
-        bad=BadItems(len(names), max_bad),
-        fetch=fetch,
-    )
-
-
-def listed_images(
-    name: str,
-    names: Sequence[str],
-    paths: Sequence[str],
-    about: About,
-    max_bad: float = 0.01,
-    kind: str = "image files",
-) -> FileImages:
-    """A data set of files, as :func:`file_images`. Missing ones are bad images."""
-    paths = [str(Path(path)) for path in paths]
-    sizes = [file_size(path) for path in paths]
-    content = sampled_content((path, 0, size) for path, size in zip(paths, sizes, strict=True))
-    made = file_images(name, kind, names, sizes, content, about, paths, max_bad)
+def as_array(value: Any, where: str) -> NDArray[Any]:
+    """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not numbers."""
     try:
-        for i in (i for i, size in enumerate(sizes) if size < 0):
-            made.bad.add(i, shown(paths[i]), "not found")
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
-    return made
+        plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
+        array = np.asarray(without_gradient(plain))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{where}: not an array of numbers ({one_line(error, 100)})") from None
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{where}: {type(value).__name__} is not an array of numbers, nor an image")
+    return array
 
 
-def file_size(path: str) -> int:
-    """Bytes of a regular file, -1 for anything else: a pipe or a device would block or never end."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a NUL byte in the name
-        return -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
+    """One image in any form as uint8 [H, W, 3]. Raises DataError: not an image; BrokenImageError: it cannot be decoded."""
+    if isinstance(value, Image.Image):
+        return pillow_to_rgb(value, where)
+    if isinstance(value, bytes | bytearray):
+        return decode_image(bytes(value), name=where)
+    if _is_one(value):
+        return decode_image(os.fspath(value))
+    array = as_array(value, where)
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
+    elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
+        array = array.transpose(1, 2, 0)
+    if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
+        raise DataError(f"{where}: {list(array.shape)}, expected {_PLACES}")
+    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
+        array = np.round(array * 255)
+    elif array.dtype != np.uint8:
+        low, high = float(array.min()), float(array.max())
+        found = f"{array.dtype} from {low:g} to {high:g}"
+        raise DataError(f"{where}: {found}: uint8, or floats from 0 to 1, are needed")
+    return np.ascontiguousarray(array, dtype=np.uint8)
+
+
+def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
+    """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError: not numbers, or of another width."""
+    array = as_array(values, "items to embed")
+    if array.ndim == 1 and array.shape[0] == width:
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != width:
+        found = f"{array.dtype} {list(array.shape)}"
+        raise DataError(
+            f"items to embed: {found}, expected numbers [n, {width}], as the model was trained on"
+        )
+    # As torch requires: contiguous and writable.
+    return np.require(array.astype(np.float32, copy=False), requirements=("C", "W"))

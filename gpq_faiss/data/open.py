@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError, GpqError, UsageError, one_line
-from ..files import fingerprint
 from ..plugins import Plugin, find_plugin, plugin_names
 from .base import Dataset
-from .features import SUFFIXES, open_features
-from .folder import has_samples, open_folder, open_webdataset
-from .frames import open_frame, open_hf
-from .ids import IdFrom, with_ids, with_names
+from .folder import has_samples, open_folder, open_nuswide, open_webdataset
+from .given import (
+    IdFrom,
+    is_label_table,
+    read_labels,
+    told,
+    with_ids,
+    with_label_table,
+    with_labels,
+    with_names,
+)
 from .images import shown
 from .in_memory import open_array, open_items
-from .label_files import is_label_table, read_labels, told, with_label_table, with_labels
 from .labels import labels_of
-from .lists import open_list, open_table
-from .nuswide import open_nuswide
-from .parquet import is_text
 from .paths import files_of, is_url, without_secrets
 from .standard import open_cifar10, open_digits, open_fashion_mnist
-from .tables import parquet_table
+from .tables import Options, parquet_table
+from .tabular import SUFFIXES, open_features, open_frame, open_hf, open_list, open_table
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +39,21 @@ FORMS = (
     "parquet:FILE | webdataset:FILES | hf:FOLDER | features:FILES"
 )
 """Every form of a DATA argument."""
-Opener = Callable[..., Dataset]
-_SOURCES: dict[str, Opener] = {
-    "digits": open_digits,
-    "cifar10": open_cifar10,
-    "fashion-mnist": open_fashion_mnist,
-    "nuswide": open_nuswide,
-    "folder": open_folder,
-    "list": open_list,
-    "csv": partial(open_table, form="csv"),
-    "parquet": partial(open_table, form="parquet"),
-    "webdataset": open_webdataset,
-    "hf": open_hf,
-    "features": open_features,
+Opener = Callable[[Any, Options], Dataset]
+_SOURCES: dict[str, tuple[Opener, str]] = {
+    "digits": (open_digits, ""),
+    "cifar10": (open_cifar10, ""),
+    "fashion-mnist": (open_fashion_mnist, ""),
+    "nuswide": (open_nuswide, "concepts"),
+    "folder": (open_folder, ""),
+    "list": (open_list, "root"),
+    "csv": (partial(open_table, form="csv"), "root image_column label_column keep"),
+    "parquet": (partial(open_table, form="parquet"), "root image_column label_column keep"),
+    "webdataset": (open_webdataset, "image_column label_column keep"),
+    "hf": (open_hf, "image_column label_column vectors keep"),
+    "features": (open_features, "vectors keep"),
 }
-"""Prefix of a DATA argument -> its opener, whose keywords are the options that it takes."""
+"""Prefix of a DATA argument -> its opener, and the options that it takes (besides those of all)."""
 _WITHOUT_PATH = {"digits", "cifar10", "fashion-mnist"}
 _TABLE, _HUB = "a table", "a Hugging Face data set"
 
@@ -99,8 +100,8 @@ def form_of(path: str, image_column: str | None = None) -> str:
 def _form_of_parquet(path: str, image_column: str) -> str:
     table = parquet_table(files_of(path)[0], "a Parquet file of vectors, or of paths of images,")
     # Several lists: one of them is the vectors, the others may be labels.
-    vectors = any(table.holds_lists(name) for name in table.names if name != image_column)
-    images = image_column in table.names and is_text(table.types[image_column])
+    vectors = any(table.kind(name) == "list" for name in table.names if name != image_column)
+    images = image_column in table.names and table.kind(image_column) == "text"
     if vectors == images:
         what = f"a column of vectors (lists of numbers){' and' if vectors else ', nor'} a column {image_column!r} of image paths"
         has = f"has {'' if vectors else 'neither '}{what} (it has {', '.join(table.names[:20])})"
@@ -109,25 +110,30 @@ def _form_of_parquet(path: str, image_column: str) -> str:
     return "features" if vectors else "parquet"
 
 
-def _of_object(source: object) -> tuple[str, Opener]:
-    """What an object is, without importing its library, and its opener."""
+def _found(source: object, image_column: str | None) -> tuple[str, Opener, str, object]:
+    """The form of a source, its opener with the options that it takes, and what it opens. An object's library is not imported."""
+    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
+        path = os.fspath(source)
+        source = f"{form_of(path, image_column)}:{path}"
+    if isinstance(source, str):
+        return _of_spec(source)
     if isinstance(source, Dataset):
-        return "a data set", lambda dataset: dataset
+        return "a data set", lambda dataset, _: dataset, "", source
     if any(kind.__module__.partition(".")[0] == "datasets" for kind in type(source).__mro__):
-        return _HUB, open_hf
+        return _HUB, open_hf, "image_column label_column vectors keep", source
     if hasattr(source, "__arrow_c_stream__"):
-        return _TABLE, open_frame
+        return _TABLE, open_frame, "label_column vectors keep", source
     if isinstance(source, np.ndarray) or (hasattr(source, "detach") and hasattr(source, "shape")):
-        return "an array", open_array
-    return "a list of items", open_items
+        return "an array", open_array, "", source
+    return "a list of items", open_items, "", source
 
 
-def _of_spec(spec: str) -> tuple[str, Opener, object]:
-    """Scheme, opener and path of a DATA argument with its prefix. Raises UsageError: it lacks its path, or has one too many."""
+def _of_spec(spec: str) -> tuple[str, Opener, str, object]:
+    """Of a DATA argument with its prefix. Raises UsageError: it lacks its path, or has one too many."""
     scheme, colon, path = spec.partition(":")
     plugin = find_plugin("data", scheme, _SOURCES)
     if plugin is not None:
-        return scheme, partial(_of_plugin, plugin), path
+        return scheme, partial(_of_plugin, plugin), "", path
     if scheme == "digits" and path:
         raise UsageError(f"digits takes no path ({path!r}): it is inside scikit-learn")
     if not path and (colon or scheme not in _WITHOUT_PATH):
@@ -137,7 +143,7 @@ def _of_spec(spec: str) -> tuple[str, Opener, object]:
     one = scheme not in {*_WITHOUT_PATH, "features", "webdataset"} and not is_url(path)
     if one and not os.path.exists(os.path.expanduser(path)):
         raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
-    return scheme, _SOURCES[scheme], path or None
+    return scheme, *_SOURCES[scheme], path or None
 
 
 def open_data(  # noqa: PLR0913
@@ -164,14 +170,13 @@ def open_data(  # noqa: PLR0913
             Hugging Face data set, an array or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of
             torch, or a :class:`.base.Dataset`.
         labels: file of labels, one per line in the order of the items, or a table that names items
-            (:func:`.label_files.with_label_table`). For a table or a Hugging Face data set: a column name. Or the labels themselves
+            (:func:`.given.with_label_table`). For a table or a Hugging Face data set: a column name. Or the labels themselves
             (:func:`.labels.labels_of`).
-        ids: file of ids, one per item (:func:`.ids.read_ids`); for a table or a Hugging Face data set: a column name. Or the
-            ids themselves.
-        names: file of names, one per item, replacing those of the source (:func:`.ids.with_names`); for a table or a Hugging Face
-            data set: a column name (default: ``name``, ``path``, ``key`` ...). Or the names themselves.
-        vectors: for these: column of vectors, or of a table columns of numbers, one per dimension.
-        id_from: source of ids if none are given: ``position`` or ``path`` (:func:`.ids.with_ids`).
+        ids: file of ids, one per item (:func:`.arrays.read_ids`), or the ids themselves. For a table or a Hugging Face data set: a column.
+        names: file of names, one per item, replacing those of the source, or the names themselves. For a table or a Hugging Face
+            data set: a column (default: ``name``, ``path``, ``key`` ...).
+        vectors: column of vectors; of a table in memory also columns of numbers, one per dimension.
+        id_from: source of ids if none are given: ``position``, or ``path`` for hashes of the names.
         keep: text columns of tables to show in results; a list, or separated by commas.
         root: base folder of the paths of ``list:``, ``csv:`` and ``parquet:`` (default: that of the file).
         image_column, label_column: for tables and Hugging Face data sets (default: ``image``, and the first of ``label``, ``class`` ...);
@@ -190,7 +195,7 @@ def open_data(  # noqa: PLR0913
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    scheme, opener, opened = _found(source, image_column)
+    scheme, opener, takes, opened = _found(source, image_column)
     if not 0 <= max_bad <= 1:
         raise UsageError(f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)")
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
@@ -210,7 +215,7 @@ def open_data(  # noqa: PLR0913
     if by_column:
         own = {"label_column": labels, "ids": ids, "names": names}
     elif scheme == "features":
-        own = {"labels": None if from_table else labels, "ids": ids}
+        own = {"label_file": None if from_table else labels, "id_file": ids}
     own = {option: value for option, value in own.items() if isinstance(value, str)}
     options = {
         "vectors": vectors,
@@ -219,20 +224,25 @@ def open_data(  # noqa: PLR0913
         "image_column": image_column,
         "label_column": None if from_table else label_column,
         "concepts": concepts,
-    } | own
-    common = {"max_bad": max_bad, "download": download, "memory": memory, "with_labels": labels is None}
-    dataset = _opened(scheme, opener, opened, options, common)
+    }
+    options = {option: value for option, value in options.items() if value is not None}
+    if wrong := options.keys() - set(takes.split()):
+        option = min(wrong)
+        others = ", ".join(name for name, (_, some) in _SOURCES.items() if option in some.split())
+        raise UsageError(f"--read {option} does not apply to {scheme}: it is for {others}")
+    inside = labels is None if opener is open_items else "label_file" not in own
+    rest = {"max_bad": max_bad, "download": download, "memory": memory, "want_labels": inside}
+    dataset = opener(opened, Options(**options | rest | own))
     if keep:
-        texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
-        dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
+        dataset = dataset.having("keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep))
     if names is not None and "names" not in own:
         dataset = with_names(dataset, names)
-    dataset = with_ids(dataset, None if "ids" in own else ids, id_from)
+    dataset = with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
     if from_table:
         dataset = with_label_table(dataset, labels, label_column)
-    elif labels is not None and not own.keys() & {"labels", "label_column"}:
-        found = read_labels(labels, len(dataset)) if file else labels_of(labels, len(dataset))
-        dataset = with_labels(dataset, found)
+    elif labels is not None and not own.keys() & {"label_file", "label_column"}:
+        n = len(dataset)
+        dataset = with_labels(dataset, read_labels(labels, n) if file else labels_of(labels, "labels", n))
     if file and not by_column and not from_table:
         dataset.notes.append(told(labels, dataset.require_labels()))
     if not isinstance(source, Dataset):
@@ -241,35 +251,7 @@ def open_data(  # noqa: PLR0913
     return dataset
 
 
-def _found(source: object, image_column: str | None) -> tuple[str, Opener, object]:
-    """The form of a source, its opener, and what that opens."""
-    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
-        path = os.fspath(source)
-        source = f"{form_of(path, image_column)}:{path}"
-    return _of_spec(source) if isinstance(source, str) else (*_of_object(source), source)
-
-
-def _opened(
-    scheme: str, opener: Opener, source: object, options: dict[str, Any], common: dict[str, Any]
-) -> Dataset:
-    """Call the opener with its options. Raises UsageError: it does not take one of ``options``; of ``common`` it takes what it needs."""
-    given = {option: value for option, value in options.items() if value is not None}
-    takes = _takes(opener)
-    if wrong := given.keys() - takes:
-        option = min(wrong)
-        others = ", ".join(name for name, one in _SOURCES.items() if option in _takes(one)) or "tables"
-        raise UsageError(f"--read {option} does not apply to {scheme}: it is for {others}")
-    given |= {option: value for option, value in common.items() if option in takes and value is not None}
-    return opener(*([] if source is None else [source]), **given)
-
-
-def _takes(opener: Opener) -> set[str]:
-    """The options of an opener."""
-    kinds = inspect.signature(opener).parameters.items()
-    return {name for name, one in kinds if one.kind is one.KEYWORD_ONLY} - {"form"}
-
-
-def _of_plugin(plugin: Plugin, path: str, *, max_bad: float = 0.01) -> Dataset:
+def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
     """Open a plugin's source. Raises as :func:`open_data`; UsageError: the plugin fails."""
     opener = plugin.load()
     try:
@@ -281,6 +263,6 @@ def _of_plugin(plugin: Plugin, path: str, *, max_bad: float = 0.01) -> Dataset:
         raise plugin.error(f"cannot open {shown(path)!r} ({why})") from error
     if found is None or isinstance(found, str):
         raise plugin.error(f"returns {type(found).__name__}: a data set, a table or an array is needed")
-    dataset = open_data(found, max_bad=max_bad)
+    dataset = open_data(found, max_bad=o.max_bad)
     dataset.name = f"{plugin.name}:{path}"
     return dataset

@@ -6,6 +6,7 @@ server for size and, if available, version: of another version there is another 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ..errors import DataError, UsageError, one_line
+from ..errors import DataError, GpqError, UsageError, one_line
 from ..files import atomic_path, fingerprint, write_error
 from ..progress import stage
 
@@ -66,42 +67,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpq-faiss"
 
 
-def _remote_error(url: str, error: Exception) -> DataError:
-    """One-line error for an exception of an fsspec file system: "not found", or "cannot be read (why)"."""
-    cause = error.__cause__ or error  # HTTP's says "not found" for everything; the cause has the details
-    status = getattr(cause, "status", None)
-    if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
-        return DataError(f"{without_secrets(url)} not found")
-    why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
-    why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda found: without_secrets(found[0]), why)
-    return DataError(f"{without_secrets(url)} cannot be read ({why})")
-
-
-def _remote_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of ``url``, and its path there. Raises DataError, UsageError: there is none."""
-    scheme, shown = url.partition(":")[0].lower(), without_secrets(url)
-    options: dict[str, Any] = {}
+@contextlib.contextmanager
+def _remote(url: str) -> Iterator[tuple[Any, str]]:
+    """The fsspec file system of ``url``, and its path there. All errors are of one line: "not found", or "cannot be read (why)"."""
+    scheme, bare = url.partition(":")[0].lower(), without_secrets(url)
+    web = scheme in {"http", "https"}
     try:
         import fsspec
 
-        if scheme in {"http", "https"}:
+        options: dict[str, Any] = {}
+        if web:
             import aiohttp
 
             # No limit for the whole file, but for a minute without data.
             waiting = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
             headers = {"Accept-Encoding": "identity"}
             options["client_kwargs"] = {"timeout": waiting, "trust_env": True, "headers": headers}
+        if scheme not in fsspec.available_protocols():
+            raise UsageError(f"{bare}: there is no file system for {scheme}://")
         system, path = fsspec.core.url_to_fs(url, **options)
+        yield system, str(path)
+    except GpqError:
+        raise
     except ImportError as error:
-        own = error.name in {"fsspec", "aiohttp"} or options
+        own = web or error.name == "fsspec"
         remedy = "pip install 'gpq-faiss[remote]'" if own else "install that package"
         what = error.name if own else f"another package ({one_line(error, 120)})"
-        raise DataError(f"reading {shown} needs {what}: {remedy}") from None
-    except ValueError:
-        raise UsageError(f"{shown}: there is no file system for {scheme}://") from None
+        raise DataError(f"reading {bare} needs {what}: {remedy}") from None
     except Exception as error:  # file systems have their own errors, for example for credentials
-        raise _remote_error(url, error) from None
-    return system, str(path)
+        cause = error.__cause__ or error  # HTTP's says "not found" for everything; the cause has the details
+        status = getattr(cause, "status", None)
+        if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
+            raise DataError(f"{bare} not found") from None
+        why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
+        why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda found: without_secrets(found[0]), why)
+        raise DataError(f"{bare} cannot be read ({why})") from None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -109,41 +109,30 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     url = os.fspath(path)
     if not is_url(url):
         return Path(url).expanduser()
-    system, remote = _remote_system(url)
     bare = without_secrets(url)
-    try:
+    with _remote(url) as (system, remote):
         info = system.info(remote)
-    except Exception as error:
-        raise _remote_error(url, error) from None
-    if info.get("type") == "directory":
-        raise DataError(f"{bare} is a folder: name a file")
-    size = info.get("size")
-    version = str([(key, str(info[key])) for key in _VERSION if info.get(key)])
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", bare.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
-    target = cache_folder() / fingerprint(url, str(size), version) / (name or "file")
-    if not (target.is_file() and size in (None, target.stat().st_size)):
-        _copy(url, system, remote, target, size)
-    return target
-
-
-def _copy(url: str, system: Any, remote: str, target: Path, size: int | None) -> None:
-    import fsspec
-
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(target, error) from None
-    bare = without_secrets(url)
-    with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_path(target) as new:
-        watch = fsspec.Callback()
-        watch.relative_update = copying.advance
+        if info.get("type") == "directory":
+            raise DataError(f"{bare} is a folder: name a file")
+        size = info.get("size")
+        version = str([(key, str(info[key])) for key in _VERSION if info.get(key)])
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", bare.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
+        target = cache_folder() / fingerprint(url, str(size), version) / (name or "file")
+        if target.is_file() and size in (None, target.stat().st_size):
+            return target
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(target, error) from None
+        with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_path(target) as new:
+            import fsspec
+
+            watch = fsspec.Callback()
+            watch.relative_update = copying.advance
             system.get_file(remote, str(new), callback=watch)
-            there = new.stat().st_size
-        except Exception as error:
-            raise _remote_error(url, error) from None
-        if size not in (None, there):
-            raise DataError(f"{bare} was truncated: {there:,} of {size:,} bytes; start again")
+            if size not in (None, there := new.stat().st_size):
+                raise DataError(f"{bare} was truncated: {there:,} of {size:,} bytes; start again")
+    return target
 
 
 def _expanded(pattern: str) -> Iterator[str]:
@@ -164,21 +153,16 @@ def _globbed(pattern: str) -> Sequence[str]:
         return glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
     if "*" not in pattern and "[" not in pattern:  # ? starts a query string
         return [pattern]
-    system, remote = _remote_system(pattern)
-    try:
+    with _remote(pattern) as (system, remote):
         return [system.unstrip_protocol(name) for name in system.glob(remote)]
-    except Exception as error:
-        raise _remote_error(pattern, error) from None
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
     """The files of a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL, in numeric order. Raises DataError: none."""
     text = os.fspath(path)
-    if not is_url(text):
-        file = Path(text).expanduser()
-        if file.exists():
-            return [file]
-        text = str(file)
+    text = text if is_url(text) else str(Path(text).expanduser())
+    if os.path.exists(text):
+        return [Path(text)]
     found: list[str] = []
     for part in _expanded(text):
         found += sorted(_globbed(part), key=_natural)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import stage
-from .base import Dataset, FeatureDataset, ImageDataset
-from .images import load_batch
+from .base import Dataset, FeatureDataset, ImageDataset, load_batch
 
 Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
@@ -63,24 +62,10 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After Ctrl-C, do not wait for a batch in progress.
         self._ahead.shutdown(wait=kind is None, cancel_futures=True)
         self._decoders.shutdown(wait=kind is None, cancel_futures=True)
-
-    @property
-    def item_shape(self) -> tuple[int, ...]:
-        """Shape of one item."""
-        if isinstance(self.dataset, FeatureDataset):
-            return (self.dataset.width,)
-        return (3, self.image_size, self.image_size)
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one item in memory."""
-        return int(np.prod(self.item_shape)) * (4 if isinstance(self.dataset, FeatureDataset) else 1)
 
     def _load(self, rows: NDArray[np.int64]) -> Batch:
         if isinstance(self.dataset, FeatureDataset):
@@ -90,16 +75,17 @@ class Reader:
 
     def preload(self) -> bool:
         """Read everything into memory if it fits in ``cache_bytes``, shared between processes; returns whether it did."""
-        n, readers = len(self.dataset), self.readers
-        if n * self.item_bytes > self.cache_bytes:
-            return False
-        dtype = np.float32 if isinstance(self.dataset, FeatureDataset) else np.uint8
-        memory = readers.memory(n * self.item_bytes + n)
+        n, readers, size = len(self.dataset), self.readers, self.image_size
+        shape: tuple[int, ...] = (3, size, size)
+        dtype: np.dtype[Any] = np.dtype(np.uint8)
+        if isinstance(self.dataset, FeatureDataset):
+            shape, dtype = (self.dataset.width,), np.dtype(np.float32)
+        each = math.prod(shape) * dtype.itemsize
+        memory = None if n * each > self.cache_bytes else readers.memory(n * each + n)
         if memory is None:
             return False
-        array = memory[: n * self.item_bytes].view(dtype).reshape(n, *self.item_shape)
-        there = memory[n * self.item_bytes :].view(bool)
-        block = min(max(64, (32 << 20) // self.item_bytes), -(-n // readers.local_size))
+        array, there = memory[: n * each].view(dtype).reshape(n, *shape), memory[n * each :].view(bool)
+        block = min(max(64, (32 << 20) // each), -(-n // readers.local_size))
         with stage("reading", n) as reading:
             for start in range(0, n, block)[readers.local_rank :: readers.local_size]:
                 rows = np.arange(start, min(start + block, n))

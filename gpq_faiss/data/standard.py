@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import socket
 from pathlib import Path
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, one_line
-from .images import ArrayImages, array_fingerprint
+from ..files import fingerprint
+from .base import ArrayImages
 from .labels import Labels
+from .tables import PLAIN, Options
 
 CACHE = Path("~/.cache/gpq-faiss")
 """Default folder of downloads."""
@@ -22,22 +25,19 @@ _TIMEOUT = 30.0  # of a download in seconds
 def _array_images(
     name: str, images: NDArray[np.uint8], labels: Labels, *, mirrors: bool = True
 ) -> ArrayImages:
+    pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     ids = np.arange(len(images), dtype=np.int64)
-    mark = array_fingerprint(name, images, labels, ids)
+    mark = fingerprint(name, str(images.shape), pixels, labels.fingerprint(), ids.tobytes())
     return ArrayImages(name=name, mirrors=mirrors, images=images, ids=ids, labels=labels, fingerprint=mark)
 
 
-def open_digits() -> ArrayImages:
+def open_digits(_: None = None, o: Options = PLAIN) -> ArrayImages:
     """1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Handwritten Digits, test part)."""
-    found = importlib.util.find_spec("sklearn")
-    path = Path("" if found is None else found.origin or "").parent / "datasets" / "data" / "digits.csv.gz"
-    if path.exists():  # importing scikit-learn takes seconds
-        table = np.loadtxt(path, delimiter=",")
-    else:
-        from sklearn.datasets import load_digits
-
-        source = load_digits()
-        table = np.column_stack([source.data, source.target])
+    found = importlib.util.find_spec("sklearn")  # importing scikit-learn takes seconds
+    if found is None or found.origin is None:
+        raise DataError("digits are inside scikit-learn: pip install 'gpq-faiss[train]'")
+    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",")
     images = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     labels = Labels.from_ids(table[:, -1].astype(np.int64), tuple("0123456789"))
     return _array_images("digits", images, labels, mirrors=False)
@@ -60,7 +60,7 @@ def _by_torchvision(name: str, kind: Any, root: str | None, download: bool, file
     return _array_images(name, np.concatenate([np.asarray(part.data) for part in parts]), labels)
 
 
-def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImages:
+def open_cifar10(root: str | None = None, o: Options = PLAIN) -> ArrayImages:
     """CIFAR-10: 32 x 32 RGB, ten classes; the 50,000 training images first, then the 10,000 of the test batch.
 
     ``root`` is the folder with (or for) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``. The batches are pickles.
@@ -72,13 +72,13 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
     packed = (
         f"{CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/"
     )
-    return _by_torchvision("cifar10", CIFAR10, root, download, packed)
+    return _by_torchvision("cifar10", CIFAR10, root, o.download, packed)
 
 
-def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> ArrayImages:
+def open_fashion_mnist(root: str | None = None, o: Options = PLAIN) -> ArrayImages:
     """Fashion-MNIST: the 60,000 training images first, then the 10,000 test images, from ``FashionMNIST/raw/`` below ``root``."""
     from torchvision.datasets import FashionMNIST
 
     return _by_torchvision(
-        "fashion-mnist", FashionMNIST, root, download, "its four idx files in FashionMNIST/raw/"
+        "fashion-mnist", FashionMNIST, root, o.download, "its four idx files in FashionMNIST/raw/"
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..codes.checks import Ids, as_array
-from ..data.ids import as_int64
+from ..data.arrays import as_int64
 from ..errors import DataError, UsageError
 from .items import IdMap
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..codes.bits import check_codes
 from ..codes.checks import Codes, Ids, as_array, repeated_id
-from ..data.ids import as_int64
+from ..data.arrays import as_int64
 from ..errors import DataError
 
 

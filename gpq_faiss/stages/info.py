@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..data.arrays import ZIP_ERRORS, npy_header
-from ..data.split import load_split
+from ..data.protocols import load_split
 from ..errors import DataError, MismatchError, one_line
 from ..exported import METADATA_FILE, read_encoder_metadata
 from ..faissio.model import read_description, read_model

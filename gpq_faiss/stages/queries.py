@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.base import BadItems, Dataset
-from ..data.images import FileImages, is_image_name
+from ..data.base import BadItems, Dataset, ImageDataset
+from ..data.images import is_image_name
 from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
 from ..encoder import Encoder
@@ -79,7 +79,7 @@ def open_queries(queries: object, **options: Any) -> Dataset:
     if not path.is_file():
         raise DataError(f"{name} not found: no such image")
     ids = np.zeros(1, dtype=np.int64)
-    return FileImages(
+    return ImageDataset(
         name=name, ids=ids, fingerprint=fingerprint(queries), bad=BadItems(1, 0.0), paths=[str(path)]
     )
 

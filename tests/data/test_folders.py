@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import open_folder, png, put, raw_tar
 
-from gpq_faiss.data import tar as tar_module
+from gpq_faiss.data import folder as tar_module
+from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.folder import layout_of
-from gpq_faiss.data.images import FileImages, decode_image
+from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError
 
@@ -165,10 +166,10 @@ def test_texts_that_are_kept_and_a_chosen_image(tmp_path: Path) -> None:
             {"000001.png": png(1)[:40]},
             r"1 of 20 images cannot be read \(.*a.tar!000001.png: not an image",
         ),
-        ({"000001.json": b"{"}, r"a.tar!000001\.json is not JSON"),
-        ({"000001.json": b"[1]"}, r"a.tar!000001\.json is not JSON"),
+        ({"000001.json": b"{"}, r"a.tar!000001\.json is not a JSON object"),
+        ({"000001.json": b"[1]"}, r"a.tar!000001\.json is not a JSON object"),
         ({"000001.json": b"\xff\xfe"}, r"a.tar!000001\.json is not UTF-8 text"),
-        ({"000001.json": b"[" * 100_000}, r"a.tar!000001\.json is not JSON"),
+        ({"000001.json": b"[" * 100_000}, r"a.tar!000001\.json is not a JSON object"),
         ({"000001.json": b" " * (2 << 20)}, r"a.tar!000001\.json: 2,097,152 bytes are too large"),
         (
             {"000001.jpg": b"x"},
@@ -210,7 +211,7 @@ def test_any_keys_and_labels_come_back(
     for i, (key, label) in enumerate(zip(keys, given_labels, strict=True)):
         members |= {f"a/{key}.png": png(i), f"a/{key}.json": json.dumps({"label": label}).encode()}
     dataset = open_data(shard(tmp_path_factory.mktemp("any") / "a.tar", members))
-    assert isinstance(dataset, FileImages)
+    assert isinstance(dataset, ImageDataset)
     assert dataset.texts["name"].tolist() == [f"a/{key}" for key in keys]
     numbers = [-1] * len(keys)
     if dataset.labels is not None:

@@ -15,8 +15,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import gpq_faiss as gpq
-from gpq_faiss.data.base import Dataset, FeatureDataset, ImageDataset
-from gpq_faiss.data.images import ArrayImages
+from gpq_faiss.data.base import ArrayImages, Dataset, FeatureDataset, ImageDataset
 from gpq_faiss.errors import DataError, UsageError
 
 N, W = 40, 6
@@ -178,11 +177,11 @@ class Stream(IterableDataset[Any]):
             {"labels": "kind"},
             r"the DataFrame has no column 'kind' \(it has 'id', 'path', 'label', 'v'\)",
         ),
-        (frame(v=list(X)), {"vectors": "path"}, "'path' is .*string: a column of lists"),
+        (frame(v=list(X)), {"vectors": "path"}, "'path' is not a column of lists"),
         (
             frame(v=list(X)),
             {"vectors": ["v", "id"]},
-            "'v' is list.*: a column of lists, or columns of numbers",
+            "'v' is not of numbers: a column of lists, or columns of numbers",
         ),
         (frame(v=list(X)), {"ids": "path"}, "'path' is .*string.*: ids are whole numbers"),
         (frame(v=[x[: 1 + i % 2] for i, x in enumerate(X)]), {}, "'v' has 2 numbers at rows 1, 3"),

@@ -15,16 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from gpq_faiss.data.base import About
-from gpq_faiss.data.images import (
-    ArrayImages,
-    BrokenImageError,
-    FileImages,
-    decode_image,
-    listed_images,
-    load_batch,
-    resize_square,
-)
+from gpq_faiss.data.base import ArrayImages, ImageDataset, images, load_batch
+from gpq_faiss.data.images import BrokenImageError, decode_image, resize_square
+from gpq_faiss.data.tables import About
 from gpq_faiss.errors import DataError
 
 
@@ -195,14 +188,14 @@ def test_resize_square_is_anti_aliased() -> None:
     assert np.abs(small.astype(int) - 127).max() <= 2
 
 
-def files(tmp_path: Path, n: int = 40, broken: tuple[int, ...] = (), max_bad: float = 0.5) -> FileImages:
+def files(tmp_path: Path, n: int = 40, broken: tuple[int, ...] = (), max_bad: float = 0.5) -> ImageDataset:
     paths = []
     for i in range(n):
         path = tmp_path / f"{i:02d}.png"
         path.write_bytes(b"broken" if i in broken else encoded(Image.fromarray(random_rgb(6 + i % 3, 8, i))))
         paths.append(str(path))
     names = [Path(path).name for path in paths]
-    return listed_images("here", names, paths, About(ids=np.arange(n) + 100), max_bad)
+    return images("here", "image files", names, paths, About(ids=np.arange(n) + 100), max_bad)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 4])
@@ -213,10 +206,10 @@ def test_load_batch_equals_one_by_one(tmp_path: Path, threads: int) -> None:
         resize_square(decode_image(dataset.paths[i]), 5).transpose(2, 0, 1) for i in rows if i not in (3, 17)
     ]
     pool = ThreadPoolExecutor(threads) if threads else None
-    images, ok = load_batch(dataset, rows, 5, pool)
+    read, ok = load_batch(dataset, rows, 5, pool)
     assert ok.tolist() == [i not in (3, 17) for i in rows]
-    assert np.array_equal(images, np.stack(expected))
-    assert images.flags.c_contiguous
+    assert np.array_equal(read, np.stack(expected))
+    assert read.flags.c_contiguous
     load_batch(dataset, rows, 5, pool)
     assert dataset.bad.count == 2, "an image counts once however often it is read"
     assert dataset.bad.positions == [3, 17]
@@ -229,8 +222,8 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
     assert a.fingerprint == b.fingerprint
     (tmp_path / "b" / "01.png").write_bytes(b"other length")
     names = [Path(path).name for path in b.paths]
-    assert listed_images("b", names, b.paths, About(ids=b.ids)).fingerprint != a.fingerprint
-    assert listed_images("a", names, a.paths, About(ids=a.ids + 1)).fingerprint != a.fingerprint
+    assert images("b", "image files", names, b.paths, About(ids=b.ids), 0.5).fingerprint != a.fingerprint
+    assert images("a", "image files", names, a.paths, About(ids=a.ids + 1), 0.5).fingerprint != a.fingerprint
 
 
 def test_array_images_grey_and_rgb() -> None:

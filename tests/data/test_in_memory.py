@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpq_faiss.data.images import decode_image, resize_square
-from gpq_faiss.data.in_memory import to_images, to_vectors
+from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
 from gpq_faiss.errors import DataError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,27 +15,33 @@ from hypothesis import strategies as st
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import (
     Split,
-    authors_split,
     load_split,
     make_split,
-    protocol1,
     read_rows,
-    unseen_classes,
+    split_of,
 )
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, UsageError
 
 
+def protocol1(labels: Labels, seed: int = 0, labelled: str | None = None, queries: Any = None) -> Split:
+    return split_of(labels, seed=seed, labelled=labelled, queries=queries)
+
+
+def authors_split(labels: Labels, labelled: str | None = None) -> Split:
+    return split_of(labels, "gpq-authors", labelled=labelled)
+
+
 def protocol2(labels: Labels, seed: int = 0, labelled: str | None = None) -> Split:
-    return unseen_classes(labels, "2", seed, labelled)
+    return split_of(labels, "2", seed=seed, labelled=labelled)
 
 
 def transfer(labels: Labels, seed: int = 0, labelled: str | None = None, unseen: str = "") -> Split:
-    return unseen_classes(labels, f"transfer:{unseen}" if unseen else "transfer", seed, labelled)
+    return split_of(labels, f"transfer:{unseen}" if unseen else "transfer", seed=seed, labelled=labelled)
 
 
 def no_queries(labels: Labels, seed: int = 0, labelled: str | None = None) -> Split:
-    return protocol1(labels, seed, labelled, name="none")
+    return split_of(labels, "none", seed=seed, labelled=labelled)
 
 
 CIFAR = Labels.from_ids(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)))

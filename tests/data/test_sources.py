@@ -11,8 +11,9 @@ import pytest
 from image_files import open_nuswide, put
 from numpy.typing import NDArray
 
-from gpq_faiss.data.images import load_batch
-from gpq_faiss.data.standard import open_cifar10, open_digits, open_fashion_mnist
+from gpq_faiss.data.base import load_batch
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, UsageError
 
 # digits
@@ -67,7 +68,7 @@ def fake_cifar(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cifar10_train_then_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cifar(tmp_path, monkeypatch)
-    dataset = open_cifar10(str(tmp_path), download=False)
+    dataset = open_data(f"cifar10:{tmp_path}", download=False)
     assert dataset.native_size == 32
     assert dataset.labels is not None
     assert dataset.labels.class_names == tuple(f"class{i}" for i in range(10))
@@ -96,7 +97,7 @@ def test_cifar10_never_unpickles_a_foreign_file(
     sprung = tmp_path / "sprung"
     (tmp_path / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(_Trap(sprung)))
     with pytest.raises(DataError, match="damaged") as caught:
-        open_cifar10(str(tmp_path), download=False)
+        open_data(f"cifar10:{tmp_path}", download=False)
     assert not sprung.exists()
     assert "cifar-10-python.tar.gz" in str(caught.value)
 
@@ -124,7 +125,7 @@ def fashion(root: Path) -> tuple[Path, NDArray[np.uint8], NDArray[np.uint8]]:
 
 def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
     folder, x, y = fashion(tmp_path)
-    dataset = open_fashion_mnist(str(tmp_path), download=False)
+    dataset = open_data(f"fashion-mnist:{tmp_path}", download=False)
     assert np.array_equal(dataset.images, x)
     assert dataset.labels is not None
     assert dataset.labels.class_ids().tolist() == y.tolist()
@@ -141,7 +142,7 @@ def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
         good = (folder / name).read_bytes()
         (folder / name).write_bytes(damage(good))
         with pytest.raises(DataError, match=r"fashion-mnist|labels|label ") as caught:
-            open_fashion_mnist(str(tmp_path), download=False)
+            open_data(f"fashion-mnist:{tmp_path}", download=False)
         assert "\n" not in str(caught.value)
         (folder / name).write_bytes(good)
 
@@ -155,13 +156,13 @@ def test_offline_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def offline(self: object) -> None:
         raise error
 
-    for kind, opener, part in (
-        (CIFAR10, open_cifar10, "cifar-10-python.tar.gz"),
-        (FashionMNIST, open_fashion_mnist, "idx files"),
+    for kind, form, part in (
+        (CIFAR10, "cifar10", "cifar-10-python.tar.gz"),
+        (FashionMNIST, "fashion-mnist", "idx files"),
     ):
         monkeypatch.setattr(kind, "download", offline)
         with pytest.raises(DataError, match=f"is not available.*{part}.*FOLDER") as caught:
-            opener(str(tmp_path / "new"))
+            open_data(f"{form}:{tmp_path}/new")
         assert str(tmp_path / "new") in str(caught.value)
         assert "\n" not in str(caught.value)
 

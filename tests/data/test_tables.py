@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import open_folder, open_list, open_table, put, save
 
-from gpq_faiss.data.ids import stable_id
+from gpq_faiss.data.arrays import stable_id
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
 

@@ -23,7 +23,7 @@ from experiment.experiments import SMALL, small_grid
 from gpq_faiss import files
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.split import Split
+from gpq_faiss.data.protocols import Split
 from gpq_faiss.errors import BusyError, DataError, UsageError
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import run as running

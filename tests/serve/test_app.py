@@ -19,7 +19,7 @@ from PIL import Image
 from served import BEARER, TOKEN, Served
 
 from gpq_faiss.codes.encode import decode
-from gpq_faiss.data.folder import open_folder
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder, open_encoder
 from gpq_faiss.errors import UsageError
@@ -536,7 +536,7 @@ def test_thumbnails_and_names_are_those_of_the_items(served: Served, tmp_path: P
     for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
         (tmp_path / "secret" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (300, 200)).save(tmp_path / "secret" / name)
-    catalogue = Catalogue(open_folder(tmp_path / "secret"))
+    catalogue = Catalogue(open_data(tmp_path / "secret"))
     assert [catalogue.name(row) for row in range(3)] == ["cats/a.png", "cats/b.png", "dogs/c.png"]
     assert catalogue.labels(2) == ("dogs",)
     small, kind = catalogue.thumbnail(0) or (b"", "")

@@ -21,8 +21,7 @@ import gpq_faiss.stages.encode as stage
 import gpq_faiss.store.writer as writer_room
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, NetworkConfig
-from gpq_faiss.data.base import Dataset
-from gpq_faiss.data.images import sampled_content
+from gpq_faiss.data.base import Dataset, sampled_content
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError

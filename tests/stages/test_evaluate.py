@@ -15,7 +15,7 @@ import pytest
 from gpq_faiss import train
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.config import Config, merge, preset
-from gpq_faiss.data.split import load_split
+from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError

@@ -19,7 +19,7 @@ from commands import done
 from model_factory import make_model, random_input
 
 from gpq_faiss.codes.encode import encode
-from gpq_faiss.data.split import load_split
+from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.exported import read_encoder_metadata

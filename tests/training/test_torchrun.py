@@ -19,7 +19,7 @@ from gpq_cli.main import cli
 from numpy.typing import NDArray
 from PIL import Image
 
-from gpq_faiss.data.folder import open_folder
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader, Readers
 from gpq_faiss.errors import DataError
 
@@ -225,7 +225,7 @@ def test_broken_images_of_all_processes_are_counted(tmp_path: Path) -> None:
         memory.clear()
         readers = []
         for rank in (1, 0):
-            dataset = open_folder(tmp_path / "images", max_bad=max_bad)
+            dataset = open_data(tmp_path / "images", max_bad=max_bad)
             reader = Reader(dataset, 16, readers=Two(rank, 2))
             assert reader.preload()
             readers.append(reader)
@@ -234,7 +234,7 @@ def test_broken_images_of_all_processes_are_counted(tmp_path: Path) -> None:
     first, second = read(0.1)
     rows = np.arange(40)
     values, ok = first.fetch(rows)
-    alone = Reader(open_folder(tmp_path / "images", max_bad=0.1), 16)
+    alone = Reader(open_data(tmp_path / "images", max_bad=0.1), 16)
     np.testing.assert_array_equal(values, alone.fetch(rows)[0])
     assert int(ok.sum()) == 37
     assert first.dataset.bad.positions == alone.dataset.bad.positions

@@ -1,29 +1,73 @@
-"""Files of labels: in the order of the items, or tables that name them."""
+"""What is given beside the data: ids, names and labels, as values or as files; tables of labels name the items."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import DataError
-from ..files import fingerprint
+from ..errors import DataError, UsageError
 from ..inputs import read_text
-from .arrays import read_npy
-from .base import Dataset
-from .labels import Labels, composed, label_cell, labels_from_cells, labels_of
+from ..store import as_texts
+from .arrays import read_ids, read_npy, stable_id, whole_numbers
+from .base import Dataset, repeated_ids
+from .images import without_gradient
+from .labels import Labels, composed, label_cell, labels_of
 from .paths import local_path
 from .tables import ITEMS, LABELS, csv_header, csv_table, is_parquet, parquet_table
 
+IdFrom = Literal["position", "path"]
 _ZEROS_AND_ONES = re.compile(r"[01](?:[,;\s]+[01])+")
 _COLUMNS = re.compile(r".*[,;\t].*|\d+(?:\s+\d+)+")
 _TABLE = (
     "a table with a column of ids or names (id, name, path) and one of labels (label, or --read label_column)"
 )
+
+
+def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -> Dataset:
+    """``dataset`` with other ids: a file of them (:func:`.arrays.read_ids`) or the ids themselves, one per item; or (``id_from`` ``path``)
+    hashes of the names of the items, which do not depend on their order."""
+    new: NDArray[np.int64]
+    if id_from not in get_args(IdFrom):
+        raise UsageError(f"--read id_from={id_from}: choose from {', '.join(get_args(IdFrom))}")
+    if isinstance(ids, str):
+        new = read_ids(ids, "--ids")
+    elif ids is not None:
+        new = whole_numbers(np.asarray(without_gradient(ids)), "ids")
+    elif id_from == "position":
+        return dataset
+    elif "name" not in dataset.texts:
+        raise UsageError(f"--read id_from=path: items of {dataset.name} have no paths: give --ids")
+    else:
+        new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
+    if len(new) != len(dataset):
+        what = f"--ids {ids} has" if isinstance(ids, str) else "ids:"
+        raise DataError(f"{what} {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
+    return dataset.having("ids", new.tobytes(), ids=new, notes=dataset.notes + repeated_ids(new))
+
+
+def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
+    """``dataset`` with names from a list or a text file, one per item."""
+    if isinstance(names, str):
+        listed = read_text(local_path(names), "text with a name per line").splitlines()
+        where = f"--read names={names} has"
+    else:
+        listed, where = [str(name) for name in names], "names:"
+    if len(listed) != len(dataset):
+        raise DataError(f"{where} {len(listed):,} names, {dataset.name} has {len(dataset):,} items")
+    column = as_texts(listed)
+    return dataset.having("names", "\0".join(column.tolist()), texts={**dataset.texts, "name": column})
+
+
+def with_labels(dataset: Dataset, labels: Labels, note: str = "") -> Dataset:
+    """``dataset`` with other labels, and a note on their source."""
+    notes = [n for n in dataset.notes if n != "no labels"] + [note] * bool(note)
+    return dataset.having("labels", labels.fingerprint(), labels=labels, notes=notes)
 
 
 def read_labels(path: str, n: int) -> Labels:
@@ -32,7 +76,7 @@ def read_labels(path: str, n: int) -> Labels:
     """
     file = local_path(path)
     if file.suffix == ".npy":
-        return labels_of(read_npy(file, "an array of labels"), n, str(file))
+        return labels_of(read_npy(file, "an array of labels"), str(file), n)
     lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
     lines = lines[:-1] if lines[-1] == "" else lines
     lines = lines[1:] if len(lines) == n + 1 else lines
@@ -42,12 +86,12 @@ def read_labels(path: str, n: int) -> Labels:
         raise DataError(f"{file} has {what}: give one line per item, or {_TABLE}")
     rows = [re.findall("[01]", line) for line in lines if _ZEROS_AND_ONES.fullmatch(line)]
     if len(rows) == n and len({len(row) for row in rows}) == 1:
-        return labels_of(np.array(rows) == "1", n, str(file))
+        return labels_of(np.array(rows) == "1", str(file), n)
     wrong = next((line for line in lines if _COLUMNS.fullmatch(line)), None)
     if wrong is not None:
         what = f"lines of several columns, not all of them 0 or 1 of every class ({wrong[:60]!r})"
         raise DataError(f"{file} has {what}: give one label per line, or {_TABLE}, with a header line")
-    return labels_from_cells([label_cell(line) for line in lines], str(file))
+    return labels_of(lines, str(file))
 
 
 def told(path: str, labels: Labels) -> str:
@@ -71,8 +115,9 @@ def is_label_table(path: str, label_column: str | None) -> bool:
         header, _ = csv_header(read_text(file, "labels"))
     except DataError:
         return False  # the reader of plain lists reports the error
-    labels = label_column if label_column in header else _guess(LABELS, header)
-    return len(header) > 1 and _guess(ITEMS, header) is not None and labels is not None
+    return _guess(ITEMS, header) is not None and (
+        label_column in header or _guess(LABELS, header) is not None
+    )
 
 
 def with_label_table(dataset: Dataset, path: str, label_column: str | None = None) -> Dataset:
@@ -84,10 +129,9 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
     table = (parquet_table if is_parquet(file) else csv_table)(file, "a table of labels")
     item_column = _guess(ITEMS, table.names) or " or ".join(ITEMS)
     label_column = label_column or _guess(LABELS, table.names) or " or ".join(LABELS)
-    table.check(item_column)
-    table.check(label_column, remedy=": name it with --read label_column")
     keys = ["" if item is None else composed(str(item).strip()) for item in table.cells(item_column)]
-    given = dict(zip(keys, map(label_cell, table.cells(label_column)), strict=True))
+    cells = map(label_cell, table.cells(label_column, ": name it with --read label_column"))
+    given = dict(zip(keys, cells, strict=True))
     if len(given) < len(keys):
         twice = Counter(keys).most_common(1)[0][0]
         raise DataError(f"{file}: {item_column} {twice!r} occurs more than once: give each item one line")
@@ -99,20 +143,9 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
     if not labelled:
         what = f"no value of the column {item_column!r} with a label is an id or name of the data"
         raise DataError(f"{file}: {what} (the table has {keys[:1]}, the data {own[:1]})")
-    labels = labels_from_cells(matched, f"{file}")
+    labels = labels_of(matched, f"{file}")
     note = (
         f"{file.name}: {labelled:,} of {len(own):,} items are labelled, matched by {'name' if by_name else 'id'} in {item_column!r}; "
         f"{labels.n_classes:,} classes in {label_column!r}; {len(given.keys() - set(own)):,} rows are of other items"
     )
     return with_labels(dataset, labels, note)
-
-
-def with_labels(dataset: Dataset, labels: Labels, note: str = "") -> Dataset:
-    """``dataset`` with other labels, and a note on their source."""
-    notes = [n for n in dataset.notes if n != "no labels"]
-    return replace(
-        dataset,
-        labels=labels,
-        notes=[*notes, note] if note else notes,
-        fingerprint=fingerprint(dataset.fingerprint, "labels", labels.fingerprint()),
-    )
