@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, one_line
+from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
 from .base import ArrayImages
 from .labels import Labels
@@ -35,7 +35,7 @@ def open_digits(_: None = None, o: Options = PLAIN) -> ArrayImages:
     """1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Handwritten Digits, test part)."""
     found = importlib.util.find_spec("sklearn")  # importing scikit-learn takes seconds
     if found is None or found.origin is None:
-        raise DataError("digits are inside scikit-learn: pip install 'gpq-faiss[train]'")
+        raise UsageError("digits are inside scikit-learn: pip install 'gpq-faiss[train]'")
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(path, delimiter=",")
     images = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
