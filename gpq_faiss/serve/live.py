@@ -15,19 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..build.item_files import ShardItems, known_items, open_items
 from ..cluster.search import ClusterIndex, Holders
 from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
-from ..errors import DataError, MismatchError
+from ..errors import BusyError, DataError, MismatchError
 from ..faissio.io import Beside, check_index_output, read_sidecar, save_index, sidecar_path
 from ..faissio.storage import FORMS, check_form, faiss_index
 from ..files import fingerprint
 from ..indexes.filters import Allow, Deny, id_list
-from ..indexes.items import IdMap, Items
+from ..indexes.items import IdMap
 from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
@@ -50,26 +49,12 @@ Asked = tuple[int | None, bytes | None, Item | None]
 """An id (None: the next free one), a code, and name and labels if known: an item to add. Without a code: an item to remove."""
 
 
-class UnknownItemError(DataError):
-    """No item has this id."""
+class ChangeError(DataError):
+    """No item has the id (status 404), it is in use (409), or the change could not be written and was not made (507)."""
 
-    status = 404
-
-
-class TakenIdError(DataError):
-    """The id is already in use."""
-
-    status = 409
-
-
-class NotStoredError(DataError):
-    """A change could not be written and was not made."""
-
-    status = 507
-
-
-class _ReplacedError(Exception):
-    """Another index was put at the path."""
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def _identity(path: Path) -> object:
@@ -88,9 +73,8 @@ class Snapshot:
         index: of the index file or manifest.
         changes: since it was written; none of shards.
         named: names and labels of its items, if stored beside it.
-        filed: ids of the index; None for shards, whose ids are not in memory.
-        hidden: int64, ascending: ids of the index that were changed.
-        added: int64, ascending: ids of the changes that are items.
+        hidden: int64, ascending: the changed ids, not to be found in the index.
+        added: int64, ascending: those of them that are items.
         ntotal: number of items.
     """
 
@@ -99,23 +83,18 @@ class Snapshot:
         index: MemoryIndex | MergedIndex,
         changes: Changes,
         named: NamedItems | ShardItems | None = None,
-        filed: IdMap | None = None,
+        ntotal: int | None = None,
     ) -> None:
         self.index, self.changes, self.named = index, changes, named
-        if filed is None and isinstance(index, MemoryIndex):
-            filed = Items.ordered(index.codes, index.ids)
-        self.filed = filed
-        ids = np.array(sorted(changes), np.int64)
-        self.hidden = ids if filed is None else ids[filed.positions_of(ids) >= 0]
-        added = {number: code for number in ids.tolist() if (code := changes[number].code) is not None}
+        self.hidden = np.array(sorted(changes), np.int64)
+        added = {n: code for n in self.hidden.tolist() if (code := changes[n].code) is not None}
         self.added = np.array(list(added), np.int64)
         size = code_size(*index.codebooks.shape[:2])
         self._codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), size)
-        self.ntotal = index.ntotal - len(self.hidden) + len(added)
-
-    def with_changes(self, changes: Changes) -> Snapshot:
-        """The same index with these changes."""
-        return Snapshot(self.index, changes, self.named, self.filed)
+        if ntotal is None:
+            changed = sum(index.code_of(number) is not None for number in changes)
+            ntotal = index.ntotal - changed + len(added)
+        self.ntotal = ntotal
 
     def about(self, ids: Ids) -> list[Item | None]:
         """Names and labels of each id [n], from the change or the file; None if unknown. Raises DataError: a damaged file."""
@@ -146,19 +125,19 @@ class Snapshot:
         k = min(k, self.ntotal)
         return D[:, :k], found[:, :k]
 
-    def has(self, ids: Ids) -> NDArray[np.bool_]:
-        """bool [n]: whether there is an item with each of these ids."""
-        if self.filed is None:
-            return np.array([self.index.code_of(number) is not None for number in ids.tolist()], np.bool_)
-        filed = (self.filed.positions_of(ids) >= 0) & ~np.isin(ids, self.hidden)
-        return filed | np.isin(ids, self.added)
+    def _code(self, number: int) -> bytes | Codes | None:
+        changed = self.changes.get(number)
+        return self.index.code_of(number) if changed is None else changed.code
+
+    def has(self, number: int) -> bool:
+        """Whether there is an item with this id."""
+        return self._code(number) is not None
 
     def code(self, number: int) -> Codes:
-        """The code of an item, uint8 [code_size]. Raises UnknownItemError: no item has this id."""
-        changed = self.changes.get(number)
-        code = self.index.code_of(number) if changed is None else changed.code
+        """The code of an item, uint8 [code_size]. Raises ChangeError: no item has this id."""
+        code = self._code(number)
         if code is None:
-            raise UnknownItemError(f"no item has the id {number}")
+            raise ChangeError(404, f"no item has the id {number}")
         return np.frombuffer(code, np.uint8)
 
     def items(self) -> tuple[Codes, Ids]:
@@ -202,34 +181,17 @@ class LiveIndex:
         self.fingerprint = codebooks_fingerprint(codebooks)
         self._of = self.path, code_size(*codebooks.shape[:2]), self.fingerprint
         self._writing, self._maintaining = threading.Lock(), threading.Lock()
+        self.snapshot: Snapshot
+        self._seen: object = None
         self._refused: object = None
         self._holders = None if ray is None else Holders(ray, workers)
         self._file: ChangeFile | None = None
         try:
             self._file = ChangeFile(*self._of) if writable else None
-            self._seen = self._state()
-            self.snapshot = self._open()
+            self.reload()
         except BaseException:
             self.close(compact=False)
             raise
-
-    def _open(self) -> Snapshot:
-        # The changes first: a compaction replaces the index, and then deletes them.
-        if self._file is not None:
-            with self._writing:
-                changes = self._file.read()
-        else:
-            changes = {} if is_manifest(self.path) else read_changes(*self._of)
-        with stage("opening the index"):
-            holders = self._holders
-            index = open_index(self.path) if holders is None else ClusterIndex(self.path, holders)
-            assert isinstance(index, MemoryIndex | MergedIndex)
-            if index.fingerprint != self.fingerprint:
-                raise MismatchError(
-                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
-                    "build the index with this model"
-                )
-            return Snapshot(index, changes, known_items(self.path))
 
     def _state(self) -> object:
         """Identity of the index file, its sidecar, and the nodes of the cluster; None if there is no such file."""
@@ -245,39 +207,39 @@ class LiveIndex:
         """Make changes in order; the successful ones are on disk together on return.
 
         Returns:
-            For each its id, or its error: :class:`UnknownItemError` (remove), :class:`TakenIdError` (add), :class:`NotStoredError`
-            (writing failed).
+            For each its id, or why it was not made.
         """
         with self._writing:
             assert self._file is not None
             snapshot = self.snapshot
             assert isinstance(snapshot.index, MemoryIndex)
-            following = 1 + max(-1, snapshot.index.id_range[1], *snapshot.changes)
+            following, ntotal = 1 + max(-1, snapshot.index.id_range[1], *snapshot.changes), snapshot.ntotal
             accepted: dict[int, Change] = {}
             answers: list[int | DataError] = []
             for given, code, about in asked:
                 number = following if given is None else given
                 if number >= 1 << 63:
-                    answers.append(TakenIdError("there is no larger id left: give the id of the item"))
+                    answers.append(ChangeError(409, "there is no larger id left: give the id of the item"))
                     continue
-                changed = accepted.get(number) or snapshot.changes.get(number)
-                there = snapshot.index.code_of(number) if changed is None else changed.code
-                if code is None and there is None:
-                    answers.append(UnknownItemError(f"no item has the id {number}"))
-                elif code is not None and there is not None:
+                made = accepted.get(number)
+                there = snapshot.has(number) if made is None else made.code is not None
+                if code is None and not there:
+                    answers.append(ChangeError(404, f"no item has the id {number}"))
+                elif code is not None and there:
                     why = f"the id {number} is already in use: remove the item first, or give another id"
-                    answers.append(TakenIdError(why))
+                    answers.append(ChangeError(409, why))
                 else:
                     accepted[number] = Change(code, about)
-                    following = max(following, number + 1)
+                    following, ntotal = max(following, number + 1), ntotal + (-1 if code is None else 1)
                     answers.append(number)
             if accepted:
                 try:
                     self._file.write(accepted)
                 except DataError as error:
-                    refusal = NotStoredError(str(error))
+                    refusal = ChangeError(507, str(error))
                     return [refusal if isinstance(answer, int) else answer for answer in answers]
-                self.snapshot = snapshot.with_changes({**snapshot.changes, **accepted})
+                changes = {**snapshot.changes, **accepted}
+                self.snapshot = Snapshot(snapshot.index, changes, snapshot.named, ntotal)
             return answers
 
     # The index file ---------------------------------------------------------------------------------------------------
@@ -306,14 +268,24 @@ class LiveIndex:
         Raises:
             DataError, MismatchError: see the class; the old one stays in use.
         """
-        with self._maintaining:
+        with self._maintaining, stage("opening the index"):
             self._refused = state = self._state()
-            opened = self._open()
+            # The changes first: a compaction replaces the index, and then deletes them.
+            changes = {} if self.writable or is_manifest(self.path) else read_changes(*self._of)
+            holders = self._holders
+            index = open_index(self.path) if holders is None else ClusterIndex(self.path, holders)
+            assert isinstance(index, MemoryIndex | MergedIndex)
+            if index.fingerprint != self.fingerprint:
+                raise MismatchError(
+                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
+                    "build the index with this model"
+                )
+            named = known_items(self.path)
             with self._writing:
-                if self._file is not None:  # there may be more by now
-                    opened = opened.with_changes(self.snapshot.changes)
-                self.snapshot, self._seen, self._refused = opened, state, None
-        log.info("%s: reloaded, %d items", self.path, self.snapshot.ntotal)
+                changes = changes if self._file is None else self._file.read()
+                self.snapshot = Snapshot(index, changes, named)
+                self._seen, self._refused = state, None
+        log.info("%s: opened, %d items", self.path, self.snapshot.ntotal)
 
     def compact(self) -> bool:
         """Rewrite the index file with all changes, and delete these. Searches and commits continue meanwhile.
@@ -336,8 +308,8 @@ class LiveIndex:
             made = MemoryIndex.build(codes, snapshot.index.codebooks, ids, model_fingerprint=fingerprint)
             try:
                 written = self._save(made, snapshot.changes)
-            except _ReplacedError:
-                log.warning("%s was replaced meanwhile: not compacted, its changes stay beside it", self.path)
+            except BusyError as error:
+                log.warning("%s", error)
                 return False
             with self._writing:
                 self._seen = written
@@ -351,14 +323,16 @@ class LiveIndex:
         """Replace the index file, keeping its form, together with its names; returns its :meth:`_state`.
 
         Raises:
-            _ReplacedError: another index is at the path, which stays.
+            BusyError: another index is at the path, which stays.
         """
         written: object = None
 
         def unchanged(files: tuple[Path, ...]) -> None:
             nonlocal written
             if self._state() != self._seen:
-                raise _ReplacedError
+                raise BusyError(
+                    f"{self.path} was replaced meanwhile: not compacted, its changes stay beside it"
+                )
             written = _identity(files[0]), _identity(files[1]), None  # which renames keep
 
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}

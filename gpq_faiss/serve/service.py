@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
+from ..indexes.sharded import MergedIndex
 from ..store import Item
 from .batches import Batcher
 from .catalogue import Catalogue
@@ -181,9 +183,10 @@ class Service:
             ids, snapshot = self.catalogue.by_turns, self.live.snapshot
             if labels:
                 ids = ids[np.isin(ids, labelled)]
-            if snapshot.filed is None:
+            if isinstance(snapshot.index, MergedIndex):  # where every look is a request to a cluster
                 ids = ids[: _TRIED * k]
-            return ids[snapshot.has(ids)][:k]
+            there = (number for number in map(int, ids) if snapshot.has(number))
+            return np.fromiter(itertools.islice(there, k), np.int64)
 
         return await self._in_pool(some)
 
@@ -194,7 +197,7 @@ class Service:
 
         Raises:
             DataError: not an image, too many pixels, another width, or another kind of input than the model takes.
-            UnknownItemError: no such item.
+            ChangeError: no such item.
         """
         model, snapshot = self.encoder, self.live.snapshot
         if image is not None:

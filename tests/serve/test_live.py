@@ -24,7 +24,7 @@ from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import Changes
-from gpq_faiss.serve.live import LiveIndex, NotStoredError, TakenIdError, UnknownItemError, Where
+from gpq_faiss.serve.live import ChangeError, LiveIndex, Where
 from gpq_faiss.store import Item
 
 M, K, D = 4, 16, 5
@@ -76,12 +76,12 @@ def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
             assert (found[:, n:] == -1).all()
             assert np.isneginf(D_[:, n:]).all()
     numbers = np.arange(-3, 64)
-    assert snapshot.has(numbers).tolist() == [number in items for number in numbers.tolist()]
     for number in numbers.tolist():
+        assert snapshot.has(number) == (number in items)
         if number in items:
             np.testing.assert_array_equal(snapshot.code(number), items[number])
         else:
-            with pytest.raises(UnknownItemError):
+            with pytest.raises(ChangeError, match=f"no item has the id {number}"):
                 snapshot.code(number)
 
 
@@ -122,7 +122,8 @@ class Life(RuleBasedStateMachine):
         for (number, code, item), answer in zip(asked, self.live.commit(asked), strict=True):
             expected = largest + 1 if number is None else number
             if number is not None and (code is None) == (number not in self.items):
-                assert isinstance(answer, UnknownItemError if code is None else TakenIdError)
+                assert isinstance(answer, ChangeError)
+                assert answer.status == (404 if code is None else 409)
                 continue
             assert answer == expected
             self.changed[expected] = None if code is None else (code, item)
@@ -204,7 +205,8 @@ def test_there_is_a_largest_id(tmp_path: Path) -> None:
     code = draw(np.random.default_rng(0), 1)[0]
     answers = live.commit([(2**63 - 1, code.tobytes(), None), (None, code.tobytes(), None)])
     assert answers[0] == 2**63 - 1
-    assert isinstance(answers[1], TakenIdError)
+    assert isinstance(answers[1], ChangeError)
+    assert "no larger id" in str(answers[1])
     live.close()
 
 
@@ -257,7 +259,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
             assert at > 30
             break
         left = LiveIndex(work / "index.faiss", Z)
-        there = left.snapshot.has(np.array([5])).item()
+        there = left.snapshot.has(5)
         expected = items if there else {n: c for n, c in items.items() if n != 5}
         check(left, expected, np.random.default_rng(at))
         LiveIndex(work / "index.faiss", Z, writable=True).close()
@@ -371,8 +373,7 @@ def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(live._file, "write", refuse)
         answers = live.commit([(1, None, None), (77, None, None)])
-    assert isinstance(answers[0], NotStoredError)
-    assert isinstance(answers[1], UnknownItemError)
+    assert [getattr(answer, "status", None) for answer in answers] == [507, 404]
     check(live, items, np.random.default_rng(0))
     assert live.commit([(1, None, None)]) == [1]
     live.close()
