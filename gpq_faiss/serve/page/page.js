@@ -3,12 +3,19 @@
 
 const at = (id) => document.getElementById(id);
 const FEW = 24; // items shown at first, and as many more whenever the end comes into view
-// query: { id } or { file }, null while browsing; items: what is shown; wanted: how many were asked for.
-const state = { info: null, query: null, file: null, running: null, url: null, items: [], wanted: 0 };
+// query: { id } or { file }, null while browsing; shown: ids of the items; wanted: how many were asked for.
+const state = { info: null, query: null, file: null, running: null, shown: new Set(), wanted: 0 };
 
 // Ids have 64 bits, JavaScript's numbers 53: they are kept as text.
-const read = (text) => JSON.parse(text.replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
+const read = async (response) => JSON.parse((await response.text()).replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
+const isId = (text) => /^-?\d{1,19}$/.test(text);
 const number = (n) => n.toLocaleString("en");
+const element = (tag, properties, ...children) => {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+};
+const span = (className, ...children) => element("span", { className }, ...children);
 
 async function call(path, options = {}) {
   const token = sessionStorage.getItem("token");
@@ -32,73 +39,84 @@ function fail(message) {
   at("error").hidden = !message;
 }
 
-function element(tag, name, text) {
-  const made = document.createElement(tag);
-  if (name) made.className = name;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
+// A file, or an item's thumbnail, which is fetched as an image cannot send the token.
 async function picture(image, source, instead) {
-  image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth <= 64));
-  image.addEventListener("error", instead);
   try {
-    // An image cannot send the token.
-    const fetched = sessionStorage.getItem("token") && !source.startsWith("blob:");
-    image.src = fetched ? URL.createObjectURL(await (await call(source)).blob()) : source;
-    if (fetched) image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
+    image.src = URL.createObjectURL(source.file ?? (await (await call(`/items/${source.id}/thumbnail`, { priority: "low" })).blob()));
+    await image.decode();
+    image.classList.toggle("small", image.naturalWidth <= 64);
   } catch {
     instead();
+  } finally {
+    URL.revokeObjectURL(image.src);
   }
 }
-
-const thumbnail = (id) => `/items/${id}/thumbnail`;
 
 function card(found, best) {
-  const item = element("li");
-  const button = element("button");
-  button.type = "button";
+  const id = `#${found.id}`;
+  const said = [found.name ?? id];
+  const button = element("button", { type: "button" });
   button.dataset.id = found.id;
   if (state.info.thumbnails) {
-    const image = element("img");
-    image.alt = "";
-    image.loading = "lazy";
+    const image = element("img", { alt: "" });
     button.append(image);
-    picture(image, thumbnail(found.id), () => image.replaceWith(element("span", "none", `#${found.id}`)));
+    picture(image, found, () => image.replaceWith(span("none", id)));
   }
-  const labels = (found.labels ?? []).join(", ");
-  const said = [found.name ?? `#${found.id}`];
-  button.append(element("span", "", said[0]));
-  if (labels) {
-    button.append(element("span", "labels", labels));
-    said.push(labels);
+  button.append(span("", said[0]));
+  if (found.labels) {
+    said.push(found.labels.join(", "));
+    button.append(span("labels", said[1]));
   }
-  if (found.name) button.append(element("span", "faint", `#${found.id}`));
+  if (found.name) button.append(span("faint", id));
   if (found.score !== undefined) {
-    button.title = `score ${found.score.toFixed(3)}, best possible ${best.toFixed(3)}`;
     // In steps of 0.1, downwards: only the best possible score is 100.
-    const part = best > 0 ? Math.floor(1000 * Math.min(1, Math.max(0, found.score / best)) + 1e-3) / 10 : 0;
-    const shown = element("span", "faint score", `${part.toFixed(1)} %`);
-    const meter = element("meter");
-    meter.max = 100;
-    meter.value = part;
-    shown.prepend(meter);
-    button.append(shown);
-    said.push(`${part.toFixed(1)} % of the best possible score`);
+    const value = best > 0 ? Math.floor(1000 * Math.min(1, Math.max(0, found.score / best)) + 1e-3) / 10 : 0;
+    const part = `${value.toFixed(1)} %`;
+    button.title = `score ${found.score.toFixed(3)}, best possible ${best.toFixed(3)}`;
+    button.append(span("faint score", element("meter", { max: 100, value }), part));
+    said.push(`${part} of the best possible score`);
   }
   button.setAttribute("aria-label", `${said.join(", ")}: search by it`);
-  item.append(button);
-  return item;
+  return element("li", {}, button);
 }
 
-// Items that are there already stay, with their pictures and the focus.
-function show(items, best, status) {
-  const had = state.items;
-  const same = had.length <= items.length && had.every((one, n) => one.id === items[n].id && one.score === items[n].score);
-  const cards = (same ? items.slice(had.length) : items).map((one) => card(one, best));
-  if (same) at("results").append(...cards);
-  else at("results").replaceChildren(...cards);
-  state.items = items;
+function request(allow) {
+  const deny = at("deny").value.split(/[\s,]+/).filter(Boolean);
+  if (!deny.every(isId)) throw new Error("Without ids: whole numbers are needed.");
+  const { id, file } = state.query;
+  if (file) {
+    const form = new FormData();
+    form.append("k", state.wanted);
+    for (const label of allow) form.append("allow_labels", label);
+    for (const one of deny) form.append("deny_ids", one);
+    form.append("image", file);
+    return { body: form };
+  }
+  const labels = allow.length ? `,"allow_labels":${JSON.stringify(allow)}` : "";
+  const body = `{"id":${id},"k":${state.wanted},"deny_ids":[${deny.join(",")}]${labels}}`;
+  return { body, headers: { "content-type": "application/json" } };
+}
+
+async function results(signal) {
+  const allow = [...at("labels").querySelectorAll(":checked")].map((box) => box.value);
+  if (state.query) {
+    const found = await read(await call("/search", { method: "POST", signal, ...request(allow) }));
+    const what = `${found.results.length} results, ${found.took_ms.toFixed(1)} ms, of ${number(found.ntotal)} items`;
+    return [found.results, found.best, what];
+  }
+  const asked = new URLSearchParams([["k", state.wanted], ...allow.map((label) => ["label", label])]);
+  const found = await read(await call(`/items?${asked}`, { signal }));
+  return [found.items, null, `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`];
+}
+
+// With more, what is there stays, with its pictures and the focus.
+function show(more, [items, best, status]) {
+  if (!more) {
+    at("results").replaceChildren();
+    state.shown.clear();
+  }
+  at("results").append(...items.filter((one) => !state.shown.has(one.id)).map((one) => card(one, best)));
+  for (const one of items) state.shown.add(one.id);
   at("status").textContent = status;
   at("scale").hidden = best === null || !items.length;
   at("more").hidden = items.length < state.wanted || state.wanted >= state.info.max_k;
@@ -107,53 +125,20 @@ function show(items, best, status) {
   if (!at("more").hidden) nearEnd.observe(at("more"));
 }
 
-function body(allow) {
-  const deny = at("deny").value.split(/[\s,]+/).filter(Boolean);
-  if (!deny.every((id) => /^-?\d{1,19}$/.test(id))) throw new Error("Without ids: whole numbers are needed.");
-  if (state.query.file) {
-    const form = new FormData();
-    form.append("k", state.wanted);
-    for (const label of allow) form.append("allow_labels", label);
-    for (const id of deny) form.append("deny_ids", id);
-    form.append("image", state.query.file);
-    return { body: form };
-  }
-  const parts = [`"id":${state.query.id}`, `"k":${state.wanted}`, `"deny_ids":[${deny.join(",")}]`];
-  if (allow.length) parts.push(`"allow_labels":${JSON.stringify(allow)}`);
-  return { body: `{${parts.join(",")}}`, headers: { "content-type": "application/json" } };
-}
-
-async function results(signal) {
-  const allow = [...at("labels").querySelectorAll(":checked")].map((box) => box.value);
-  if (state.query) {
-    const found = read(await (await call("/search", { method: "POST", signal, ...body(allow) })).text());
-    const what = `${found.results.length} results, ${found.took_ms.toFixed(1)} ms, of ${number(found.ntotal)} items`;
-    return [found.results, found.best, what];
-  }
-  const asked = new URLSearchParams([["k", state.wanted], ...allow.map((label) => ["label", label])]);
-  const found = read(await (await call(`/items?${asked}`, { signal })).text());
-  return [found.items, null, `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`];
-}
-
 async function load(more = false) {
   if (!state.info) return;
   state.running?.abort();
   const running = (state.running = new AbortController());
   const before = state.wanted;
-  state.wanted = Math.min((more ? state.wanted : 0) + FEW, state.info.max_k);
+  state.wanted = Math.min((more ? before : 0) + FEW, state.info.max_k);
   document.body.classList.add("busy");
   try {
-    const found = await results(running.signal);
-    if (!more) state.items = [{}]; // nothing stays
-    show(...found);
+    show(more, await results(running.signal));
     fail("");
   } catch (error) {
     if (error.name !== "AbortError") {
-      if (more) state.wanted = before; // what is there stays
-      else {
-        state.wanted = state.info.max_k; // no more
-        show([], null, "");
-      }
+      if (more) state.wanted = before;
+      else show(false, [[], null, ""]);
       fail(error.message);
     }
   } finally {
@@ -168,20 +153,18 @@ const nearEnd = new IntersectionObserver((entries) => {
   if (entries.some((one) => one.isIntersecting) && !state.running && !at("more").hidden) load(true);
 }, { rootMargin: "300px" });
 
-// The query beside the fields: a picture, and a text.
-function asked(text, source) {
+// Search by a query, shown beside the fields as a picture and a text.
+function search(query, text) {
+  state.query = query;
+  at("id").value = query.id ?? "";
   at("asked").hidden = false;
   at("asked-text").textContent = text;
   at("asked-labels").textContent = "";
-  const image = at("asked-image");
-  const fresh = image.cloneNode();
-  fresh.removeAttribute("src");
-  fresh.alt = `Query: ${text}`;
-  fresh.hidden = !source;
-  image.replaceWith(fresh);
-  if (source) picture(fresh, source, () => (fresh.hidden = true));
-  if (state.url) URL.revokeObjectURL(state.url);
-  state.url = null;
+  const image = element("img", { id: "asked-image", alt: `Query: ${text}` });
+  at("asked-image").replaceWith(image);
+  if (query.file || state.info.thumbnails) picture(image, query, () => (image.hidden = true));
+  else image.hidden = true;
+  load();
 }
 
 function byFile(file) {
@@ -189,31 +172,27 @@ function byFile(file) {
   if (state.info.input !== "images") return fail("The model takes features, not images: search by an item's id.");
   if (file.size > state.info.max_upload) return fail(`The image has more than ${number(state.info.max_upload)} bytes.`);
   if (location.hash) history.pushState(null, "", location.pathname);
-  at("id").value = "";
-  state.query = { file };
   state.file = file;
-  const url = URL.createObjectURL(file);
-  asked(file.name || "pasted image", url);
-  state.url = url;
-  load();
+  search({ file }, file.name || "pasted image");
 }
 
 function byId(id) {
-  if (!/^-?\d{1,19}$/.test(id)) return fail("Item id: a whole number is needed.");
-  if (location.hash === `#${id}`) begin(id);
+  if (!isId(id)) return fail("Item id: a whole number is needed.");
+  if (location.hash === `#${id}`) fromHash();
   else location.hash = id; // so that Back leads to the query before
 }
 
-async function begin(id) {
-  at("id").value = id;
+async function fromHash() {
+  if (!state.info) return;
+  const id = location.hash.slice(1);
+  if (!isId(id)) return state.file ? byFile(state.file) : browse(); // Back to an image
   at("file").value = "";
-  state.query = { id };
-  asked(`item ${id}`, state.info.thumbnails ? thumbnail(id) : null);
   // The item that was chosen goes away, and would take the focus with it.
-  if (at("results").contains(document.activeElement)) at("asked").focus({ preventScroll: true });
-  load();
+  const chosen = at("results").contains(document.activeElement);
+  search({ id }, `item ${id}`);
+  if (chosen) at("asked").focus({ preventScroll: true });
   try { // why there are no name and labels, the search says
-    const found = read(await (await call(`/items/${id}`)).text());
+    const found = await read(await call(`/items/${id}`));
     if (state.query?.id !== id) return;
     at("asked-text").textContent = found.name ?? `item ${id}`;
     at("asked-labels").textContent = (found.labels ?? []).join(", ");
@@ -227,35 +206,17 @@ function browse() {
   load();
 }
 
-function fromHash() {
-  const id = location.hash.slice(1);
-  if (!state.info) return;
-  if (/^-?\d{1,19}$/.test(id)) begin(id);
-  else if (state.file) byFile(state.file); // Back to an image
-  else browse();
-}
-
-function labels(names, counts) {
-  at("labels").hidden = names.length === 0;
-  const legend = at("labels").querySelector("legend");
-  at("labels").replaceChildren(legend, ...names.slice(0, 1000).map((name, n) => {
-    const label = element("label");
-    const box = element("input");
-    box.type = "checkbox";
-    box.value = name;
-    label.append(box, document.createTextNode(name), element("span", "count", number(counts[n])));
-    return label;
-  }));
-}
-
 async function start() {
   try {
-    const info = (state.info = await (await call("/info")).json());
+    const info = (state.info = await read(await call("/info")));
     at("sign-in").hidden = true;
     fail("");
     at("about").textContent = `${number(info.ntotal)} items, ${info.bits} bits each`;
     at("drop").hidden = info.input !== "images";
-    labels(info.labels, info.label_counts);
+    at("labels").hidden = !info.labels.length;
+    const chips = info.labels.slice(0, 1000).map((value, n) =>
+      element("label", {}, element("input", { type: "checkbox", value }), value, span("count", number(info.label_counts[n]))));
+    at("labels").replaceChildren(at("labels").firstElementChild, ...chips);
     document.body.dataset.ready = "yes";
     fromHash();
   } catch (error) {
