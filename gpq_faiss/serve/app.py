@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from importlib import resources
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import generate_latest
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from .. import __version__, store
 from ..errors import DataError, GpqError
+from . import requests
 from . import service as inner
 from .guard import Guard, Metrics, Settings, is_loopback
-from .requests import (
-    AddRequest,
-    Changed,
-    Info,
-    Item,
-    Label,
-    Listed,
-    Problem,
-    Result,
-    SearchRequest,
-    SearchResponse,
-    Status,
-    first_line,
-    read_request,
-    schema,
-)
 from .service import Service
 
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_WHY = {
-    400: "The request cannot be read.",
-    401: "The token is missing or wrong.",
-    403: "The service is read-only.",
-    404: "No item has this id.",
-    409: "An item has this id already.",
-    413: "The body is too large.",
-    415: "The body is of another type.",
-    422: "A value cannot be right.",
-    429: "Too many requests.",
-    503: "The service is busy.",
-    507: "The disk refuses.",
-}
+_PAGE = pathlib.Path(__file__).with_name("page")
+_REFUSALS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 507)
 _BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
 _IN_PATH = 50  # labels: a request's head has at most 64 KiB
 
@@ -61,7 +35,7 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 Wanted = Annotated[int, Query(ge=1, description="Number of items.")]
 Wished = Annotated[
-    Sequence[Label], Query(max_length=_IN_PATH, description="Only items with one of these labels.")
+    Sequence[requests.Label], Query(max_length=_IN_PATH, description="Only items with one of these labels.")
 ]
 
 
@@ -94,7 +68,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses={status: {"model": Problem, "description": why} for status, why in _WHY.items()},
+        responses={status: {"model": requests.Problem} for status in _REFUSALS},
         exception_handlers=dict.fromkeys(errors, _problem),
     )
     # Routes that need no token say so in /openapi.json, too.
@@ -103,15 +77,15 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     app.include_router(_changing(service, settings), dependencies=[Depends(may_write)])
 
     @app.get("/healthz")
-    async def health() -> Status:
-        """Whether the service answers."""
-        return Status(ntotal=service.live.snapshot.ntotal)
+    async def health() -> dict[str, str | int]:
+        """Whether the service answers, and the number of items."""
+        return {"status": "ok", "ntotal": service.live.snapshot.ntotal}
 
-    for file in (resources.files(__package__) / "page").iterdir():
-        path = "/" if file.name == "index.html" else f"/page/{file.name}"
-        kind = _TYPES[file.name.rsplit(".", 1)[1]]
-        content = Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
-        app.add_api_route(path, _always(content), include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_PAGE / "index.html")
+
+    app.mount("/page", StaticFiles(directory=_PAGE))
     return Guard(app, settings, metrics)
 
 
@@ -123,10 +97,12 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
         if k > settings.max_k:
             raise DataError(f"k: {k} is more than {settings.max_k}")
 
-    @routes.post("/search", response_model_exclude_none=True, openapi_extra=schema(SearchRequest))
-    async def search(request: Request) -> SearchResponse:
+    @routes.post(
+        "/search", response_model_exclude_none=True, openapi_extra=requests.schema(requests.SearchRequest)
+    )
+    async def search(request: Request) -> requests.SearchResponse:
         """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
-        asked, image = await read_request(request, SearchRequest, settings.max_upload)
+        asked, image = await requests.read_request(request, requests.SearchRequest, settings.max_upload)
         check_k(asked.k)
         where = service.catalogue.filter(asked)
         began = time.perf_counter()
@@ -134,22 +110,24 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
         scores, ids, best = await service.search(inner.Query(given, asked.k, where))
         took = 1000 * (time.perf_counter() - began)
         known = zip(await service.known(ids), scores.tolist(), strict=True)
-        results = [Result(score=score, **one) for one, score in known]
+        results = [requests.Result(score=score, **one) for one, score in known]
         ntotal = service.live.snapshot.ntotal
-        return SearchResponse(results=results, best=best, took_ms=round(took, 3), ntotal=ntotal)
+        return requests.SearchResponse(results=results, best=best, took_ms=round(took, 3), ntotal=ntotal)
 
     @routes.get("/items", response_model_exclude_none=True)
-    async def items(k: Wanted = 24, label: Wished = ()) -> Listed:
+    async def items(k: Wanted = 24, label: Wished = ()) -> requests.Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
         check_k(k)
         known = await service.known(await service.some_items(k, label))
-        return Listed(items=[Item(**one) for one in known], ntotal=service.live.snapshot.ntotal)
+        return requests.Listed(
+            items=[requests.Item(**one) for one in known], ntotal=service.live.snapshot.ntotal
+        )
 
     @routes.get("/items/{id}", response_model_exclude_none=True)
-    async def item(number: Number) -> Item:
+    async def item(number: Number) -> requests.Item:
         """An item, with its name and labels if known."""
         service.live.snapshot.code(number)  # an error where there is none
-        return Item(**(await service.known(np.array([number])))[0])
+        return requests.Item(**(await service.known(np.array([number])))[0])
 
     @routes.get(
         "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
@@ -163,10 +141,10 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
 
     @routes.get("/info")
-    async def about() -> Info:
+    async def about() -> requests.Info:
         """What is served, and its limits."""
         model, catalogue = service.encoder, service.catalogue
-        return Info(
+        return requests.Info(
             version=__version__,
             ntotal=service.live.snapshot.ntotal,
             bits=model.bits,
@@ -184,8 +162,7 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
     async def prometheus() -> Response:
         """Metrics for Prometheus."""
-        text = generate_latest(metrics.registry)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 
@@ -194,22 +171,22 @@ def _changing(service: Service, settings: Settings) -> APIRouter:
     """Routes that change what is searched."""
     routes = APIRouter()
 
-    @routes.post("/items", status_code=201, openapi_extra=schema(AddRequest))
-    async def add(request: Request) -> Changed:
+    @routes.post("/items", status_code=201, openapi_extra=requests.schema(requests.AddRequest))
+    async def add(request: Request) -> dict[str, int]:
         """Add an item, with optional name and labels. The response means that it is on disk and found by every search."""
-        asked, image = await read_request(request, AddRequest, settings.max_upload)
+        asked, image = await requests.read_request(request, requests.AddRequest, settings.max_upload)
         if asked.id == -1:
             raise DataError("id: -1 marks a missing result: choose another")
         given = await service.input(asked, image, settings.max_pixels)
         texts, about = {"name": asked.name} if asked.name else {}, None
         if texts or asked.labels:
             about = store.Item(texts, tuple(dict.fromkeys(asked.labels)) or None)
-        return Changed(id=await service.change((asked.id, given, about)))
+        return {"id": await service.change((asked.id, given, about))}
 
     @routes.delete("/items/{id}")
-    async def remove(number: Number) -> Changed:
+    async def remove(number: Number) -> dict[str, int]:
         """Remove an item. The response means that the removal is on disk and no search finds the item."""
-        return Changed(id=await service.change((number, None, None)))
+        return {"id": await service.change((number, None, None))}
 
     return routes
 
@@ -217,13 +194,6 @@ def _changing(service: Service, settings: Settings) -> APIRouter:
 def _content(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The description of a response that is not JSON."""
     return {200: {"content": {kind: {"schema": {"type": "string"}} for kind in kinds}}}
-
-
-def _always(content: Response) -> Callable[[], Coroutine[Any, Any, Response]]:
-    async def page() -> Response:
-        return content
-
-    return page
 
 
 async def _problem(_: Request, error: Exception) -> Response:
@@ -234,7 +204,10 @@ async def _problem(_: Request, error: Exception) -> Response:
     elif isinstance(error, GpqError):
         status, message = getattr(error, "status", 422), str(error)
     elif isinstance(error, RequestValidationError):
-        status, message = 422, first_line([{**one, "loc": one["loc"][-1:]} for one in error.errors()])
+        status, message = (
+            422,
+            requests.first_line([{**one, "loc": one["loc"][-1:]} for one in error.errors()]),
+        )
     elif isinstance(error, ClientDisconnect):
         status, message = 400, "the request ended early"
     return JSONResponse({"error": message}, status, headers)

@@ -51,18 +51,13 @@ class Catalogue:
         row = int(self._rows[self._map.positions_of(np.array([number], np.int64))][0])
         return row if row >= 0 else None
 
-    def name(self, row: int) -> str | None:
-        """Name of an item, if it has one."""
+    def about(self, row: int) -> tuple[str | None, tuple[str, ...]]:
+        """Name, if it has one, and labels of an item."""
         names = None if self.dataset is None else self.dataset.texts.get("name")
-        return None if names is None else str(names[row]) or None
-
-    def labels(self, row: int) -> tuple[str, ...]:
-        """Names of the labels of an item."""
-        if self._labels is None:
-            return ()
-        return tuple(
-            self.classes[c] for c in np.flatnonzero(self._labels.dense(np.array([row]), np.uint8)[0])
+        labels: Any = (
+            () if self._labels is None else np.flatnonzero(self._labels.dense(np.array([row]), np.uint8))
         )
+        return None if names is None else str(names[row]) or None, tuple(self.classes[c] for c in labels)
 
     def labelled(self, names: Sequence[str], what: str) -> Ids:
         """Ids of the items with one of these labels, which ``what`` gives. Raises DataError: a label that no item has."""

@@ -45,8 +45,8 @@ COMPACT_AFTER = 10_000
 Where = Allow | Deny | None
 """Which items a search may return."""
 
-Asked = tuple[int | None, bytes | None, Item | None]
-"""An id (None: the next free one), a code, and name and labels if known: an item to add. Without a code: an item to remove."""
+Asked = tuple[int | None, bytes | DataError | None, Item | None]
+"""An id (None: the next free one), a code, or why there is none, and name and labels if known: an item to add. Without: one to remove."""
 
 
 class ChangeError(DataError):
@@ -108,13 +108,12 @@ class Snapshot:
         self, xq: Floats, k: int, where: Where = None, threads: int | None = None
     ) -> tuple[Floats, Ids]:
         """The ``k`` best items of every query, as :meth:`..indexes.base.Index.search`; ``k`` is limited to the number of items."""
-        kept, there = where, np.ones(len(self.added), np.bool_)
+        kept: Where = Deny(self.hidden) if len(self.hidden) else None
+        there = np.ones(len(self.added), np.bool_)
         if where is not None:
-            there = where.mask(IdMap(len(self.added), self.added))
-        if isinstance(where, Allow):
-            kept = Allow(np.setdiff1d(id_list(where.ids, "ids"), self.hidden))
-        elif len(self.hidden):
-            kept = Deny(self.hidden if where is None else np.union1d(id_list(where.ids, "ids"), self.hidden))
+            there, ids = where.mask(IdMap(len(self.added), self.added)), id_list(where.ids, "ids")
+            allowed = isinstance(where, Allow)
+            kept = Allow(np.setdiff1d(ids, self.hidden)) if allowed else Deny(np.union1d(ids, self.hidden))
         D, found = self.index.search(xq, min(k, self.index.ntotal), where=kept, threads=threads)
         if there.any():
             scores = score_codes(xq, self._codes[there], self.index.codebooks)
@@ -204,11 +203,7 @@ class LiveIndex:
         return self._file is not None
 
     def commit(self, asked: Sequence[Asked]) -> list[int | DataError]:
-        """Make changes in order; the successful ones are on disk together on return.
-
-        Returns:
-            For each its id, or why it was not made.
-        """
+        """Make changes in order; returns for each its id, or why it was not made. The others are on disk together on return."""
         with self._writing:
             assert self._file is not None
             snapshot = self.snapshot
@@ -218,8 +213,9 @@ class LiveIndex:
             answers: list[int | DataError] = []
             for given, code, about in asked:
                 number = following if given is None else given
-                if number >= 1 << 63:
-                    answers.append(ChangeError(409, "there is no larger id left: give the id of the item"))
+                if isinstance(code, DataError) or number >= 1 << 63:
+                    full = ChangeError(409, "there is no larger id left: give the id of the item")
+                    answers.append(code if isinstance(code, DataError) else full)
                     continue
                 made = accepted.get(number)
                 there = snapshot.has(number) if made is None else made.code is not None
@@ -263,11 +259,7 @@ class LiveIndex:
             log.error("the index stays as it is, with its changes beside it: %s", error)
 
     def reload(self) -> None:
-        """Open the index that is now at the path, with the changes beside it.
-
-        Raises:
-            DataError, MismatchError: see the class; the old one stays in use.
-        """
+        """Open the index that is now at the path, with the changes beside it. Raises as the class; the old one then stays in use."""
         with self._maintaining, stage("opening the index"):
             self._refused = state = self._state()
             # The changes first: a compaction replaces the index, and then deletes them.
@@ -290,11 +282,8 @@ class LiveIndex:
     def compact(self) -> bool:
         """Rewrite the index file with all changes, and delete these. Searches and commits continue meanwhile.
 
-        Returns:
-            Whether it was written: not if there are no changes, no item would be left, or the file was replaced.
-
-        Raises:
-            DataError: writing fails; nothing is lost.
+        Returns whether it was written: not if there are no changes, no item would be left, or the file was replaced. Raises DataError:
+        writing fails; nothing is lost.
         """
         with self._maintaining, stage("compacting the index"):
             if self._file is None:
@@ -320,11 +309,7 @@ class LiveIndex:
         return True
 
     def _save(self, made: MemoryIndex, changes: Changes) -> object:
-        """Replace the index file, keeping its form, together with its names; returns its :meth:`_state`.
-
-        Raises:
-            BusyError: another index is at the path, which stays.
-        """
+        """Replace the index file, keeping its form, with its names; returns its :meth:`_state`. Raises BusyError: another is there."""
         written: object = None
 
         def unchanged(files: tuple[Path, ...]) -> None:

@@ -87,19 +87,6 @@ class SearchResponse(BaseModel):
     ntotal: int = Field(description="Items in the index.")
 
 
-class Changed(BaseModel):
-    """Id of the added or removed item. The change is on disk."""
-
-    id: int
-
-
-class Status(BaseModel):
-    """The service answers."""
-
-    status: str = "ok"
-    ntotal: int = Field(description="Items in the index.")
-
-
 class Info(BaseModel):
     """What is served, and its limits."""
 

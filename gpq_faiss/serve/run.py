@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -112,10 +113,9 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _limited(settings: Settings) -> type[H11Protocol]:
-    """Uvicorn's HTTP protocol with the limits of ``settings``, for ``uvicorn.Config(http=...)``.
+    """Uvicorn's HTTP protocol with at most so many connections per client, and ``timeout`` seconds for the head of each request.
 
-    Uvicorn waits for the rest of a request's head without end. Here a connection has ``timeout`` seconds for each head. It is cut off when
-    a request takes twice the timeout, after which :class:`.guard.Guard` should have answered: the client does not read, then.
+    A connection is cut off when a request takes twice as long: :class:`.guard.Guard` has answered by then, but the client does not read.
     """
     numbers: Counter[str] = Counter()
 
@@ -161,19 +161,15 @@ class Server(uvicorn.Server):
     """The HTTP server of a service. It leaves signals to :func:`_run`."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
+        quiet: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False}
+        limits: dict[str, Any] = {
+            "limit_concurrency": _CONNECTIONS,
+            "timeout_graceful_shutdown": _GRACE,
+            "http": _limited(settings),
+        }
+        app = create_app(service, settings)
         super().__init__(
-            uvicorn.Config(
-                create_app(service, settings),
-                http=_limited(settings),
-                ws="none",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                lifespan="on",
-                limit_concurrency=_CONNECTIONS,
-                timeout_graceful_shutdown=_GRACE,
-            )
+            uvicorn.Config(app, ws="none", server_header=False, lifespan="on", **quiet, **limits)
         )
         self._service = service
 

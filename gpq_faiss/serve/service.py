@@ -25,7 +25,7 @@ from ..indexes.sharded import MergedIndex
 from ..store import Item
 from .batches import Batcher
 from .catalogue import Catalogue
-from .live import Asked, LiveIndex, Where
+from .live import LiveIndex, Where
 from .requests import Body
 
 WATCH = 1.0
@@ -36,12 +36,7 @@ _T = TypeVar("_T")
 
 
 class Input(NamedTuple):
-    """Input of a search, or an item to add.
-
-    Attributes:
-        form: ``vector`` is an encoded vector, the others are model inputs.
-        values: float32 [D], float32 [width] or uint8 [3, size, size].
-    """
+    """An encoded vector float32 [D], or an input of the model: float32 [width], or an image uint8 [3, size, size]."""
 
     form: Literal["vector", "features", "image"]
     values: NDArray[Any]
@@ -56,13 +51,7 @@ class Query(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Answer to a query.
-
-    Attributes:
-        scores: float32 [n], descending.
-        ids: int64 [n], ties in ascending order of id.
-        best: score of the code that is most alike the query, which no item need have.
-    """
+    """Scores float32 [n], descending; ids int64 [n], ties in ascending order; and the best score that any code could have."""
 
     scores: Floats
     ids: Ids
@@ -83,9 +72,8 @@ class Service:
         threads: threads of a search (default: all cores).
 
     Attributes:
-        search: the :class:`Found` of a :class:`Query`. Raises DataError: the input has no direction.
-        change: makes a :data:`Wanted` change, which is on disk on return; returns its id. Raises DataError: an invalid input, or as
-            :meth:`.live.LiveIndex.commit`.
+        search: from a :class:`Query` to what is :class:`Found`. Raises DataError: the input has no direction.
+        change: makes a :data:`Wanted` change, on disk on return; returns the id. Raises DataError: an invalid input; ChangeError.
         failed: why the changes could not be written to the index file at the end; they are beside it.
     """
 
@@ -149,11 +137,12 @@ class Service:
         snapshot, catalogue = self.live.snapshot, self.catalogue
         known: list[dict[str, Any]] = []
         for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
-            name, labels = (None, None) if item is None else (item.name, item.labels)
+            name, labels = (None, ()) if item is None else (item.name, item.labels or ())
             row = catalogue.row(number)
             # What came with an added item says more than the data.
             if row is not None and (item is None or number not in snapshot.changes):
-                name, labels = catalogue.name(row) or name, catalogue.labels(row)
+                known_name, labels = catalogue.about(row)
+                name = known_name or name
             known.append({"id": number, "name": name, "labels": labels or None})
         return known
 
@@ -163,16 +152,10 @@ class Service:
         return None if row is None else await self._in_pool(self.catalogue.thumbnail, row)
 
     async def some_items(self, k: int, labels: Sequence[str] = ()) -> Ids:
-        """At most ``k`` items to begin with: int64 [n], a few of every label first; always the same, and those of a smaller ``k`` first.
+        """At most ``k`` items to begin with: int64 [n], a few of every label first, or only of ``labels``; always the same.
 
         Without data, these are the items that the code of all first codewords finds. Of shards, items of the data that are missing may
-        leave fewer than ``k``.
-
-        Args:
-            labels: only items with one of these, if given.
-
-        Raises:
-            DataError: a label that no item has.
+        leave fewer than ``k``. Raises DataError: a label that no item has.
         """
         labelled = self.catalogue.labelled(labels, "label")
         if self.catalogue.dataset is None:
@@ -193,12 +176,7 @@ class Service:
     # Inputs ----------------------------------------------------------------------------------------------------------
 
     async def input(self, asked: Body, image: bytes | None, max_pixels: int) -> Input:
-        """The input of a request; of an item its original if the data have it, else its decoded vector.
-
-        Raises:
-            DataError: not an image, too many pixels, another width, or another kind of input than the model takes.
-            ChangeError: no such item.
-        """
+        """The input of a request; of an item its original if the data have it, else its decoded vector. Raises DataError: it is wrong."""
         model, snapshot = self.encoder, self.live.snapshot
         if image is not None:
             if model.input_kind != "images":
@@ -225,10 +203,10 @@ class Service:
         return Input("vector", decode(code[None], snapshot.index.codebooks)[0])
 
     def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Any]:
-        """Encoded inputs, float32 [D] each, or a DataError: as a batch on a GPU; one by one on the CPU, where batches are not faster and
-        would affect the last bits."""
+        """Encoded inputs, float32 [D] each, or a DataError."""
         found: list[Any] = [one.values for one in inputs]
         raw = [n for n, one in enumerate(inputs) if one.form != "vector"]
+        # On the CPU one by one: batches are not faster there, and would affect the last bits.
         on_gpu = isinstance(self.encoder, Encoder) and self.encoder.device.type != "cpu"
         for part in [raw] if on_gpu and raw else [[n] for n in raw]:
             with self._network:
@@ -266,27 +244,21 @@ class Service:
 
     def _change(self, batch: Sequence[Wanted]) -> Sequence[int | Exception]:
         vectors = iter(self._vectors([one for _, one, _ in batch if one is not None], queries=False))
-        answers: list[int | Exception] = []
-        changes: list[Asked] = []
-        for number, one, about in batch:
-            try:
-                code = None if one is None else self._code(one, next(vectors))
-            except DataError as error:
-                answers.append(error)
-            else:
-                answers.append(len(changes))
-                changes.append((number, code, about))
-        made = self.live.commit(changes)
-        return [made[answer] if isinstance(answer, int) else answer for answer in answers]
+        return self.live.commit(
+            [(n, None if one is None else self._code(one, next(vectors)), about) for n, one, about in batch]
+        )
 
-    def _code(self, given: Input, vector: Floats | DataError) -> bytes:
+    def _code(self, given: Input, vector: Floats | DataError) -> bytes | DataError:
         if isinstance(vector, DataError):
-            raise vector
+            return vector
         assert isinstance(self.encoder, Encoder)  # others are read-only
         Z = self.encoder.model.codebooks
-        codes = encode_vectors(vector[None], Z, what=given.form)
-        if given.form == "vector" and items_are_codewords(self.encoder.model.description):
-            check_items(vector[None], codes, Z, what="vector")
+        try:
+            codes = encode_vectors(vector[None], Z, what=given.form)
+            if given.form == "vector" and items_are_codewords(self.encoder.model.description):
+                check_items(vector[None], codes, Z, what="vector")
+        except DataError as error:
+            return error
         return bytes(codes[0].tobytes())
 
 
