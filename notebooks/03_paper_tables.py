@@ -137,7 +137,7 @@ weights = run / "weights.toml"
 weights.write_text(WEIGHTS)
 gpq.run_experiment(weights, digits, run / "weights")
 gpq.draw_experiment(run / "weights", run / "plots", overwrite=True)
-display(Image(run / "plots" / "sensitivity-12.png", width=420))
+display(Image(run / "plots" / "sensitivity-gpq-12.png", width=420))
 
 # %% [markdown]
 # ## Figure 1: codewords in two dimensions

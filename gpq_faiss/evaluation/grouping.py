@@ -61,20 +61,16 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
         DataError: another shape or type, or a negative class number other than -1.
     """
     array = np.asarray(labels.packed if isinstance(labels, PackedLabels) else labels)
-    if array.ndim not in (1, 2) or array.shape[0] != length:
+    if array.ndim not in (1, 2) or len(array) != length:
         raise DataError(f"{what}: shape {array.shape} does not fit {length:,} items: give one row per item")
-    if array.ndim == 2:
-        if array.dtype == bool:
-            return np.packbits(array, axis=1)
-        if array.dtype != np.uint8:
-            raise DataError(
-                f"{what}: 2-D labels must be bool (multi-hot) or uint8 (packed), not {array.dtype}"
-            )
+    if array.ndim == 2 and array.dtype == bool:
+        return np.packbits(array, axis=1)
+    if array.ndim == 2 and array.dtype == np.uint8:
         return np.ascontiguousarray(array)
-    if array.dtype.kind not in "iu":
-        raise DataError(f"{what}: 1-D labels must be class numbers, not {array.dtype}")
-    if length and array.min() < -1:
-        raise DataError(f"{what}: class {array.min()} is negative: only -1 (unlabelled) is allowed")
+    if array.ndim == 2 or array.dtype.kind not in "iu" or array.min(initial=0) < -1:
+        raise DataError(
+            f"{what}: {array.dtype} {array.shape}: give class numbers [N] from 0 (-1: unlabelled), or multi-hot rows, bool or packed"
+        )
     classes = array.astype(np.int64)
     width = int(classes.max(initial=0)) // 8 + 1
     if length * width > 1 << 32:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .grouping import Bytes, distinct_rows
-from .scorers import Keys, ScoreFunction, Tables, scores_of
+from .scorers import ScoreFunction, Tables, scores_of
 from .ties import Ints
 
 MOST_QUERIES = 400
@@ -118,9 +118,11 @@ def likeness(
         scores = np.empty((len(rows), len(distinct)), dtype=np.int32)
         fill(rows, scores)
         for keys, wanted in zip(scores, neighbours[start : start + step], strict=True):
-            last, at_cut = _cut(keys, counts, k)
+            order = np.argsort(keys)
+            items, ranked = np.append(0, np.cumsum(counts[order])), keys[order]
             found = keys[code_of[wanted[wanted >= 0]]]
-            shares.append(float(((found < last) + at_cut * (found == last)).mean()))
+            before, after = (items[np.searchsorted(ranked, found, side)] for side in ("left", "right"))
+            shares.append(float(np.clip((k - before) / (after - before), 0, 1).mean()))
     chosen = f"{len(queries):,} of {n_queries:,} queries, evenly spaced"
     if len(queries) == n_queries:
         chosen = f"all {n_queries:,} queries"
@@ -129,15 +131,3 @@ def likeness(
         f"results, expected value over random order within ties, mean over {chosen}"
     )
     return Likeness(float(np.mean(shares)), len(queries), definition)
-
-
-def _cut(keys: Keys, counts: Ints, k: int) -> tuple[int, float]:
-    """The key of the k-th item (or the last), and the share of items with this key that are among the first k; counts: items per key."""
-    # k codes have at least k items, so the k-th item has one of the k smallest keys.
-    most = np.partition(keys, k - 1)[k - 1] if k < len(keys) else keys.max()
-    near = np.flatnonzero(keys <= most)
-    near = near[np.argsort(keys[near])]
-    place = min(int(np.searchsorted(np.cumsum(counts[near]), k)), len(near) - 1)
-    last = keys[near[place]]
-    before, tied = int(counts[keys < last].sum()), int(counts[keys == last].sum())
-    return int(last), min(1.0, (k - before) / tied)

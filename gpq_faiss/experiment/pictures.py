@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError, MismatchError
+from ..evaluation.tables import summarise
 from ..files import check_output
 from ..methods.registry import METHODS
 from ..report.gallery import Ranked, save_gallery
 from ..report.plots import picture, plot_curves
+from ..stages.search_result import ranked, rows_of
 from .results import Experiment, read_experiment
 from .runs import Run, read_run
 
 _GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
-_EMPTY = np.zeros((32, 32, 3), np.uint8)  # instead of an image that cannot be read
 _PANELS, _PANEL = 9, 3.2  # at most so many, of so many inches
 
 Panel = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any] | None]
@@ -142,31 +143,35 @@ def _curves(pictures: _Pictures) -> None:
 
 def _heat_maps(pictures: _Pictures) -> None:
     """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length, with the values in the cells."""
-    experiment = pictures.experiment
-    groups: dict[tuple[str, int], dict[tuple[float, float], dict[int, float]]] = {}
-    for run in experiment.runs:
-        if run.method in METHODS and METHODS[run.method].module == ".gpq":
-            loss = run.settings["loss"]
-            panel = groups.setdefault((run.method, run.bits), {})
-            of_seeds = panel.setdefault((float(loss["lambda1"]), float(loss["lambda2"])), {})
-            if run.seed in of_seeds:
-                raise DataError(
-                    f"{run.path}: another run has the same weights λ1 and λ2: pictures of kind sensitivity show nothing else that "
-                    'variations change: take kind = "ablation"'
-                )
-            of_seeds[run.seed] = run.map
-    if not groups:
+    experiment, weights = pictures.experiment, ("lambda1", "lambda2")
+    lines = [
+        {
+            "method": run.method,
+            "bits": run.bits,
+            **{w: run.settings["loss"][w] for w in weights},
+            "mAP": run.map,
+        }
+        for run in experiment.runs
+        if run.method in METHODS and METHODS[run.method].module == ".gpq"
+    ]
+    if not lines:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
-    differ = [len(set(values)) > 1 for values in zip(*groups, strict=True)]
-    for key, panel in groups.items():
-        down, across = (sorted(set(weights)) for weights in zip(*panel, strict=True))
-        values = np.array(
-            [[np.mean([*panel.get((a, b), {0: np.nan}).values()]) for b in across] for a in down]
+    cells = summarise(lines, ["method", "bits", *weights], ["mAP"])
+    if any(cell["mAP"].n > len(experiment.seeds) for cell in cells):
+        raise DataError(
+            f"{experiment.folder}: several runs have the same weights λ1 and λ2: pictures of kind sensitivity show nothing else that "
+            'variations change: take kind = "ablation"'
         )
-        parts = [str(part) for part, varies in zip(key, differ, strict=True) if varies]
-        at, name = f"{key[0]} at {key[1]} bits", "-".join(["sensitivity", *(parts or [str(key[1])])])
-        size = 1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down)
-        with pictures.figure(name, f"mAP of {at}, over the weights", *size) as figure:
+    for method, bits in dict.fromkeys((cell["method"], cell["bits"]) for cell in cells):
+        panel = [cell for cell in cells if (cell["method"], cell["bits"]) == (method, bits)]
+        down, across = (sorted({cell[weight] for cell in panel}) for weight in weights)
+        values = np.full((len(down), len(across)), np.nan)
+        for cell in panel:
+            values[down.index(cell["lambda1"]), across.index(cell["lambda2"])] = cell["mAP"].mean
+        at, size = f"{method} at {bits} bits", (1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down))
+        with pictures.figure(
+            f"sensitivity-{method}-{bits}", f"mAP of {at}, over the weights", *size
+        ) as figure:
             axes = figure.add_subplot(xlabel="λ2 (entropy)", ylabel="λ1 (classification)")
             axes.grid(visible=False)
             image = axes.imshow(values, cmap="viridis", aspect="auto")
@@ -317,22 +322,16 @@ def _galleries(pictures: _Pictures, images: Dataset) -> None:
 def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranked:
     """The best results of a query. Ids alone do not tell the images of the runs from others in another order, so what is relevant by
     the images' labels must agree with the run's; classes may be numbered differently."""
-    arrays, classes = run.arrays, run.class_names
+    arrays = run.arrays
     q = int(np.flatnonzero(arrays["query_ids"] == query)[0])
     top = arrays["top_ids"][q][:_GALLERY_COLUMNS]
     row_of = {item: row for row, item in enumerate(arrays["database_ids"].tolist())}
     labels = arrays["database_labels"][[row_of[item] for item in top.tolist()]]
-    relevant = (labels & arrays["query_labels"][q]).any(axis=1)
-    image_of = {item: row for row, item in enumerate(images.ids.tolist())}
-    rows = np.array([image_of.get(item, -1) for item in (query, *top.tolist())], np.int64)
-    wrong = "an item's id is missing" if (rows < 0).any() else ""
-    if not wrong and images.labels is not None and images.labels.has(rows).all():
-        own = images.labels.dense(rows) > 0
-        if not np.array_equal((own[1:] & own[0]).any(axis=1), relevant):
-            wrong = "its labels are not those of the runs"
-    if wrong:
-        raise MismatchError(f"{images.name}: {wrong} (query {query}): give the images of the runs")
-    shown = [_EMPTY if image is None else image for image in images.read(rows)]
-    dense = np.unpackbits(labels, axis=1)[:, : len(classes)]
-    texts = [" + ".join(str(classes[c]) for c in np.flatnonzero(item)) for item in dense]
-    return Ranked(shown[0], shown[1:], relevant=relevant.tolist(), query_name=name, names=texts)
+    relevant = (labels & arrays["query_labels"][q]).any(axis=1).tolist()
+    row, *rows = rows_of(images, np.append(query, top)).tolist()
+    found = ranked(images, row, images, rows, name)
+    if found.relevant not in (None, relevant):
+        raise MismatchError(
+            f"{images.name}: its labels are not those of the runs (query {query}): give the images of the runs"
+        )
+    return replace(found, relevant=relevant)

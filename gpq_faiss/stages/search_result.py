@@ -169,13 +169,13 @@ class SearchResult(Shown):
     def _ranked(self, items: ImageDataset | None, queries: ImageDataset) -> list[Ranked]:
         """The pictures of queries and, with ``items``, of their results. Raises as :meth:`draw`."""
         rows = []
-        places = _rows_of(queries, self.query_ids).tolist()
+        places = rows_of(queries, self.query_ids).tolist()
         for place, ids, scores in zip(places, self.ids, self.scores, strict=True):
             there, name = ids != -1, class_text(queries, place)
             if items is None:
                 rows.append(Ranked(image_at(queries, place), [], query_name=name))
             else:
-                of = _rows_of(items, ids[there]).tolist()
+                of = rows_of(items, ids[there]).tolist()
                 rows.append(ranked(queries, place, items, of, name, scores[there].tolist()))
         return rows
 
@@ -197,7 +197,7 @@ def ranked(
     return Ranked(image_at(queries, query), images, scores, known, name, names if any(names) else None)
 
 
-def _rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Rows of items by id. Raises DataError: one is missing."""
     order = np.argsort(dataset.ids)
     rows: NDArray[np.int64] = order[np.searchsorted(dataset.ids, ids, sorter=order) % max(1, len(order))]

@@ -297,7 +297,7 @@ def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:
     product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1]}
     grid: dict[str, Any] = {"kind": "sensitivity", "bits": [12], "seeds": [0], "product": product}
     folder = made(tmp_path / "s", methods=["gpq", "gpq-t", "pq"], config=SHORT, **grid)
-    assert drawn_names(folder, tmp_path / "p") == {"sensitivity-gpq", "sensitivity-gpq-t"}
+    assert drawn_names(folder, tmp_path / "p") == {"sensitivity-gpq-12", "sensitivity-gpq-t-12"}
     assert len(tables(folder)["map"]) == 9
     # A corner that is missing leaves its cell empty.
     next(folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5")).unlink()
@@ -309,7 +309,7 @@ def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:
     # Other changes have no place in it.
     grid["product"] = {"loss.beta": [4.0, 5.0]}
     other = made(tmp_path / "o", methods=["gpq"], config=SHORT, **grid)
-    with pytest.raises(DataError, match="another run has the same weights"):
+    with pytest.raises(DataError, match="several runs have the same weights"):
         draw_experiment(other, tmp_path / "r")
 
 
