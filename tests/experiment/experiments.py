@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from gpq_faiss.experiment.grid import Grid, grid_from
+import numpy as np
 
+from gpq_faiss.data.open import open_data
+from gpq_faiss.experiment.grid import Grid, grid_from
+from gpq_faiss.store import read_arrays
+
+DIGITS = open_data("digits")
 SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40}
+ONE: dict[str, Any] = {"methods": ["pq"], "bits": [12], "seeds": [0]}
+NO_ENTROPY = {"name": "λ2 = 0", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.0}}}
+WHOLE: dict[str, Any] = {
+    "methods": ["float", "pq", "gpq", "gpq-f"],
+    "variation": [{}, NO_ENTROPY],
+    "vectors": 30,
+}
 
 
 def small_grid(**changes: Any) -> Grid:
@@ -22,3 +35,11 @@ def small_grid(**changes: Any) -> Grid:
         "config": {"training": SMALL},
     }
     return grid_from(values | changes)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Two runs have the same arrays."""
+    first, second = (read_arrays(path, "a run")[0] for path in (one, other))
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=f"{one.name} {name}")

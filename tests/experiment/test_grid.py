@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiment.experiments import small_grid
+from experiment.experiments import DIGITS, small_grid
 from PIL import Image
 
 from gpq_faiss.config import from_dict, preset, validate
-from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, UsageError
@@ -27,13 +26,8 @@ from gpq_faiss.training.loop import resolve_image_size
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return open_data("digits")
-
-
-def specs_of(digits: Dataset, **changes: Any) -> list[RunSpec]:
-    return plan(small_grid(**changes), digits)[0]
+def specs_of(**changes: Any) -> list[RunSpec]:
+    return plan(small_grid(**changes), DIGITS)[0]
 
 
 @pytest.mark.parametrize("perceptron", [True, False], ids=["features", "images"])
@@ -88,28 +82,21 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
         ({"methods": ["pq", "pq"]}, "methods has an entry twice"),
         ({"bits": [12, "24"]}, r"bits\.1 = '24': input should be a valid integer"),
         ({"bits": [0]}, r"bits\.0 = 0: input should be greater than or equal to 1"),
-        ({"bits": 12}, r"bits = 12: "),
         ({"seeds": [True]}, r"seeds\.0 = True: input should be a valid integer"),
-        ({"seeds": [2**31 - 1]}, "less than or equal to 2147483646"),
         ({"kind": "pie"}, "kind = 'pie': input should be 'table', 'ablation'"),
         ({"protocol": "none"}, "protocol 'none'"),
         ({"protocol": "3"}, "no protocol '3': choose one of 1, 2, transfer"),
-        ({"preset": "best"}, "no preset 'best'"),
         ({"config": {"loss": {"lambda9": 1}}}, "setting 'loss.lambda9' is unknown"),
         ({"config": {"loss": {"lambda1": float("nan")}}}, "lambda1"),
         ({"config": {"training": {"seed": 3}}}, r"training\.seed is not changed .* from the grid's seeds"),
         ({"variation": ["x"]}, "variation.0 = 'x'"),
-        ({"variation": 3, "product": {"loss.lambda1": [1.0]}}, "variation = 3"),
         ({"variation": [{"nam": "x"}]}, "key 'variation.0.nam' is unknown: did you mean 'name'"),
         ({"variation": [{"name": "x"}, {"name": "x"}]}, "variation has an entry twice"),
-        ({"variation": [{"methods": ["lsh"]}]}, "no method 'lsh'"),
         ({"variation": [{"config": {"loss": {"x": 1}}}]}, "setting 'loss.x' is unknown"),
         ({"variation": [{"config": {"preset": "paper"}}]}, "follows from the grid's preset"),
         ({"product": {"lambda1": [1]}}, "lambda1"),
         ({"product": {"loss.lambda1": 1.0}}, r"product\.loss\.lambda1 = 1.0: input should be a valid array"),
-        ({"product": {"loss.lambda1": []}}, "at least 1 item"),
         ({"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}}, "more than 10,000"),
-        ({"product": {"loss.x": [1.0]}}, "setting 'loss.x' is unknown"),
     ],
 )
 def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
@@ -117,9 +104,7 @@ def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
         grid_from({"name": "g", "methods": ["pq"]} | values)
 
 
-def test_files_that_are_no_grid(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no grid 'table9': choose one of ablation.*, or name a \.toml"):
-        read_grid("table9")
+def test_errors_in_a_file_name_it(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("bits = [0]")
     with pytest.raises(UsageError, match=r"bad\.toml: bits\.0 = 0"):
@@ -132,9 +117,9 @@ def test_files_that_are_no_grid(tmp_path: Path) -> None:
 # Plans ------------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice(digits: Dataset) -> None:
+def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice() -> None:
     more = {"name": "more", "config": {"loss": {"lambda2": 0.5}}}
-    specs = specs_of(digits, variation=[{}, more])
+    specs = specs_of(variation=[{}, more])
     # A method that keeps no code has one run per seed, and one that is no network none of these settings.
     assert [(c.method, c.bits, c.seed, c.variation) for c in specs[: len(specs) // 2]] == [
         ("gpq", 12, 0, ""),
@@ -153,29 +138,20 @@ def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice(digits: Dataset)
     assert (settings["training"]["seed"], settings["training"]["steps"]) == (1, 20)
 
 
-def test_a_run_is_another_when_anything_that_matters_is(
-    digits: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_another_when_anything_that_matters_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def identity(**changes: Any) -> str:
         one = {"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes
-        return specs_of(digits, **one)[0].identity
+        return specs_of(**one)[0].identity
 
     same = identity()
     assert identity(title="another title", kind="ablation") == same
-    others = [
-        identity(bits=[24]),
-        identity(seeds=[1]),
-        identity(labelled="10-per-class"),
-        identity(protocol="2"),
-        identity(protocol="transfer"),
-        identity(protocol="transfer:8,9"),
-        identity(queries="5-per-class"),
-        identity(vectors=5),
-        identity(methods=["gpq-h"]),
-        identity(config={"training": {"steps": 21}}),
-        identity(preset="recommended"),
-        identity(methods=["pq"]),
+    changes: list[dict[str, Any]] = [
+        *({"bits": [24]}, {"seeds": [1]}, {"vectors": 5}, {"methods": ["gpq-h"]}, {"methods": ["pq"]}),
+        *({"labelled": "10-per-class"}, {"queries": "5-per-class"}, {"preset": "recommended"}),
+        *({"protocol": protocol} for protocol in ("2", "transfer", "transfer:8,9")),
+        {"config": {"training": {"steps": 21}}},
     ]
+    others = [identity(**change) for change in changes]
     pq = METHODS["pq"]
     monkeypatch.setitem(METHODS, "pq", dataclasses.replace(pq, revision=pq.revision + 1))
     assert identity() == same
@@ -217,28 +193,28 @@ def test_settings_are_layered() -> None:
     assert dataclasses.replace(theirs.loss, beta=4.0) == preset("paper").loss
 
 
-def test_queries_are_as_many_as_are_asked_for(digits: Dataset, tmp_path: Path) -> None:
+def test_queries_are_as_many_as_are_asked_for(tmp_path: Path) -> None:
     one = {"methods": ["pq"], "bits": [12], "seeds": [0]}
 
     def queries(spec: str, protocol: str = "1") -> np.ndarray:
-        found = specs_of(digits, **one, queries=spec, protocol=protocol)[0]
-        return make_split(digits, **found.split_args).query
+        found = specs_of(**one, queries=spec, protocol=protocol)[0]
+        return make_split(DIGITS, **found.split_args).query
 
-    assert (digits.require_labels().dense(queries("7-per-class")).sum(axis=0) == 7).all()
+    assert (DIGITS.require_labels().dense(queries("7-per-class")).sum(axis=0) == 7).all()
     (tmp_path / "q.txt").write_text("5\n3\n1000\n")
     assert queries(str(tmp_path / "q.txt")).tolist() == [3, 5, 1000]
     with pytest.raises(UsageError, match="protocol 2 chooses queries itself"):
         queries("7-per-class", "2")
 
 
-def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
+def test_what_cannot_be_is_said_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="13 bits"):
-        specs_of(digits, bits=[13])
+        specs_of(bits=[13])
     with pytest.raises(UsageError, match=r"nothing to run \(gpq-f: "):
-        specs_of(digits, methods=["gpq-f"])
+        specs_of(methods=["gpq-f"])
     with pytest.raises(DataError, match="500-per-class"):
-        specs_of(digits, labelled="500-per-class")
-    specs, left_out = plan(small_grid(methods=["gpq-f", "pq"]), digits)
+        specs_of(labelled="500-per-class")
+    specs, left_out = plan(small_grid(methods=["gpq-f", "pq"]), DIGITS)
     assert set(left_out) == {"gpq-f"}
     assert {c.method for c in specs} == {"pq"}
 

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import faiss
 import h5py
 import numpy as np
 import pytest
-from experiment.experiments import SMALL, small_grid
+from experiment.experiments import DIGITS, ONE, SMALL, WHOLE, assert_same, small_grid
 
 from gpq_faiss import files
 from gpq_faiss.data.labels import Labels
@@ -36,30 +35,7 @@ from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.store import read_arrays
 from gpq_faiss.training.checkpoint import RunState
 
-DIGITS = open_data("digits")
 PQ: dict[str, Any] = {"methods": ["pq"], "seeds": [0]}
-
-
-def content(path: Path) -> dict[str, Any]:
-    """All arrays of a run."""
-    return read_arrays(path, "a run")[0]
-
-
-def assert_same(one: Path, other: Path) -> None:
-    first, second = content(one), content(other)
-    assert first.keys() == second.keys()
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name], err_msg=f"{one.name} {name}")
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small grid, run."""
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    summary = run_experiment(small_grid(vectors=30), DIGITS, folder)
-    assert (summary.made, summary.there, summary.total, summary.failed) == (10, 0, 10, {})
-    return folder
-
 
 # What a run holds -------------------------------------------------------------------------------------------------------
 
@@ -68,7 +44,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_can_be_ranked_again_from_its_file(done: Path, name: str) -> None:
     """Faiss, with the index and the codes of the file alone, gives the AP that the run says."""
     run = read_run(done / f"{name}.h5")
-    more = content(run.path)
+    more, _ = read_arrays(run.path, "a run")
     index = faiss.deserialize_index(more["index"])
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     inner.add_sa_codes(more["codes"])
@@ -111,8 +87,7 @@ def test_a_run_says_all_that_it_is(done: Path) -> None:
 
 
 def test_transfer_searches_classes_that_no_run_was_trained_on(tmp_path: Path) -> None:
-    methods = ["gpq", "pq"]
-    grid = small_grid(protocol="transfer:8,9", bits=[12], seeds=[0], methods=methods)
+    grid = small_grid(protocol="transfer:8,9", bits=[12], seeds=[0], methods=["gpq", "pq"])
     summary = run_experiment(grid, DIGITS, tmp_path)
     assert (summary.made, summary.failed) == (2, {})
     class_of = DIGITS.require_labels().class_ids()
@@ -158,8 +133,8 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
 
 def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.glob("*.h5")}
-    summary = run_experiment(small_grid(vectors=30), DIGITS, done)
-    assert (summary.made, summary.there) == (0, 10)
+    summary = run_experiment(small_grid(**WHOLE), DIGITS, done)
+    assert (summary.made, summary.there) == (0, 14)
     assert {path: path.stat().st_mtime_ns for path in done.glob("*.h5")} == before
     for changes, overwrite in (({}, False), ({"seeds": [0, 1]}, False), ({"vectors": 3}, False), ({}, True)):
         grid = small_grid(**PQ | changes)
@@ -167,45 +142,47 @@ def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: P
 
 
 def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -> None:
-    grid = small_grid(**PQ, bits=[12], vectors=30)
+    grid = small_grid(**ONE, vectors=30)
     run_experiment(grid, DIGITS, tmp_path)
     path, whole = tmp_path / "pq_12bits_seed0.h5", done / "pq_12bits_seed0.h5"
     data = path.read_bytes()
 
-    def attribute(name: str, value: Any) -> Callable[[], None]:
-        def change() -> None:
-            with h5py.File(path, "r+") as file:
-                del file.attrs[name]
-                if value is not None:
-                    file.attrs[name] = value
-
-        return change
-
     counts = {"queries": 7, "labelled": 1, "unlabelled": 1, "database": 1}
-    for damage, message in (
-        (lambda: path.write_bytes(b""), "pq_12bits_seed0"),
-        (lambda: path.write_bytes(data[: len(data) // 2]), "pq_12bits_seed0"),
-        (lambda: path.write_bytes(b"not HDF5 at all"), "pq_12bits_seed0"),
-        (lambda: path.write_bytes(data[:200] + b"\0" * (len(data) - 200)), "pq_12bits_seed0"),
-        (attribute("kind", "rows"), "is not a run of gpq experiment of this version, or damaged .'kind'"),
-        (attribute("format_version", 99), "'format_version' is missing or wrong"),
-        (attribute("bits", None), "'bits' is missing or wrong"),
-        (attribute("likeness", None), "'likeness' is missing or wrong"),
-        (attribute("likeness", '{"nn10_at_100": "much"}'), "'likeness' is missing or wrong"),
-        (attribute("counts", '{"queries": 7}'), "'counts' is missing or wrong"),
-        (attribute("counts", json.dumps(counts)), "'ap' is missing or wrong"),
-        (attribute("map", 0.123), "'ap' is missing or wrong"),
+    for damaged in (
+        b"",
+        data[: len(data) // 2],
+        b"not HDF5 at all",
+        data[:200] + b"\0" * (len(data) - 200),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="pq_12bits_seed0"):
+            read_run(path)
+    for name, value, wrong in (
+        ("kind", "rows", "kind"),
+        ("format_version", 99, "format_version"),
+        ("bits", None, "bits"),
+        ("likeness", None, "likeness"),
+        ("likeness", '{"nn10_at_100": "much"}', "likeness"),
+        ("settings", "[" * 100_000, "settings"),
+        ("counts", '{"queries": 7}', "counts"),
+        ("counts", json.dumps(counts), "ap"),
+        ("map", 0.123, "ap"),
     ):
         path.write_bytes(data)
-        damage()
-        with pytest.raises(DataError, match=message):
+        with h5py.File(path, "r+") as file:
+            del file.attrs[name]
+            if value is not None:
+                file.attrs[name] = value
+        with pytest.raises(
+            DataError, match=f"is not a run of gpq experiment of this version, or damaged .'{wrong}' is"
+        ):
             read_run(path)
     assert run_experiment(grid, DIGITS, tmp_path).made == 1
     assert_same(path, whole)
 
 
 def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
-    grid = small_grid(vectors=30)
+    grid = small_grid(**WHOLE)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32))
     np.save(tmp_path / "y.npy", np.arange(200) % 2)
     other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
@@ -232,7 +209,12 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
         run_experiment("table2", DIGITS, tmp_path, jobs=0)
     with pytest.raises(UsageError, match="give its name"):
         run_experiment("table2", DIGITS, tmp_path, jobs=2)
-    summary = run_experiment(small_grid(**PQ, bits=[12], labelled="all"), DIGITS, tmp_path)
+    held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
+    assert held is not None
+    with pytest.raises(BusyError, match="being written by another process"):
+        run_experiment(small_grid(**PQ), DIGITS, tmp_path / "x")
+    os.close(held)
+    summary = run_experiment(small_grid(**ONE, labelled="all"), DIGITS, tmp_path / "y")
     assert "0 items to search: label fewer" in summary.failed["pq_12bits_seed0"]
 
 
@@ -258,29 +240,14 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(
         run_experiment(grid, DIGITS, tmp_path, overwrite=True)
     monkeypatch.undo()
     (tmp_path / f"{made[0]}.h5").unlink()
-    summary = run_experiment(grid, DIGITS, tmp_path)
-    assert (summary.made, summary.there) == (1, 1)
-    assert not (tmp_path / ".partial").exists()
-
-
-def test_the_checkpoint_of_a_run_that_was_killed_after_its_file_is_removed(tmp_path: Path) -> None:
-    grid = small_grid(**PQ)
-    run_experiment(grid, DIGITS, tmp_path)
+    # The checkpoint of a run that was killed after its file was written is removed.
     for name, run in json.loads((tmp_path / "experiment.json").read_text())["planned"].items():
         work = tmp_path / ".partial" / f"{name}-{run['identity']}"
         work.mkdir(parents=True)
         (work / "checkpoint.safetensors").touch()
     summary = run_experiment(grid, DIGITS, tmp_path)
-    assert summary.made == 0
+    assert (summary.made, summary.there) == (1, 1)
     assert not (tmp_path / ".partial").exists()
-
-
-def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
-    held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
-    assert held is not None
-    with pytest.raises(BusyError, match="being written by another process"):
-        run_experiment(small_grid(**PQ), DIGITS, tmp_path / "x")
-    os.close(held)
 
 
 # Failures and kills -----------------------------------------------------------------------------------------------------
