@@ -22,7 +22,7 @@ import numpy as np
 from common import describe_machine, make_parser, numbers, read_results, run_main, save
 from search import enlarged, recall
 
-from gpq_faiss.build.shards import IndexShard
+from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
 from gpq_faiss.faissio.storage import row_header
 from gpq_faiss.files import atomic_path
@@ -134,7 +134,7 @@ def size(folder: Path, codes: Any, Z: Any, xq: Any, n: int, memory: str) -> dict
         write_rows(rows, codes, Z, n)
     fresh()
     before, start = peak(), time.perf_counter()
-    build_index([IndexShard(rows, Z, "", "")], path, Z, "ivf", memory=parse_bytes(memory), overwrite=True)
+    build_index([open_shard(rows, Z, "", "")], path, Z, "ivf", memory=parse_bytes(memory), overwrite=True)
     cell: dict[str, Any] = {
         "build_s": time.perf_counter() - start,
         "build_peak": peak() - before,

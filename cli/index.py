@@ -53,8 +53,8 @@ def index(
 ) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with their 64-bit ids.
 
-    CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5, features.h5, or Parquet with columns
-    "codes" and "id"; or index files, to merge several or convert one.
+    CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5 or features.h5; or index files, to merge
+    several or convert one.
 
     With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build
     continues with the first unfinished source. Search such an index with gpq search --memory.

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import re
+import reprlib
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -146,7 +147,6 @@ class TrainingConfig:
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
     batch_unlabelled: Count = 500
     learning_rate: Scale = 2e-4
-    beta1: Share = 0.5
     schedule: Literal["step", "cosine"] = "step"
     """Of the learning rate; ``step``: times 0.95 every 100 steps."""
     validation: Share = 0.05
@@ -154,6 +154,11 @@ class TrainingConfig:
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
     """Augmentation of images; ``auto`` does not flip digits, and leaves images as they are for perceptrons with noise."""
+
+    @property
+    def beta1(self) -> float:
+        """Of Adam."""
+        return 0.9 if self.schedule == "cosine" else 0.5
 
 
 @dataclass(frozen=True)
@@ -176,10 +181,7 @@ class Config:
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
     def with_settings(self, changes: dict[str, Any]) -> Config:
-        """This config with ``changes``, nested as in TOML; names, types and ranges are checked.
-
-        Raises:
-            UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
+        """As :func:`merge`.
 
         Examples:
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
@@ -200,7 +202,6 @@ _RECOMMENDED = Config(
         batch_labelled=125,
         batch_unlabelled=400,
         learning_rate=1e-3,
-        beta1=0.9,
         schedule="cosine",
         # Every label is learnt from: with a falling rate there is little to choose among the last steps.
         validation=0.0,
@@ -238,10 +239,7 @@ PRESETS: dict[str, Config] = {
 
 
 def preset(name: str) -> Config:
-    """The named preset.
-
-    Raises:
-        UsageError: there is none of that name.
+    """The named preset. Raises UsageError: there is none of that name.
 
     Examples:
         >>> preset("recommended").method, preset("paper").quantizer.bits
@@ -254,10 +252,7 @@ def preset(name: str) -> Config:
 
 
 def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
-    """M for a code of ``bits`` bits.
-
-    Raises:
-        UsageError: ``bits`` is not a multiple of ``log2 codewords``.
+    """M for a code of ``bits`` bits. Raises UsageError: they are not a multiple of ``log2 codewords``.
 
     Examples:
         >>> codebooks_for_bits(48)
@@ -272,12 +267,8 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict of a config, ready for JSON; without ``loss.extra`` where there is none."""
-    values = dataclasses.asdict(config)
-    for section in (values, values.get("loss")):
-        if isinstance(section, dict) and section.get("extra") == {}:
-            del section["extra"]
-    return values
+    """Plain nested dict of a config, ready for JSON."""
+    return dataclasses.asdict(config)
 
 
 @functools.cache
@@ -311,23 +302,15 @@ def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _message(errors: list[ErrorDetails]) -> str:
     """One line on the first setting that is wrong: its name, and what it may be."""
-    first = errors[0]
-    path = [str(part) for part in first["loc"][:2]]
-    if not path:
-        return f"settings that cannot be read: {first['msg']}"
+    first, at = errors[0], errors[0]["loc"][:2]
+    name = ".".join(map(str, at))
     if first["type"] == "unexpected_keyword_argument":
-        parent: Any = Config() if len(path) == 1 else getattr(Config(), path[0])
-        prefix = "".join(f"{part}." for part in path[:-1])
-        known = [f"{prefix}{field.name}" for field in dataclasses.fields(parent)]
-        return unknown(f"setting '{'.'.join(path)}'", ".".join(path), known)
-    if path[1:] == ["extra"]:
-        path += [str(part) for part in first["loc"][2:3]]
-    value = repr(first["input"])
+        section: Any = Config() if len(at) == 1 else getattr(Config(), str(at[0]))
+        known = [".".join([*map(str, at[:-1]), field.name]) for field in dataclasses.fields(section)]
+        return unknown(f"setting '{name}'", name, known)
     # Of a setting of several types there is one error for each.
-    of_it = [
-        error["msg"].lower() for error in errors if error["loc"][: len(path)] == first["loc"][: len(path)]
-    ]
-    return f"{'.'.join(path)} = {value if len(value) <= 60 else value[:57] + '...'}: {', or '.join(of_it)}"
+    of_it = [error["msg"].lower() for error in errors if error["loc"][:2] == at]
+    return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(of_it)}"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
@@ -359,24 +342,20 @@ def from_dict(values: dict[str, Any]) -> Config:
     Raises:
         UsageError: bad value.
     """
-    known = to_dict(preset(str(values.get("preset", "paper"))))
-    kept = {
-        key: {k: v for k, v in value.items() if k in known[key] or k == "extra"}
-        if isinstance(value, dict) and isinstance(known[key], dict)
-        else value
-        for key, value in values.items()
-        if key in known
-    }
-    return validate(merge(preset(str(values.get("preset", "paper"))), kept))
+    base = preset(str(values.get("preset", "paper")))
+    kept = {}
+    for key, value in values.items():
+        known = getattr(base, key, None)
+        if dataclasses.is_dataclass(known) and isinstance(value, dict):
+            names = {field.name for field in dataclasses.fields(known)}
+            kept[key] = {name: one for name, one in value.items() if name in names}
+        elif hasattr(base, key):
+            kept[key] = value
+    return validate(merge(base, kept))
 
 
 def read_toml(path: str | Path, base: Config | None = None) -> Config:
-    """Read a run's TOML. Its ``preset`` is the base; without one, ``base`` (default: ``paper``) is.
-
-    Raises:
-        DataError: missing or not TOML.
-        UsageError: unknown key or bad value.
-    """
+    """Read a run's TOML. Its ``preset`` is the base; without one, ``base`` (default: ``paper``) is. Raises DataError: not TOML."""
     path = Path(path)
     values = read_input(path, "the settings of a run (--config)")
     try:
@@ -387,27 +366,20 @@ def read_toml(path: str | Path, base: Config | None = None) -> Config:
 
 
 def validate(config: Config) -> Config:
-    """Return ``config`` if all settings are in range and go together.
-
-    Raises:
-        UsageError: naming the setting and its range.
-    """
+    """Return ``config`` if all settings are in range and go together. Raises UsageError, naming the setting and its range."""
     if not isinstance(config, Config):
         raise UsageError(
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
         )
     config = merge(config, {})
-    q, t = config.quantizer, config.training
-    wrong = ""
-    if config.method == "gpq":
-        if config.gpq.details == "authors" and t.batch_unlabelled == 1:
-            wrong = (
-                "training.batch_unlabelled = 1: one item has no batch statistics: 0 or at least 2 are needed"
-            )
-    elif q.subdim < 3:
-        wrong = f"quantizer.subdim = {q.subdim}: at least 3 are needed with method = {config.method}"
+    method, wrong = config.method, None
+    if method == "gpq":
+        if config.gpq.details == "authors" and config.training.batch_unlabelled == 1:
+            wrong = "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no batch statistics"
+    elif config.quantizer.subdim < 3:
+        wrong = f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with method = {method}"
     elif not config.loss.lambda1:
-        wrong = f"loss.lambda1 = 0: it must be above 0 with method = {config.method}"
+        wrong = f"loss.lambda1 = 0: it must be above 0 with method = {method}"
     if wrong:
         raise UsageError(wrong)
     return config

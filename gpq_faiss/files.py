@@ -32,17 +32,12 @@ except ImportError:  # pragma: no cover - Windows has no flock: nothing is refus
 
 log = logging.getLogger(__name__)
 
-_ELSEWHERE = "no permission to write there: choose another folder"
-_NO_FOLDER = "a part of the path is a file, not a folder"
 _WRITE_ERRORS = {
-    errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
-    errno.EDQUOT: "the disk is full: free some space, or write elsewhere",
-    errno.EACCES: _ELSEWHERE,
-    errno.EPERM: _ELSEWHERE,
-    errno.EROFS: _ELSEWHERE,
-    errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,  # what making that folder meets
-    errno.ELOOP: "a symbolic link is in the way: remove it",
+    (errno.ENOSPC, errno.EDQUOT): "the disk is full: free some space, or write elsewhere",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "no permission to write there: choose another folder",
+    # EEXIST is what making a folder there meets.
+    (errno.ENOTDIR, errno.EEXIST): "a part of the path is a file, not a folder",
+    (errno.ELOOP,): "a symbolic link is in the way: remove it",
 }
 
 LOCK = "lock"
@@ -51,34 +46,41 @@ _OWNER, _JOURNAL, _OLD, _GONE = ".owner", ".journal", ".old", ".gone"  # in a wo
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
+# Errors -------------------------------------------------------------------------------------------------------------------
+
+
 def write_error(path: Path, error: OSError) -> DataError:
     """One-line error with a remedy for an operating-system error on writing ``path``."""
-    number, text = error.errno, one_line(error)
-    if number is None and ("No space left" in text or "errno = 28" in text):  # HDF5 hides it in its text
-        number = errno.ENOSPC
-    why = text if number is None else _WRITE_ERRORS.get(number, os.strerror(number))
+    other = one_line(error) if error.errno is None else os.strerror(error.errno)
+    why = next((why for numbers, why in _WRITE_ERRORS.items() if error.errno in numbers), other)
     return DataError(f"cannot write {path}: {why}")
 
 
-def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
-    """Check that an output can be written, and create its folder.
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context that turns errors of the operating system into :func:`write_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
 
-    Stages call this before any work. Leftovers of killed processes are recovered first (:func:`recover`).
+
+def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
+    """Check before any work that an output can be written, recover it (:func:`recover`), and create its folder.
 
     Args:
-        path: the output.
         overwrite: whether it may exist.
         folder: whether it is a folder; an existing output must be of the same kind.
 
     Raises:
-        UsageError: ``path`` is not a name (``.``, ``/``).
+        UsageError: ``path`` has no name (``.``, ``/``).
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
         DataError: the folder cannot be created or written, or ``path`` is of the other kind.
     """
     path = Path(path)
     if path.name in {"", ".."}:
         raise UsageError(f"'{path}' cannot be written: give a name for the {'folder' if folder else 'file'}")
-    try:
+    with writing(path):
         recover(path)
         if path.exists():
             if not path.is_dir() and not path.is_file():
@@ -89,11 +91,12 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
                 )
             if path.is_dir() != folder:
                 raise OSError(errno.ENOTDIR if folder else errno.EISDIR, "")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _close_workspace(*_open_workspace(path))
-    except OSError as error:
-        raise write_error(path, error) from error
+        with _workspace(path):
+            pass
     return path
+
+
+# Locks --------------------------------------------------------------------------------------------------------------------
 
 
 def lock(file: Path) -> int | None:
@@ -129,24 +132,45 @@ def _take(file: Path) -> int | None:
 
 
 @contextlib.contextmanager
+def _publishing(folder: Path) -> Iterator[None]:
+    """Context in which no other process or thread puts a finished output into ``folder``. It waits for those that do.
+
+    The lock is on the folder itself, so a killed process leaves nothing. It is held for renames only.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            log.info(
+                "%s cannot be locked (%s): let one process at a time write there", folder, error.strerror
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# Unfinished work ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
 def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[None]:
     """Context with the locked folder of unfinished work on ``out``.
 
     Args:
-        folder: the folder.
-        out: the output.
         keep: on exit (also by an error) the folder is removed unless it has one of these files.
 
     Raises:
         BusyError: locked by another process.
         DataError: it is a symbolic link or cannot be created.
     """
-    try:
+    with writing(folder):
         if folder.is_symlink():
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            raise OSError(errno.ELOOP, "")
         descriptor = lock(folder / LOCK)
-    except OSError as error:
-        raise write_error(folder, error) from error
     if descriptor is None:
         raise BusyError(f"{out} is being written by another process: wait for it")
     try:
@@ -156,34 +180,44 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
             if any((folder / name).exists() for name in keep):
                 (folder / LOCK).unlink()
             elif folder.exists():
-                discard(folder, out)
+                with _workspace(out) as workspace:
+                    os.replace(folder, workspace / _GONE)
         os.close(descriptor)
 
 
-def discard(folder: Path, out: Path) -> None:
-    """Remove a folder of unfinished work on ``out`` atomically.
+def open_own(path: Path, mode: str = "r+b", *, keep: int | None = None) -> IO[bytes]:
+    """``open`` without a buffer for our own binary files; symbolic links are errors.
 
-    Raises:
-        OSError: it cannot be removed.
+    Args:
+        keep: create it if missing, cut it to so many bytes, and go on after them.
     """
-    workspace, descriptor = _open_workspace(out)
-    try:
-        os.replace(folder, workspace / _GONE)
-    finally:
-        _close_workspace(workspace, descriptor)
-
-
-def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[bytes]:
-    """``open`` for our own binary files; symbolic links are errors."""
-    opened: IO[bytes] = open(  # noqa: SIM115
-        path, mode, buffering=buffering, opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666)
+    flags = _NO_LINK | (0 if keep is None else os.O_CREAT)
+    file: IO[bytes] = open(  # noqa: SIM115
+        path, mode, buffering=0, opener=lambda name, given: os.open(name, given | flags, 0o666)
     )
-    return opened
+    if keep is not None:
+        file.truncate(keep)
+        file.seek(keep)
+    return file
 
 
-def _open_workspace(path: Path) -> tuple[Path, int]:
-    """A new workspace beside ``path``, and the descriptor of its lock."""
-    while True:
+def write_at(file: IO[bytes], offset: int, data: Any) -> None:
+    """Write all of ``data``, with several calls if needed."""
+    view = memoryview(data).cast("B")
+    file.seek(offset)
+    while view.nbytes:
+        view = view[file.write(view) :]
+
+
+# Workspaces ---------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _workspace(path: Path) -> Iterator[Path]:
+    """A new workspace beside ``path``, removed at the end; after an error it stays if its journal has steps to complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = None
+    while descriptor is None:
         workspace = path.with_name(f".{path.name}.tmp-{secrets.token_hex(6)}")
         # Of a name that is taken, by a link too, nothing is made. A sweep may come before the lock is ours, and take the folder for
         # a left one.
@@ -191,13 +225,13 @@ def _open_workspace(path: Path) -> tuple[Path, int]:
             workspace.mkdir(mode=0o700)
             with contextlib.suppress(FileNotFoundError):
                 descriptor = _take(workspace / _OWNER)
-                if descriptor is not None:
-                    return workspace, descriptor
-
-
-def _close_workspace(workspace: Path, descriptor: int) -> None:
-    shutil.rmtree(workspace, ignore_errors=True)
-    os.close(descriptor)
+    try:
+        yield workspace
+        (workspace / _JOURNAL).unlink(missing_ok=True)
+    finally:
+        if not (workspace / _JOURNAL).exists():
+            shutil.rmtree(workspace, ignore_errors=True)
+        os.close(descriptor)
 
 
 def recover(path: str | Path) -> None:
@@ -206,17 +240,14 @@ def recover(path: str | Path) -> None:
     Workspaces of running processes and of other users are not touched. To be called before checking whether an output exists.
     """
     path = Path(path)
-    if fcntl is None:
-        return
     pattern = re.compile(re.escape(f".{path.name}.tmp-") + "[0-9a-f]{12}")
     found: list[Path] = []
     # There may be no such folder, or it may not be read: then nothing is to be found in it.
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        ours = (entry for entry in entries if pattern.fullmatch(entry.name))
-        folders = (entry for entry in ours if entry.is_dir(follow_symlinks=False))
-        found = [
-            path.with_name(e.name) for e in folders if e.stat(follow_symlinks=False).st_uid == os.geteuid()
-        ]
+        for entry in entries if fcntl is not None else ():
+            if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                found += [path.with_name(entry.name)] * ours
     for workspace in found:
         with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as stack:
             descriptor = _take(workspace / _OWNER)
@@ -224,17 +255,13 @@ def recover(path: str | Path) -> None:
                 continue
             stack.callback(os.close, descriptor)
             if (workspace / _JOURNAL).exists():
-                with publishing(path.parent):
+                with _publishing(path.parent):
                     _follow(workspace, json.loads((workspace / _JOURNAL).read_text()), ours=False)
             shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
-    """Complete the steps of the journal.
-
-    Args:
-        ours: this process holds the lock of the unfinished work to remove; else it is removed only if unlocked.
-    """
+    """Complete the steps of the journal; ``ours``: this process holds the lock of the unfinished work to remove, else it must be free."""
     parent = workspace.parent
     # By its number: where two folders were exchanged, the old one lies under the name of the new.
     waiting = [
@@ -298,26 +325,7 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def publishing(folder: Path) -> Iterator[None]:
-    """Context in which no other process or thread puts a finished output into ``folder``. It waits for those that do.
-
-    The lock is on the folder itself, so a killed process leaves nothing. It is held for renames only.
-    """
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            log.info(
-                "%s cannot be locked (%s): let one process at a time write there", folder, error.strerror
-            )
-        yield
-    finally:
-        os.close(descriptor)
+# Outputs ------------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -329,8 +337,8 @@ def atomic_paths(
     """Yield temporary paths of the same names; on success they replace ``paths``, on any failure they are removed.
 
     Args:
-        paths: files, or one folder, in the same folder. The first is the main one; the others belong to it, and never appear
-            beside another version of it. One of the others that is not written is removed.
+        paths: files, or one folder, in the same folder, which is created if missing. The first is the main one; the others belong to
+            it, and never appear beside another version of it. One of the others that is not written is removed.
         done_with: a folder of unfinished work, locked by the caller, to remove afterwards.
         before: called with the temporary paths directly before they replace ``paths``, while no other output is put into the folder;
             if it raises, nothing is replaced.
@@ -340,12 +348,7 @@ def atomic_paths(
     """
     out = Path(paths[0])
     recover(out)
-    try:
-        workspace, descriptor = _open_workspace(out)
-    except OSError as error:
-        raise write_error(out, error) from error
-    decided = False
-    try:
+    with writing(out), _workspace(out) as workspace:
         made = tuple(workspace / Path(path).name for path in paths)
         yield made
         written = [path for path in made if path is made[0] or path.exists()]
@@ -356,7 +359,7 @@ def atomic_paths(
             "outputs": {path.name: path.stat().st_ino if path in written else None for path in made},
             "done_with": None if done_with is None else done_with.name,
         }
-        with publishing(out.parent):
+        with _publishing(out.parent):
             if before is not None:
                 before(made)
             if len(made) > 1 or made[0].is_dir() or done_with is not None:
@@ -365,45 +368,21 @@ def atomic_paths(
                 fsync(draft)
                 os.replace(draft, workspace / _JOURNAL)
                 fsync(workspace)
-                decided = True
             _follow(workspace, journal, ours=True)
-            decided = False
-    except OSError as error:
-        raise write_error(out, error) from error
-    finally:
-        if decided:  # stopped half-way: the journal stays for the next start
-            os.close(descriptor)
-        else:
-            _close_workspace(workspace, descriptor)
 
 
 @contextlib.contextmanager
-def atomic_path(
-    path: str | Path,
-    *,
-    done_with: Path | None = None,
-    before: Callable[[tuple[Path, ...]], None] | None = None,
-) -> Iterator[Path]:
+def atomic_path(path: str | Path, **options: Any) -> Iterator[Path]:
     """As :func:`atomic_paths`, for one file."""
-    with atomic_paths(path, done_with=done_with, before=before) as (temporary,):
+    with atomic_paths(path, **options) as (temporary,):
         yield temporary
 
 
 @contextlib.contextmanager
-def atomic_folder(
-    path: str | Path, *, overwrite: bool = False, done_with: Path | None = None
-) -> Iterator[Path]:
-    """As :func:`atomic_paths`, for a new folder. With ``overwrite`` an existing one is replaced atomically.
-
-    Raises:
-        DataError: writing fails; or ``path`` exists, is not empty, and ``overwrite`` is false.
-    """
+def atomic_folder(path: str | Path, *, overwrite: bool = False, **options: Any) -> Iterator[Path]:
+    """As :func:`atomic_paths`, for a new folder. Raises DataError, too: ``path`` is not empty, and ``overwrite`` is false."""
     path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(path, error) from error
-    with atomic_paths(path, done_with=done_with) as (temporary,):
+    with atomic_path(path, **options) as temporary:
         temporary.mkdir()
         yield temporary
         if not overwrite and path.is_dir() and any(path.iterdir()):
@@ -422,11 +401,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """Read JSON; ``what`` is the expected content, for errors.
-
-    Raises:
-        DataError: missing, unreadable or not JSON.
-    """
+    """Read JSON; ``what`` is the expected content, for errors. Raises DataError: missing, unreadable or not JSON."""
     text = read_text(Path(path), what)
     try:
         return parse_json(text)

@@ -22,11 +22,7 @@ _SMALL = 16 << 20
 
 
 def check_file(path: Path, what: str) -> int:
-    """Size in bytes of a file to read; ``what`` is the expected content, for errors.
-
-    Raises:
-        DataError: missing, a folder, no permission, or a device or pipe.
-    """
+    """Size in bytes of a file to read. Raises DataError: ``what`` is missing, a folder, not permitted, or a device or pipe."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -56,11 +52,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads`` for untrusted texts.
-
-    Raises:
-        ValueError: not JSON, too deep nesting, or an integer of more than 64 bits.
-    """
+    """``json.loads`` for untrusted texts. Raises ValueError: not JSON, too deep nesting, or an integer of more than 64 bits."""
     return _parsed(json.loads, text)
 
 
@@ -130,16 +122,7 @@ def check_memory(
     memory: int | None = None,
     remedy: str = "use a machine with more memory, or make the file smaller",
 ) -> None:
-    """Check memory before allocating.
-
-    Args:
-        needed: bytes that ``what`` needs, according to its header.
-        memory: budget in bytes (default: :func:`available_memory`).
-        remedy: end of the message.
-
-    Raises:
-        DataError: more than the budget.
-    """
+    """Raises DataError: the bytes that ``what`` needs are more than the budget ``memory`` (default: :func:`available_memory`)."""
     if memory is None and needed < _SMALL:
         return
     most = available_memory() if memory is None else memory
@@ -157,10 +140,7 @@ _BYTES = re.compile(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?\s*", re.I
 
 
 def parse_bytes(text: str | float | np.integer[Any], what: str = "memory") -> int:
-    """``"2GB"``, ``"512 MiB"`` or a number of bytes; ``what`` names it in messages.
-
-    Raises:
-        UsageError: another form, or less than a byte.
+    """``"2GB"``, ``"512 MiB"`` or a number of bytes. Raises UsageError, which names it ``what``: another form, or less than a byte.
 
     Examples:
         >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")

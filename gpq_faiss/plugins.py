@@ -19,12 +19,7 @@ _SINGULAR = {"methods": "method", "backbones": "backbone", "losses": "loss", "da
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin.
-
-    Attributes:
-        kind: kind of plugin.
-        origin: package and version.
-    """
+    """A plugin of this kind; ``origin``: its package and version."""
 
     kind: Kind
     name: str
@@ -32,11 +27,7 @@ class Plugin:
     entry: importlib.metadata.EntryPoint
 
     def load(self) -> Any:
-        """Import the entry point's object.
-
-        Raises:
-            UsageError: the import fails.
-        """
+        """Import the entry point's object. Raises UsageError: that fails."""
         try:
             return self.entry.load()
         except Exception as error:  # any error of the package
@@ -57,11 +48,7 @@ def _installed(kind: Kind) -> tuple[Plugin, ...]:
 
 
 def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
-    """Names of plugins, in alphabetical order.
-
-    Raises:
-        UsageError: as :func:`find_plugin`.
-    """
+    """Names of plugins, in alphabetical order. Raises UsageError: as :func:`find_plugin`."""
     names = list(dict.fromkeys(plugin.name for plugin in _installed(kind)))
     for name in names:
         find_plugin(kind, name, built_in)
@@ -69,11 +56,7 @@ def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
 
 
 def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | None:
-    """The plugin of a name, or None.
-
-    Raises:
-        UsageError: a built-in name, or the same name in two packages.
-    """
+    """The plugin of a name, or None. Raises UsageError: a built-in name, or the same name in two packages."""
     found = [plugin for plugin in _installed(kind) if plugin.name == name]
     if found and name in built_in:
         raise found[0].error("has a name that is built in: uninstall the package, or rename its entry point")

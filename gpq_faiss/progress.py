@@ -26,54 +26,33 @@ _open: list[Stage] = []
 
 @dataclass(eq=False)
 class Stage:
-    """One part of the work.
-
-    Attributes:
-        name: for example "training".
-        total: total number of units; 0: unknown.
-        unit: singular noun of what is counted.
-        done: number of units done, set by the work.
-        first: number done at the start (of a resumed run).
-        figures: latest figures by name, set by the work.
-        began: ``time.monotonic()``.
-    """
+    """One part of the work, counted in units of this singular noun: ``done`` of ``total`` (0: unknown), ``first`` before it began."""
 
     name: str
     total: int = 0
     unit: str = "item"
     done: int = 0
     first: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
     def left(self) -> float | None:
-        """Estimated remaining seconds; None: unknown."""
         here = self.done - self.first
         if here <= 0 or self.total <= 0:
             return None
         return self.seconds * max(self.total - self.done, 0) / here
 
     def advance(self, n: int = 1) -> None:
-        """Count ``n`` more units."""
         self.done += n
 
 
 @contextmanager
 def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> Iterator[Stage]:
-    """Open a stage for the duration of a ``with`` block.
-
-    Args:
-        name: name of the stage.
-        total: total number of units; 0: unknown.
-        unit: singular noun of what is counted.
-        done: number of units done before.
-    """
+    """Open a stage for the duration of a ``with`` block; ``done``: units done before."""
     made = Stage(name, total, unit, done, done)
     with _lock:
         inner = any(one.total for one in _open)
@@ -113,12 +92,9 @@ def duration(seconds: float) -> str:
 
 def describe(shown: tuple[Stage, ...]) -> str:
     """A line for open stages, outermost first: ``training: 300 of 800 steps, 12 s, 20 s to go``."""
-    return "; ".join(_text_of(one) for one in shown)
-
-
-def _text_of(one: Stage) -> str:
-    parts = [f"{one.done:,} of {count(one.total, one.unit)}"] if one.total else []
-    parts.append(duration(one.seconds))
-    if one.left is not None:
-        parts.append(f"{duration(one.left)} to go")
-    return f"{one.name}: {', '.join(parts)}"
+    texts = []
+    for one in shown:
+        parts = [f"{one.done:,} of {count(one.total, one.unit)}"] if one.total else []
+        left = [] if one.left is None else [f"{duration(one.left)} to go"]
+        texts.append(f"{one.name}: {', '.join([*parts, duration(one.seconds), *left])}")
+    return "; ".join(texts)

@@ -24,9 +24,8 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def _terminate(number: int, frame: Any) -> None:
+def _terminate(number: int, _: Any) -> None:
     """Raises :class:`Terminated` once, so that a second signal does not interrupt the cleanup."""
-    del frame
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
     _met.append(number)
@@ -34,12 +33,11 @@ def _terminate(number: int, frame: Any) -> None:
 
 
 @contextlib.contextmanager
-def _handling(handlers: dict[int, tuple[Any, ...]], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Context in which ``handler`` takes those signals that have one of these handlers; none outside of the main thread."""
+def _handling(handler: Callable[[int, Any], None], numbers: list[int], *known: Any) -> Iterator[None]:
+    """Context in which ``handler`` takes these signals, where they have one of the ``known`` handlers; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
-    before = {
-        n: signal.getsignal(n) for n, known in handlers.items() if main and signal.getsignal(n) in known
-    }
+    before = {number: signal.getsignal(number) for number in numbers if main}
+    before = {number: old for number, old in before.items() if old in known}
     for number in before:
         signal.signal(number, handler)
     try:
@@ -51,13 +49,12 @@ def _handling(handlers: dict[int, tuple[Any, ...]], handler: Callable[[int, Any]
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise :class:`Terminated` instead of ending the process.
+    """Make SIGTERM and SIGHUP raise :class:`Terminated`; for programs only, as libraries leave signals to their caller.
 
-    For programs only: libraries leave signals to their caller. A KeyboardInterrupt that a library raises at such a signal, as Ray does
-    while it waits, leaves as :class:`Terminated` too.
+    A KeyboardInterrupt that a library raises at such a signal, as Ray does while it waits, leaves as :class:`Terminated` too.
     """
     _met.clear()
-    with _handling(dict.fromkeys(_ENDING, (signal.SIG_DFL,)), _terminate):
+    with _handling(_terminate, _ENDING, signal.SIG_DFL):
         try:
             yield
         except KeyboardInterrupt as error:
@@ -68,22 +65,20 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], bool]]:
-    """Context that defers Ctrl-C, SIGTERM and SIGHUP, so that the caller can stop where its work can be resumed.
+    """Context that defers Ctrl-C, SIGTERM and SIGHUP; yields a check for one, which takes effect on exit, a second Ctrl-C immediately.
 
-    Yields a check for a pending signal, which takes effect on exit. A second Ctrl-C takes effect immediately. Handlers set by the program,
-    and other threads, are not affected.
+    Handlers set by the program, and other threads, are not affected.
     """
     held: list[int] = []
 
-    def hold(number: int, frame: Any) -> None:
-        del frame
+    def hold(number: int, _: Any) -> None:
         if held and number == signal.SIGINT:
             raise KeyboardInterrupt
         held.append(number)
 
-    plain: dict[int, tuple[Any, ...]] = dict.fromkeys(_ENDING, (signal.SIG_DFL, _terminate))
+    numbers = [signal.SIGINT, *_ENDING]
     try:
-        with _handling(plain | {signal.SIGINT: (signal.default_int_handler,)}, hold):
+        with _handling(hold, numbers, signal.SIG_DFL, signal.default_int_handler, _terminate):
             yield lambda: bool(held)
     finally:
         if held:

@@ -36,7 +36,7 @@ def own_settings(**sections: dict[str, Any]) -> Config:
         "network": {"hidden": [32], "dropout": 0.2, "noise": 0.5},
         "loss": {"lambda1": 1.0, "lambda2": 0.5, "beta": 20.0},
         "gpq": {"classification": "paper"},
-        "training": {"learning_rate": 1e-3, "beta1": 0.9, "schedule": "cosine"},
+        "training": {"learning_rate": 1e-3, "schedule": "cosine"},
     }
     return validate(merge(merge(preset("paper"), changes), sections))
 

@@ -135,14 +135,6 @@ def _queries(path: Path, case: int) -> str:
     return ""
 
 
-def _codes_in_parquet(path: Path, _: int) -> str:
-    from gpq_faiss.build.shards import ParquetShard
-
-    for _block in ParquetShard(path, codebooks()).blocks(50):
-        pass
-    return ""
-
-
 def _table(path: Path, _: int) -> str:
     form = "csv" if path.suffix == ".csv" else "parquet"
     _read(f"{form}:{path}", 5, root=str(path.parent), max_bad=0.5)
@@ -272,7 +264,7 @@ def seeds(folder: Path) -> list[Seed]:
 def _index_seeds(folder: Path) -> list[Seed]:
     import faiss
 
-    from gpq_faiss.build.shards import Hdf5Shard
+    from gpq_faiss.build.shards import open_shard
     from gpq_faiss.build.stream import build_index
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.codes.encode import encode
@@ -294,7 +286,7 @@ def _index_seeds(folder: Path) -> list[Seed]:
     with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
         writer.append(codes[:40], ids[:40], None)
         writer.finish()
-    shard = Hdf5Shard(folder / "shard.h5", Z, "m" * 16, "the model")
+    shard = open_shard(folder / "shard.h5", Z, "m" * 16, "the model")
     paths.append(build_index([shard], folder / "streamed-ivf", Z, "ivf", model_fingerprint="m" * 16))
     Path(f"{paths[-1]}.json").unlink()
     faiss.write_index(inject(Z), str(folder / "empty"))
@@ -361,8 +353,6 @@ def _parquet_seeds(folder: Path) -> list[Seed]:
     rng = np.random.default_rng(3)
     x = rng.normal(size=(N, WIDTH)).astype(np.float32)
     names = pa.array([("cat", "dog|owl", None)[i % 3] for i in range(N)])
-    codes = rng.integers(0, 256, (N, (M + 1) // 2), dtype=np.uint8)
-    codes[:, -1] &= 15
     tables = {
         "fixed": {"features": pa.array(list(x), pa.list_(pa.float32(), WIDTH)), "label": names},
         "list": {
@@ -370,8 +360,6 @@ def _parquet_seeds(folder: Path) -> list[Seed]:
             "labels": pa.array([["a"], ["b", "c"], []] * (N // 3)),
             "id": np.arange(N),
         },
-        "codes": {"codes": pa.array([row.tobytes() for row in codes]), "id": np.arange(N)},
-        "code-lists": {"codes": pa.array(codes.tolist(), pa.list_(pa.uint8())), "id": np.arange(N)},
         "table": {
             "image": pa.array([f"{i % 6}.png" for i in range(N)]),
             "label": names,
@@ -389,7 +377,6 @@ def _parquet_seeds(folder: Path) -> list[Seed]:
     _pictures(folder)
     return [
         *(Seed(folder / f"{name}.parquet", _unchecked(_features)) for name in ("fixed", "list")),
-        *(Seed(folder / f"{name}.parquet", _codes_in_parquet) for name in ("codes", "code-lists")),
         Seed(folder / "table.parquet", _table),
     ]
 

@@ -22,7 +22,7 @@ from ..progress import stage
 from ..store import Item, Items, RowReader, Texts, items_path, write_items
 from ..store.items import Row, as_json
 from ..store.old_items import old_items, old_items_key, old_items_path
-from .shards import is_index, is_parquet
+from .shards import is_index
 
 log = logging.getLogger(__name__)
 
@@ -38,42 +38,31 @@ class ItemSources:
 
     @classmethod
     def of(cls, paths: Sequence[str | Path]) -> ItemSources | None:
-        """None if a source has no data on its items (Parquet, an index without an items file), or none has names or labels."""
+        """None if a source, an index without an items file, has no data on its items, or none has names or labels."""
         keys: list[str] = []
         unknown: list[Path] = []
         named = False
         for path in map(Path, paths):
-            if is_parquet(path):
-                unknown.append(path)
-            elif is_index(path):
-                items = open_items(path)
-                if items is None:
-                    unknown.append(path)
-                    continue
-                with items:
-                    keys.append(items.key)
-                named = True
-            else:
+            if not is_index(path):
                 with RowReader(path) as reader:
                     header, columns = reader.header, reader.text_columns
                     keys += [f"{header.data_fingerprint} {reader.ntotal}", *header.class_names, *columns]
                 named |= bool(header.class_names or columns)
+            elif (items := open_items(path)) is None:
+                unknown.append(path)
+            else:
+                with items:
+                    keys.append(items.key)
+                named = True
         if unknown and named:
             log.warning("%s has no names or labels, so the index gets none of any source", unknown[0])
         return None if unknown or not named else cls(tuple(map(Path, paths)), fingerprint("items", *keys))
 
-    def missing(self, index: str | Path, build: str | None = None) -> bool:
-        """Whether ``index`` is of these items (and of ``build``, if given), and its items file is missing, damaged or of other items."""
-        if not Path(index).is_file():
-            return False
-        made = _made(index)
-        if made.get("items") != self.key or build not in (None, made.get("build")):
-            return False
-        try:
-            with Items(items_path(index)) as items:
-                return items.key != self.key
-        except DataError:
-            return True
+    def beside(self, index: str | Path) -> bool:
+        """Whether the items file of ``index`` is there, is whole, and has these items."""
+        with contextlib.suppress(DataError), Items(items_path(index)) as items:
+            return bool(items.key == self.key == _stated_key(index))
+        return False
 
     def write(self, path: Path) -> None:
         """Write the items to the temporary file ``path``."""
@@ -84,9 +73,9 @@ class ItemSources:
 def _rows_of(path: Path) -> Iterator[Row]:
     if is_index(path):
         items = open_items(path)
-        assert items is not None
-        with items:
-            yield from items.rows()
+        if items is not None:
+            with items:
+                yield from items.rows()
         return
     with RowReader(path) as reader:
         for start in range(0, reader.ntotal, _ROWS):
@@ -106,19 +95,13 @@ def _rows(
     others = {name: column.tolist() for name, column in texts.items() if name != "name"}
     kept = zip(*others.values(), strict=True)
     columns = [as_json(dict(zip(others, row, strict=True))) for row in kept] if others else [None] * n
-    labels = [None] * n if packed is None else _labels(packed, classes)
+    labels: list[str | None] = [None] * n
+    if packed is not None:  # most rows have the same labels as others
+        distinct, which = np.unique(packed, axis=0, return_inverse=True)
+        on = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
+        named = [as_json(sorted(classes[c] for c in np.flatnonzero(row))) for row in on]
+        labels = [named[number] for number in which.tolist()]
     yield from zip(ids.tolist(), (name or None for name in names), labels, columns, strict=True)
-
-
-def _labels(packed: NDArray[np.uint8], classes: tuple[str, ...]) -> list[str | None]:
-    """The labels of rows uint8 [n, ceil(C/8)] as they are stored; most rows have the same as others."""
-    width, data = packed.shape[1], packed.tobytes()
-    rows = [data[at : at + width] for at in range(0, len(data), width)]
-    named: dict[bytes, str | None] = {}
-    for row in set(rows):
-        on = np.flatnonzero(np.unpackbits(np.frombuffer(row, np.uint8), count=len(classes)))
-        named[row] = as_json(sorted(classes[c] for c in on))
-    return [named[row] for row in rows]
 
 
 def open_items(index: str | Path) -> Items | None:
@@ -129,7 +112,7 @@ def open_items(index: str | Path) -> Items | None:
     Raises:
         DataError: a damaged items file, or it cannot be converted.
     """
-    path, old, wanted = items_path(index), old_items_path(index), _made(index).get("items")
+    path, old, wanted = items_path(index), old_items_path(index), _stated_key(index)
     if path.exists():
         items = Items(path)
         if items.key == wanted:
@@ -151,9 +134,9 @@ def open_items(index: str | Path) -> Items | None:
     return None
 
 
-def _made(index: str | Path) -> dict[str, Any]:
-    """What the sidecar says of an index's making."""
-    return dict((read_sidecar(index) or {}).get("extra", {}))
+def _stated_key(index: str | Path) -> Any:
+    """The key of an index's items in its sidecar, or None."""
+    return (read_sidecar(index) or {}).get("extra", {}).get("items")
 
 
 def _convert(old: Path, index: str | Path, key: str) -> None:
@@ -161,7 +144,7 @@ def _convert(old: Path, index: str | Path, key: str) -> None:
     path = items_path(index)
 
     def still_missing(_: tuple[Path, ...]) -> None:
-        if path.exists() or _made(index).get("items") != key:
+        if path.exists() or _stated_key(index) != key:
             raise BusyError(f"{path} or its index was written meanwhile")
 
     with stage("converting names"), contextlib.suppress(BusyError):
@@ -196,9 +179,8 @@ class ShardItems:
 
     def close(self) -> None:
         """Close the files."""
-        for items in self._opened.values():
-            if items is not None:
-                items.close()
+        for items in filter(None, self._opened.values()):
+            items.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,19 +1,13 @@
-"""Sources of an index, read in blocks: codes or features in HDF5, codes in Parquet, other indexes."""
+"""Sources of an index, read in blocks: codes or features in HDF5, other indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from ..codes.bits import check_codes, code_size
+from ..codes.bits import check_codes
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import check_items, encode
-from ..data.arrays import as_int64
-from ..data.tables import kind_of, leaves, open_parquet
 from ..errors import DataError, MismatchError
 from ..faissio.header import INDEX_TYPES, read_header
 from ..faissio.io import check_header, check_stated, read_sidecar
@@ -22,181 +16,90 @@ from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
 
 
-def _mark(path: Path) -> str:
-    """Size and modification time, to detect that a shard changed since an interruption."""
-    status = path.stat()
-    return fingerprint("shard", path.name, str(status.st_size), str(status.st_mtime_ns))
+class Shard:
+    """A file of rows of one model.
 
-
-class Hdf5Shard:
-    """``codes.h5``, or ``features.h5`` to encode, of one model.
-
-    With ``codewords``, features must be the codewords of their codes (:func:`..codes.encode.items_are_codewords`).
+    Attributes:
+        kind: ``codes``, ``features`` or ``index``.
+        rows: their number.
+        row_bytes: of memory to read a row.
+        data_fingerprint: of the data set, if known.
+        fingerprint: of name, size and modification time, to detect that the file changed since an interruption.
 
     Raises:
-        DataError: damaged or of another format.
+        DataError: damaged or of another format, or an empty index.
         MismatchError: of another model or with other codebooks.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        codebooks: Floats,
-        model_fingerprint: str,
-        model_name: str,
-        *,
-        codewords: bool = False,
-    ) -> None:
-        self.path = Path(path)
-        self._codebooks = codebooks
-        self._codewords = codewords
-        with RowReader(self.path) as reader:
-            header = reader.header
-            if header.model_fingerprint != model_fingerprint:
-                raise MismatchError(
-                    f"{path} is of model {header.model_fingerprint}, not of {model_name} ({model_fingerprint}): "
-                    "encode the data again with this model"
-                )
-            if codebooks_fingerprint(header.codebooks) != codebooks_fingerprint(codebooks):
-                raise MismatchError(
-                    f"{path} was made with other codebooks than those of {model_name}: encode it again"
-                )
-            self.rows = reader.ntotal
-            self.kind: str = header.kind
-            self.data_fingerprint = header.data_fingerprint
-            self.row_bytes = 16 + (header.width * 12 if header.kind == "features" else header.width * 3)
-        self.fingerprint = _mark(self.path)
-
-    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
-        M, K, _ = self._codebooks.shape
-        with RowReader(self.path) as reader:
-            for start in range(0, self.rows, size):
-                stop = min(self.rows, start + size)
-                values = reader.block(start, stop)
-                if self.kind == "features":
-                    codes = encode(values, self._codebooks, what=str(self.path), first_row=start)
-                    if self._codewords:
-                        check_items(values, codes, self._codebooks, what=str(self.path), first_row=start)
-                else:
-                    codes = check_codes(values, M, K, what=str(self.path))
-                yield codes, reader.ids(start, stop)
-
-
-class ParquetShard:
-    """Parquet with a column ``codes`` (binary, or lists of uint8) and ``id`` or ``ids`` (64-bit integers).
-
-    Parquet does not name the model; the codes are assumed to be of it.
-
-    Raises:
-        DataError: not Parquet, damaged, or without these columns; pyarrow is not installed.
-    """
+    kind: str
+    rows: int
+    row_bytes: int
+    data_fingerprint = ""
 
     def __init__(self, path: str | Path, codebooks: Floats) -> None:
-        self.path = Path(path)
-        self.M, self.K = int(codebooks.shape[0]), int(codebooks.shape[1])
-        self._size = code_size(self.M, self.K)
-        self.row_bytes = 16 + 4 * self._size
-        self.kind, self.data_fingerprint = "codes", ""
-        self._texts: tuple[str, ...] = ()
-        with self._open() as file:
-            names = file.schema_arrow.names
-            self._id = next((name for name in ("id", "ids") if name in names), None)
-            if "codes" not in names or self._id is None:
-                raise DataError(f"{path} has no columns 'codes' and 'id': it has {', '.join(names[:10])}")
-            self.rows = int(file.metadata.num_rows)
-            # A code stored once could expand to any number of bytes: lists are counted, and texts read as dictionaries.
-            for leaf in leaves(file, "codes"):
-                column = file.schema.column(leaf)
-                groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-                values = sum(group.column(leaf).num_values for group in groups)
-                if column.physical_type == "BYTE_ARRAY" and values == self.rows:
-                    self._texts = (column.path,)
-                elif values not in (self.rows, self.rows * self._size) or column.length > self._size:
-                    raise self._uneven()
-        self.fingerprint = _mark(self.path)
+        self.path, self._codebooks = Path(path), codebooks
+        status = self.path.stat()
+        self.fingerprint = fingerprint("shard", self.path.name, str(status.st_size), str(status.st_mtime_ns))
 
-    def _open(self) -> AbstractContextManager[Any]:
-        return open_parquet(self.path, "a Parquet file of codes", self._texts)
-
-    def _uneven(self) -> DataError:
-        return DataError(
-            f"{self.path}: the column 'codes' does not have {self._size} bytes in every row, as binary or lists of uint8"
-        )
-
-    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
-        import pyarrow
-
-        with self._open() as file:
-            for batch in file.iter_batches(batch_size=size, columns=["codes", self._id]):
-                codes = self._codes(batch.column("codes"))
-                ids = batch.column(self._id)
-                if ids.null_count or not pyarrow.types.is_integer(ids.type):
-                    raise DataError(
-                        f"{self.path}: the column {self._id!r} does not have integers in every row"
-                    )
-                yield (
-                    check_codes(codes, self.M, self.K, what=str(self.path)),
-                    as_int64(ids.to_numpy(), str(self.path)),
-                )
-
-    def _codes(self, column: Any) -> Codes:
-        import pyarrow
-
-        if pyarrow.types.is_dictionary(column.type):
-            if any(word is None or len(word) != self._size for word in column.dictionary.to_pylist()):
-                raise self._uneven()
-            column = column.dictionary_decode()
-        listed = kind_of(column.type) == "list"
-        if column.null_count or (listed and not pyarrow.types.is_uint8(column.type.value_type)):
-            raise self._uneven()
-        try:
-            if listed:
-                flat = column.cast(pyarrow.list_(pyarrow.uint8(), self._size)).flatten().to_numpy()
-            else:
-                flat = np.frombuffer(b"".join(column.cast(pyarrow.binary(self._size)).to_pylist()), np.uint8)
-        except (pyarrow.ArrowException, TypeError, ValueError):  # rows of other lengths, or of another kind
-            raise self._uneven() from None
-        return np.asarray(flat.reshape(len(column), self._size), np.uint8)
-
-
-class IndexShard:
-    """An index file of any form, with the codebooks of the model, to merge or convert.
-
-    It is read in place. The SHA-256 of the sidecar is checked before the first block.
-
-    Raises:
-        DataError: damaged, of another format or empty.
-        MismatchError: other codebooks, or a sidecar of another model or file.
-    """
-
-    def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
-        self.path = Path(path)
-        self.kind, self.data_fingerprint = "index", ""
-        with IndexFile(self.path) as source:
-            header, stated = read_header(source), read_sidecar(self.path)
-            check_header(source, header, stated)
-        self.rows = header.n
-        self.row_bytes = 8 * header.code_size + 64
-        if header.fingerprint != codebooks_fingerprint(codebooks):
-            raise MismatchError(
-                f"{path} has other codebooks than those of {model_name}: encode its data with this model"
-            )
-        model = None if stated is None else stated["model_fingerprint"]
-        if model not in (None, model_fingerprint):
-            raise MismatchError(f"{path} is of model {model}, not of {model_name} ({model_fingerprint})")
-        if not self.rows:
-            raise DataError(f"{path} is empty: leave it out, or add codes first")
-        self.fingerprint = _mark(self.path)
+    def _check(self, books: str, of: str | None, model: str, model_name: str) -> None:
+        """Raises MismatchError: codebooks or model with these fingerprints are not those of the model."""
+        again = "encode the data again with this model"
+        if books != codebooks_fingerprint(self._codebooks):
+            raise MismatchError(f"{self.path} has other codebooks than those of {model_name}: {again}")
+        if of not in (None, model):
+            raise MismatchError(f"{self.path} is of model {of}, not of {model_name} ({model}): {again}")
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """Yield checked codes and ids of all rows in order, in blocks of at most ``size``.
 
         Raises:
-            MismatchError: the SHA-256 differs from the sidecar's.
-            DataError: the file was modified meanwhile.
+            MismatchError: the SHA-256 of an index differs from its sidecar's.
+            DataError: the file is damaged, or was modified meanwhile.
         """
+        raise NotImplementedError
+
+
+class RowShard(Shard):
+    """``codes.h5``, or ``features.h5`` to encode; with ``codewords``, features must be the codewords of their codes."""
+
+    def __init__(
+        self, path: str | Path, codebooks: Floats, model: str, model_name: str, codewords: bool
+    ) -> None:
+        with RowReader(path) as reader:
+            super().__init__(path, codebooks)
+            header, self._codewords = reader.header, codewords
+            self._check(header.codebooks_fingerprint, header.model_fingerprint, model, model_name)
+            self.kind, self.rows, self.data_fingerprint = header.kind, reader.ntotal, header.data_fingerprint
+            self.row_bytes = 16 + header.width * (12 if header.kind == "features" else 3)
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        with RowReader(self.path) as reader:
+            for start, values, ids, _ in reader.blocks(size):
+                if self.kind == "codes":
+                    codes = check_codes(values, *self._codebooks.shape[:2], what=str(self.path))
+                else:
+                    codes = encode(values, self._codebooks, what=str(self.path), first_row=start)
+                    if self._codewords:
+                        check_items(values, codes, self._codebooks, what=str(self.path), first_row=start)
+                yield codes, ids
+
+
+class IndexShard(Shard):
+    """An index file of any form, to merge or convert. It is read in place; its SHA-256 is checked before the first block."""
+
+    kind = "index"
+
+    def __init__(self, path: str | Path, codebooks: Floats, model: str, model_name: str) -> None:
+        with IndexFile(path) as source:
+            super().__init__(path, codebooks)
+            header, stated = read_header(source), read_sidecar(self.path)
+            check_header(source, header, stated)
+        self.rows, self.row_bytes = header.n, 8 * header.code_size + 64
+        self._check(header.fingerprint, (stated or {}).get("model_fingerprint"), model, model_name)
+        if not self.rows:
+            raise DataError(f"{path} is empty: leave it out, or add codes first")
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         with IndexFile(self.path) as source:
             header, stated = read_header(source), read_sidecar(self.path)
             if stated is not None:
@@ -205,10 +108,6 @@ class IndexShard:
                 codes, ids = header.codes(source, *span), header.ids(source, *span)
                 source.check()
                 yield check_codes(codes, *header.codebooks.shape[:2], what=str(self.path)), ids
-
-
-Shard = Hdf5Shard | ParquetShard | IndexShard
-"""A file of rows."""
 
 
 def is_index(path: str | Path) -> bool:
@@ -222,17 +121,10 @@ def is_index(path: str | Path) -> bool:
         return False
 
 
-def is_parquet(path: str | Path) -> bool:
-    """Whether the file name is that of Parquet."""
-    return Path(path).suffix.lower() in (".parquet", ".pq")
-
-
 def open_shard(
-    path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str, *, codewords: bool = False
+    path: str | Path, codebooks: Floats, model: str, model_name: str, *, codewords: bool = False
 ) -> Shard:
-    """Open a source: an index by its first bytes, Parquet by its name, else HDF5. Raises as the classes here."""
+    """Open a source of the model with this fingerprint: an index by its first bytes, else HDF5. Raises as :class:`Shard`."""
     if is_index(path):
-        return IndexShard(path, codebooks, model_fingerprint, model_name)
-    if is_parquet(path):
-        return ParquetShard(path, codebooks)
-    return Hdf5Shard(path, codebooks, model_fingerprint, model_name, codewords=codewords)
+        return IndexShard(path, codebooks, model, model_name)
+    return RowShard(path, codebooks, model, model_name, codewords)

@@ -21,8 +21,7 @@ _OWN = ("id", "codes", "labels")
 def export_codes(codes: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
     """Write a codes file as Parquet: ``id`` int64, ``codes`` list of uint8 [code_size], texts of the items, ``labels`` list of text.
 
-    Codes are packed as in Faiss. The file's metadata (``gpq_faiss``, JSON) identify model and codebooks; ``gpq index`` accepts the table
-    instead of the codes file.
+    Codes are packed as in Faiss. The file's metadata (``gpq_faiss``, JSON) identify model and codebooks.
 
     Args:
         codes: codes.h5.

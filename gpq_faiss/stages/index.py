@@ -11,7 +11,7 @@ from typing import Any
 import faiss
 
 from ..build.item_files import ItemSources
-from ..build.shards import Shard, is_index, is_parquet, open_shard
+from ..build.shards import Shard, is_index, open_shard
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
@@ -21,7 +21,7 @@ from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import check_form
-from ..files import atomic_path, check_output, fingerprint, recover
+from ..files import check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
 from ..inputs import parse_bytes
 from ..progress import stage
@@ -48,8 +48,7 @@ def index(
 
     Args:
         model_dir: the model of the rows.
-        source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
-            (to convert it); several are combined into one index.
+        source: ``codes.h5``, ``features.h5``, or an index file of any form (to convert it); several are combined into one index.
         out: the index file; its sidecar is ``out + ".json"``.
         kind: a form in :data:`..faissio.storage.FORMS`.
         memory: budget of the build: bytes, or ``"2GB"``.
@@ -72,20 +71,12 @@ def index(
         raise UsageError(f"{out} is the source itself: choose another output")
     items = ItemSources.of(sources) if names else None
     model = read_model(model_dir)
-    build = fingerprint("build", model.model_fingerprint, model.codebooks_fingerprint, kind)
-    recover(out)
     recover(items_path(out))
-    if items is not None and not overwrite and items.missing(out, build):
-        # The index is there; its names were deleted or damaged.
-        with atomic_path(items_path(out)) as temporary:
-            items.write(temporary)
-        return Path(out)
-    known = {} if items is None else {"items": items.key, "build": build}
+    known = {} if items is None else {"items": items.key}
     beside: Beside = {items_path(out): None if items is None else items.write}
     out = check_index_output(out, overwrite=overwrite)
     form = check_form(kind, *model.codebooks.shape[:2])
-    rows = not any(is_parquet(path) or is_index(path) for path in sources)
-    if form == "flat" and memory is None and len(sources) == 1 and rows:
+    if form == "flat" and memory is None and len(sources) == 1 and not is_index(sources[0]):
         return _flat(model, sources[0], out, known, beside)
     shards = [_shard(model, path) for path in sources]
     return build_index(
@@ -209,7 +200,7 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
     recover(path)
     # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
     for overwrite in (False, True):
-        if path.exists() and (items is None or not items.missing(path)):
+        if path.exists() and (items is None or items.beside(path)):
             break
         with contextlib.suppress(OutputExistsError):
             index(model_dir, source, path, kind=kind, memory=memory, names=names, overwrite=overwrite)

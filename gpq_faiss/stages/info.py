@@ -167,11 +167,7 @@ def _hdf5(path: Path) -> dict[str, Any]:
     arrays = {n: {"shape": list(a.shape), "dtype": str(a.dtype)} for n, a in results.items() if a is not None}
     if len(arrays) == len(results):
         return {"kind": "results", "arrays": arrays}
-    found = describe(path)
-    names = found.pop("classes")
-    about = {k: v for k, v in found.items() if k not in ("type", "path", "bytes", "width")}
-    shape = [found["ntotal"], found["width"]]
-    return {"kind": found["type"], "shape": shape, **about, "classes": len(names), "class_names": names}
+    return describe(path)
 
 
 def _index(path: Path) -> dict[str, Any]:

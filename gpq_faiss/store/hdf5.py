@@ -8,14 +8,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, one_line
-from ..files import atomic_path
+from ..files import atomic_path, write_at
 from ..inputs import check_file, check_memory
 
 PACKED = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
@@ -30,18 +30,13 @@ _GAP = 64  # unrequested rows read between requested ones to avoid another read
 _RUN = 16 << 20  # bytes per read
 _LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
 _ARRAYS = "an HDF5 file with arrays"
-
-
-# Reading ----------------------------------------------------------------------------------------------------------------
+_DAMAGED = OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, OverflowError
+"""What h5py and numpy raise for damaged bytes."""
 
 
 @contextlib.contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[Any]:
-    """Context of a file opened for reading; ``what`` is the expected content, for errors.
-
-    Raises:
-        DataError: missing, empty, of another format, truncated or damaged, on opening or in the body.
-    """
+    """Context of a file opened for reading; ``what`` is the expected content, for errors. Raises DataError, also for its body."""
     with damaged(path):
         check_file(path, what)
         if not h5py.is_hdf5(path):
@@ -52,7 +47,7 @@ def open_hdf5(path: Path, what: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def damaged(path: Path) -> Iterator[None]:
-    """Context that turns the errors of h5py and numpy for damaged bytes of ``path`` into one line that names it."""
+    """Context that turns the errors for damaged bytes of ``path`` into one line that names it."""
     try:
         yield
     except DataError as error:
@@ -63,25 +58,16 @@ def damaged(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: no permission") from None
     except MemoryError:
         raise DataError(f"{path} does not fit in memory: use a machine with more") from None
-    except (
-        OSError,
-        RuntimeError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-    ) as error:
-        raise DataError(
-            f"{path} is truncated or damaged ({one_line(error)}): make or copy it again"
-        ) from error
+    except _DAMAGED as error:
+        why = one_line(error)
+        raise DataError(f"{path} is truncated or damaged ({why}): make or copy it again") from error
 
 
-def dataset(h5: Any, name: str) -> Any:
-    """The dataset ``name`` of an open file, checked to be inside the file and bounded in memory.
+def dataset(h5: Any, name: str, kind: Any = None, shape: tuple[int, ...] | None = None) -> Any:
+    """The dataset ``name`` of an open file, of this type and shape if given.
 
     Raises:
-        DataError: missing, not a dataset, in another file, or with unsupported chunks or filters.
+        DataError: missing, in another file, of unknown filters, larger than what is stored, or of another type or shape.
     """
     link = h5.get(name, getlink=True)
     if link is None:
@@ -102,19 +88,16 @@ def dataset(h5: Any, name: str) -> Any:
         raise DataError(
             f"{name!r} claims {list(found.shape)}, {claimed:,} bytes, of which {stored:,} are stored: damaged or foreign"
         )
+    if (kind is not None and found.dtype != kind) or shape not in (None, found.shape):
+        wanted = f"{np.dtype(kind)} {list(shape or [])}"
+        raise DataError(f"{name!r} is {found.dtype} {list(found.shape)}, not {wanted}: damaged or foreign")
     return found
 
 
 class Hdf5Array:
-    """An array of an HDF5 file, read by rows with at most a few chunks in memory.
+    """The dataset ``name`` of numbers in an HDF5 file, read by rows with at most a few chunks in memory.
 
     The file is opened for each read, so the object can be sent to other processes.
-
-    Attributes:
-        path: the file.
-        name: the dataset in it.
-        shape: its shape.
-        dtype: its type, a number.
     """
 
     def __init__(self, path: str | Path, name: str) -> None:
@@ -131,11 +114,7 @@ class Hdf5Array:
         return self.shape[0]
 
     def read(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
-        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed).
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
         with open_hdf5(self.path, _ARRAYS) as h5:
             found = dataset(h5, self.name)
             if tuple(found.shape) != self.shape:
@@ -156,11 +135,7 @@ class Hdf5Array:
 
 
 def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = True) -> Hdf5Array | None:
-    """The first of ``names`` in ``path``, as a lazy array.
-
-    Raises:
-        DataError: not a readable HDF5 file, or (``required``) it has none of the names.
-    """
+    """The first of ``names`` in ``path``. Raises DataError: not a readable HDF5 file, or (``required``) it has none of them."""
     with open_hdf5(Path(path), _ARRAYS) as h5:
         name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
         there = ", ".join(sorted(h5)[:10])
@@ -175,15 +150,10 @@ def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = 
 def read_arrays(
     path: str | Path, what: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read a file of :func:`write_arrays`: arrays, and attributes as stored (JSON as text).
-
-    Args:
-        path: the file.
-        what: expected content, for errors.
-        names: arrays to read, if they exist; None: all.
+    """Read a file of :func:`write_arrays`: arrays (of these ``names``, or all), and attributes as stored (JSON as text).
 
     Raises:
-        DataError: missing, empty, of another format, truncated or damaged.
+        DataError: missing, empty, not ``what``, truncated or damaged.
     """
     path = Path(path)
     with open_hdf5(path, what) as h5:
@@ -199,15 +169,8 @@ def read_arrays(
     return arrays, attributes
 
 
-# Writing ----------------------------------------------------------------------------------------------------------------
-
-
 def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> Path:
-    """Write ``arrays`` as datasets and ``attributes`` (as JSON if not text or numbers) atomically.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Write ``arrays`` as datasets and ``attributes`` (as JSON if not text or numbers) atomically. Raises DataError: it cannot."""
     path = Path(path)
     with new_hdf5(path) as (h5, _):
         for name, array in arrays.items():
@@ -220,14 +183,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], attribute
 
 @contextlib.contextmanager
 def new_hdf5(path: Path, done_with: Path | None = None) -> Iterator[tuple[Any, Sink]]:
-    """Context with a new HDF5 file, which becomes ``path`` at its end, and its :class:`Sink`.
-
-    Args:
-        done_with: a folder of unfinished work, removed together with that (:func:`..files.atomic_path`).
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Context with a new HDF5 file, which becomes ``path`` at its end, and its :class:`Sink`; see :func:`..files.atomic_paths`."""
     with atomic_path(path, done_with=done_with) as temporary:
         sink = Sink(temporary)
         try:
@@ -239,14 +195,6 @@ def new_hdf5(path: Path, done_with: Path | None = None) -> Iterator[tuple[Any, S
             raise
         finally:
             sink.close()
-
-
-def write_at(file: IO[bytes], offset: int, data: Any) -> None:
-    """Write all of ``data``, with several calls if needed."""
-    view = memoryview(data).cast("B")
-    file.seek(offset)
-    while view.nbytes:
-        view = view[file.write(view) :]
 
 
 class Sink:

@@ -30,7 +30,6 @@ class Header:
     """Metadata of a file.
 
     Attributes:
-        kind: ``features`` or ``codes``.
         width: columns of the main dataset: M*d for features, ceil(M*log2(K)/8) for codes.
         model_fingerprint: of the model that made the rows.
         codebooks: z', float32 [M, K, d].
@@ -70,7 +69,7 @@ class Header:
 
     @property
     def bits(self) -> int:
-        """Bits of a code, M * log2 K."""
+        """Of a code, M * log2 K."""
         M, K, _ = self.codebooks.shape
         return int(M) * bits_per_code(int(K))
 

@@ -84,12 +84,7 @@ def row_item(name: Any, labels: Any, columns: Any) -> Item:
 
 
 def write_items(
-    path: Path,
-    rows: Iterable[Row],
-    key: str,
-    *,
-    kept: Items | None = None,
-    without: Iterable[int] = (),
+    path: Path, rows: Iterable[Row], key: str, *, kept: Items | None = None, without: Iterable[int] = ()
 ) -> None:
     """Write the items of an index to a new, temporary file; the same rows in the same order give the same bytes.
 
@@ -121,16 +116,10 @@ def write_items(
 
 
 class Items:
-    """Items of an index by id; a context manager. Thread-safe.
-
-    Args:
-        path: see :func:`items_path`.
-
-    Attributes:
-        key: as written.
+    """Items of an index by id, with the ``key`` of :func:`write_items`; a context manager. Thread-safe.
 
     Raises:
-        DataError: missing, damaged or of another format.
+        DataError: as all methods: missing, damaged or of another format.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -138,26 +127,16 @@ class Items:
         self._lock = threading.Lock()
         with self._guard():
             self._db = open_sqlite(self.path, _WHAT)
-        weakref.finalize(self, self._db.close)  # a service's searches may use it longer than its index
-        try:
-            with self._guard():
-                if not check_schema(self._db, _TABLES, _VERSION):
-                    raise DataError(f"{self.path} is not {_WHAT}: index the codes again")
-                (key,) = self._db.execute("SELECT key FROM about").fetchone()
-                self.key = str(key)
-        except BaseException:
-            self.close()
-            raise
+            weakref.finalize(self, self._db.close)  # a service's searches may use it longer than its index
+            if not check_schema(self._db, _TABLES, _VERSION):
+                raise DataError(f"{self.path} is not {_WHAT}: index the codes again")
+            self.key = str(self._db.execute("SELECT key FROM about").fetchone()[0])
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         return read_errors(self.path, "index the codes again")
 
     def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
-        """Item of each id [n]; None for -1 and unknown ids.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Item of each id [n]; None for -1 and unknown ids."""
         known: dict[int, Item] = {}
         with self._lock, self._guard():
             for number in np.unique(ids[ids != -1]).tolist():
@@ -167,7 +146,7 @@ class Items:
         return [known.get(number) for number in ids.tolist()]
 
     def rows(self) -> Iterator[Row]:
-        """All items as they are stored, by ascending id. Raises DataError: the file is damaged."""
+        """All items as they are stored, by ascending id."""
         with self._guard():
             yield from self._db.execute("SELECT id, name, labels, columns FROM items ORDER BY id")
 

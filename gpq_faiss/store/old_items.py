@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,31 +44,16 @@ def old_items(path: Path, size: int = 1 << 15) -> Iterator[Block]:
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise DataError("class names are no list of texts")
         columns = TextColumn.all_of(h5, n)
-        packed = _column(h5, "labels", np.uint8, (n, (len(classes) + 7) // 8)) if classes else None
-        if packed is None and not columns:
-            raise DataError("it has neither names nor labels")
-        ids = _ids(h5, n) if "ids" in h5 else None
+        shape = n, (len(classes) + 7) // 8
+        packed = dataset(h5, "labels", np.uint8, shape) if classes else None
+        check_memory(40 * n, f"the ids of {n:,} items")
+        ids = np.arange(n)
+        if "ids" in h5:
+            stored, rows = (np.asarray(dataset(h5, name, np.int64, (n,))[()]) for name in ("ids", "rows"))
+            if not (stored[1:] > stored[:-1]).all() or not np.array_equal(np.sort(rows), ids):
+                raise DataError("ids repeat, or belong to no row")
+            ids[rows] = stored
         for start in range(0, n, size):
             stop = min(start + size, n)
             texts = {name: column.span(start, stop) for name, column in columns.items()}
-            labels = None if packed is None else np.asarray(packed[start:stop])
-            yield np.arange(start, stop) if ids is None else ids[start:stop], texts, labels, tuple(classes)
-
-
-def _ids(h5: Any, n: int) -> NDArray[np.int64]:
-    """The id of each row."""
-    columns = [_column(h5, name, np.int64, (n,)) for name in ("ids", "rows")]
-    check_memory(40 * n, f"the ids of {n:,} items")
-    stored, rows = (np.asarray(column[()]) for column in columns)
-    if not (stored[1:] > stored[:-1]).all() or not np.array_equal(np.sort(rows), np.arange(n)):
-        raise DataError("ids repeat, or belong to no row")
-    ids = np.empty(n, np.int64)
-    ids[rows] = stored
-    return ids
-
-
-def _column(h5: Any, name: str, kind: type[np.generic], shape: tuple[int, ...]) -> Any:
-    found = dataset(h5, name)
-    if found.dtype != kind or found.shape != shape:
-        raise DataError(f"{name!r} is {found.dtype} {list(found.shape)}, not {list(shape)}")
-    return found
+            yield ids[start:stop], texts, None if packed is None else packed[start:stop], tuple(classes)

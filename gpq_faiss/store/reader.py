@@ -25,7 +25,6 @@ class RowReader:
     """Reader of a complete features or codes file, in blocks; a context manager.
 
     Args:
-        path: the file.
         kind: required kind, ``features`` or ``codes``.
         model_fingerprint: required model.
 
@@ -45,8 +44,7 @@ class RowReader:
         self.path = Path(path)
         with contextlib.ExitStack() as stack:
             h5 = stack.enter_context(open_hdf5(self.path, _WHAT))
-            with damaged(self.path):
-                self._check(h5)
+            self._check(h5)
             if kind is not None and self.header.kind != kind:
                 raise MismatchError(f"{self.path} holds {self.header.kind}, but {kind} are needed")
             if model_fingerprint is not None and self.header.model_fingerprint != model_fingerprint:
@@ -65,9 +63,9 @@ class RowReader:
             raise DataError(f"{self.path} is not {_WHAT}, or it is incomplete")
         if (version := int(attrs["format_version"])) != FORMAT_VERSION:
             raise DataError(f"{self.path} has format {version}, not {FORMAT_VERSION}: encode the data again")
-        stored, main = dataset(h5, "codebooks"), dataset(h5, kind)
-        if stored.dtype != np.float32 or stored.ndim != 3 or stored.size * 4 > _MAX_CODEBOOKS:
-            raise DataError(f"codebooks are {stored.dtype} {list(stored.shape)}: damaged or foreign")
+        stored, main = dataset(h5, "codebooks", np.float32), dataset(h5, kind)
+        if stored.size * 4 > _MAX_CODEBOOKS:
+            raise DataError(f"codebooks are {list(stored.shape)}: damaged or foreign")
         names, extra, versions = (parse_json(attrs[name]) for name in ("class_names", "extra", "versions"))
         if not (isinstance(names, list) and isinstance(extra, dict) and isinstance(versions, dict)):
             raise DataError("its attributes are not the JSON that they should be: damaged or foreign")
@@ -86,13 +84,12 @@ class RowReader:
             raise DataError("its codebooks or metadata have changed since it was written: it is damaged")
         self.versions: dict[str, str] = versions
         self.ntotal = int(attrs["ntotal"])
+        if self.ntotal < 1:
+            raise DataError(f"{self.path} has no rows: damaged or foreign")
         self._columns: dict[str, Any] = {}
         for name, row in header.columns().items():
-            column, shape = dataset(h5, name), (self.ntotal, *row.shape)
-            if column.dtype != row.base or tuple(column.shape) != shape or self.ntotal < 1:
-                raise DataError(
-                    f"{name!r} is {column.dtype} {list(column.shape)}, not {row.base} {list(shape)}: damaged"
-                )
+            shape = (self.ntotal, *row.shape)
+            column = dataset(h5, name, row.base, shape)
             # HDF5 reads missing chunks as zeros, undetected by checksums.
             chunks = math.prod(-(-n // size) for n, size in zip(shape, column.chunks or shape, strict=True))
             if column.chunks and column.id.get_num_chunks() != chunks:
@@ -165,29 +162,20 @@ class RowReader:
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Description of a features or codes file for ``gpq info``, as JSON values. Reads the whole file to detect damage.
-
-    Raises:
-        DataError: not such a file, or a damaged one.
-    """
+    """Description of a file for ``gpq info``, as JSON values. Reads the whole file, and raises DataError where it is damaged."""
     with RowReader(path) as reader:
         header = reader.header
         M, K, d = (int(n) for n in header.codebooks.shape)
-        row = header.width * (4 if header.kind == "features" else 1)
-        labelled = 0
-        for _, _, _, labels in reader.blocks(max(1, (16 << 20) // row)):
-            labelled += 0 if labels is None else int(labels.any(axis=1).sum())
+        blocks = reader.blocks(max(1, (16 << 20) // header.columns()[header.kind].itemsize))
+        labelled = sum(0 if labels is None else int(labels.any(axis=1).sum()) for *_, labels in blocks)
         return {
-            "type": header.kind,
-            "path": str(path),
-            "bytes": Path(path).stat().st_size,
+            "kind": header.kind,
+            "shape": [reader.ntotal, header.width],
             "ntotal": reader.ntotal,
-            "width": header.width,
             "codebooks": M,
             "codewords": K,
             "subdim": d,
             "bits": header.bits,
-            "classes": list(header.class_names),
             "labelled": labelled,
             "texts": list(reader.text_columns),
             "multi_label": header.multi_label,
@@ -197,4 +185,6 @@ def describe(path: str | Path) -> dict[str, Any]:
             "format_version": FORMAT_VERSION,
             "versions": reader.versions,
             "extra": header.extra,
+            "classes": len(header.class_names),
+            "class_names": list(header.class_names),
         }

@@ -28,11 +28,7 @@ def as_texts(values: Iterable[str]) -> Texts:
 
 
 def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
-    """Append ``blocks`` as the column ``name`` of an open, new file.
-
-    Raises:
-        DataError: a text of more than :data:`MOST_BYTES` bytes; names it.
-    """
+    """Append ``blocks`` as the column ``name`` of an open, new file. Raises DataError: a text of more than :data:`MOST_BYTES` bytes."""
     growing = {"maxshape": (None,), **PACKED}
     options = {**growing, "shuffle": False}
     data = h5.create_dataset(f"{_PREFIX}{name}", (0,), "u1", chunks=(_CHUNK,), **options)
@@ -54,18 +50,11 @@ def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
 
 
 class TextColumn:
-    """A column of :func:`write_texts`, read by rows.
-
-    Raises:
-        DataError: not ``n`` texts, or damaged.
-    """
+    """A column of :func:`write_texts`, read by rows. Raises DataError: not ``n`` texts, or damaged."""
 
     def __init__(self, h5: Any, name: str, n: int) -> None:
-        self._data, self._ends = (dataset(h5, f"{_PREFIX}{name}{end}") for end in ("", ".ends"))
-        self._name = name
-        kinds = self._data.dtype, self._ends.dtype, self._data.ndim, self._ends.shape
-        if kinds != (np.uint8, np.int64, 1, (n,)):
-            raise DataError(f"{name!r} is not a column of {n:,} texts: damaged or foreign")
+        self._name, self._data = name, dataset(h5, f"{_PREFIX}{name}", np.uint8)
+        self._ends = dataset(h5, f"{_PREFIX}{name}.ends", np.int64, (n,))
 
     @classmethod
     def all_of(cls, h5: Any, n: int) -> dict[str, TextColumn]:

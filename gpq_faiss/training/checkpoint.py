@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import DataError
-from ..files import atomic_path, write_error
+from ..files import atomic_path
 from ..inputs import parse_json
 from ..methods.trainable import TrainableMethod
 from ..nn.model import save_tensors
@@ -91,10 +91,6 @@ class RunState:
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
         meta = {name: getattr(self, name) for name in ("step", "seconds", "best_step", "lines")}
         meta |= {"identity": identity, "best": self.best if self.best_step else None}
-        try:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(self.checkpoint.parent, error) from error
         with atomic_path(self.checkpoint) as temporary:
             save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
         self.saved = time.monotonic()

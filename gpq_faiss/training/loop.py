@@ -228,7 +228,6 @@ def _loop(task: _Task, run: RunState, identity: str) -> None:
             if main and (run.step % options.validate_every == 0 or run.step == steps):
                 figures = _validate(task, run, losses)
             trained.done = run.step
-            trained.figures = figures or trained.figures
             if options.group.size == 1 or run.step == steps:
                 stop = interrupted()
             # The work after the last step may be interrupted as well.

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import numpy as np
 import pytest
 from index_factory import M, codebooks, make_rows
 
-from gpq_faiss.build.shards import Hdf5Shard, ParquetShard
-from gpq_faiss.build.stream import build_index, check_stored_ids
+from gpq_faiss.build import stream
+from gpq_faiss.build.shards import RowShard, Shard, open_shard
+from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.header import contents_of
@@ -32,11 +32,11 @@ def random_codes(n: int) -> np.ndarray:
     return pack_codes(np.random.default_rng(0).integers(0, 16, (n, M)), 16)
 
 
-def write_shard(path: Path, codes: np.ndarray, ids: np.ndarray) -> Hdf5Shard:
-    return Hdf5Shard(make_rows(path, "codes", codes, ids, codebooks()), codebooks(), MODEL, "the model")
+def write_shard(path: Path, codes: np.ndarray, ids: np.ndarray) -> Shard:
+    return open_shard(make_rows(path, "codes", codes, ids, codebooks()), codebooks(), MODEL, "the model")
 
 
-def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Hdf5Shard]:
+def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Shard]:
     codes = random_codes(len(ids))
     cut = np.array_split(np.arange(len(ids)), parts)
     return [write_shard(folder / f"{i}.h5", codes[rows], ids[rows]) for i, rows in enumerate(cut)]
@@ -48,7 +48,7 @@ def progress_of(out: Path) -> tuple[int, int] | None:
     if not record.exists():
         return None
     state = json.loads(record.read_text())
-    return len(state["shards"]), state["rows"]
+    return len(state["state"]["shards"]), state["rows"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -58,12 +58,8 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Form, ids: 
     numbers = np.arange(n) if ids == "counting" else np.arange(n) * 3 - 2**41
     if ids == "any":
         numbers = np.random.default_rng(1).permutation(numbers)
-    seen: list[tuple[int, int]] = []
     parts, Z = shards(tmp_path, numbers), codebooks()
-    tell: Callable[[int, int], None] = lambda done, total: seen.append((done, total))  # noqa: E731
-    options: dict[str, Any] = {"model_fingerprint": MODEL, "memory": 16 << 20, "progress": tell}
-    path = build_index(parts, tmp_path / "i.faiss", Z, form, **options)
-    assert seen[-1] == ((3 * n, 3 * n) if form == "ivf" else (n, n))
+    path = build_index(parts, tmp_path / "i.faiss", Z, form, model_fingerprint=MODEL, memory=16 << 20)
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
     held, sidecar = load_index(path)
     mapped = ids != "counting" or form == "ivf"
@@ -75,44 +71,55 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Form, ids: 
     assert np.array_equal(held.codes, expected.codes)
 
 
-def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt(*_: object, **__: object) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("form", ["flat", "ivf"])
+def test_a_build_that_was_cut_off_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
     parts, out = shards(tmp_path, np.arange(3000) * 2, 4), tmp_path / "i.faiss"
+    whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), form).read_bytes()
     read: list[str] = []
-    real = Hdf5Shard.blocks
+    real = RowShard.blocks
 
-    def blocks(self: Hdf5Shard, size: int) -> Any:
+    def blocks(self: RowShard, size: int) -> Any:
         read.append(self.path.name)
-        return real(self, 300)
+        for number, block in enumerate(real(self, 300)):
+            if read == ["0.h5", "1.h5", "2.h5"] and number:
+                raise KeyboardInterrupt
+            yield block
 
-    def cut_off(form: Form, rows: int) -> tuple[int, int] | None:
+    def cut_off() -> tuple[int, int] | None:
         with pytest.raises(KeyboardInterrupt):
-            build_index(parts, out, codebooks(), form, progress=lambda done, _: interrupt(done >= rows))
+            build_index(parts, out, codebooks(), form)
         assert not out.exists()
         return progress_of(out)
 
-    for form in ("flat", "ivf"):
-        whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), form, overwrite=True).read_bytes()
+    monkeypatch.setattr(RowShard, "blocks", blocks)
+    assert cut_off() == (2, 1500)  # in the third shard
+    # While rows are moved to their lists, and while these are written.
+    for name, progress in (("write_at", (4, 3000)), ("list_parts", None)) if form == "ivf" else ():
         with monkeypatch.context() as patch:
-            patch.setattr(Hdf5Shard, "blocks", blocks)
-            assert cut_off(form, 1600) == (2, 1500)  # in the third shard
-            if form == "ivf":
-                assert cut_off(form, 3100) == (4, 3000)  # while rows are moved
-                cut_off(form, 6100)  # while lists are written
-            build_index(parts, out, codebooks(), form)
-        assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
-        read.clear()
-        assert out.read_bytes() == whole
-        assert not (tmp_path / ".i.faiss.building").exists()
-        out.unlink()
-        Path(f"{out}.json").unlink()
+            patch.setattr(stream, name, interrupt)
+            assert cut_off() == progress
+    build_index(parts, out, codebooks(), form)
+    assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
+    assert out.read_bytes() == whole
+    assert not (tmp_path / ".i.faiss.building").exists()
 
 
 @pytest.mark.parametrize("damage", ["other shards", "no JSON", "short"])
-def test_unfinished_work_that_does_not_fit_starts_anew(tmp_path: Path, damage: str) -> None:
+def test_unfinished_work_that_does_not_fit_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     parts, out = shards(tmp_path, np.arange(900)), tmp_path / "i.faiss"
-    with pytest.raises(KeyboardInterrupt):
-        build_index(parts, out, codebooks(), "flat", progress=lambda done, _: interrupt(done > 600))
-    assert progress_of(out) == (2, 600)
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "row_header", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(parts, out, codebooks(), "flat")
+    assert progress_of(out) == (3, 900)
     folder = tmp_path / ".i.faiss.building"
     if damage == "no JSON":
         (folder / "progress.json").write_text("{")
@@ -124,16 +131,11 @@ def test_unfinished_work_that_does_not_fit_starts_anew(tmp_path: Path, damage: s
     assert load_index(out)[0].ids[:300].tolist() == expected
 
 
-def interrupt(now: bool) -> None:
-    if now:
-        raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("ids", [[1, 2, 3, 2], [5, 4, 5, 1], [1, -1, 2, 3], [7, 7, 8, 9]])
 def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     parts = shards(tmp_path, np.array(ids), 2)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(DataError, match=r"occurs more than once|has the id -1") as refused:
+    with pytest.raises(DataError, match=r"occurs more than once|marks a missing") as refused:
         build_index(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=16 << 20)
     wrong = next(i for i in ids if i == -1 or ids.count(i) > 1)
     holders = [p for start, p in zip((0, 2), parts, strict=True) if wrong in ids[start : start + 2]]
@@ -142,68 +144,31 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_repeated_ids_are_found_part_by_part(tmp_path: Path) -> None:
+def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ids at a small budget: several passes, each over a part of the ids."""
-    ids = np.random.default_rng(2).permutation(20_000) * 64
-    parts, stored, out = shards(tmp_path, ids), tmp_path / "ids.raw", tmp_path / "i.faiss"
-    stored.write_bytes(ids.astype("<i8").tobytes())
-    assert check_stored_ids(stored, parts, 40_000, out)
+    monkeypatch.setattr(stream, "LEAST_MEMORY", 1)
+    ids, out = np.random.default_rng(2).permutation(20_000) * 64, tmp_path / "i.faiss"
+    build_index(shards(tmp_path, ids), out, codebooks(), "flat", memory=40_000)
+    assert np.array_equal(load_index(out)[0].ids, ids)
     ids[17_001] = ids[3]
-    stored.write_bytes(ids.astype("<i8").tobytes())
+    for old in tmp_path.glob("?.h5"):
+        old.unlink()
     with pytest.raises(DataError, match=rf"id {ids[3]} occurs more than once, in \S*0.h5 and in \S*2.h5"):
-        check_stored_ids(stored, parts, 40_000, out)
+        build_index(shards(tmp_path, ids), out, codebooks(), "flat", memory=40_000, overwrite=True)
 
 
 def test_sources_and_budgets_that_cannot_be_are_refused(tmp_path: Path) -> None:
     parts = shards(tmp_path, np.arange(30), 1)
     with pytest.raises(MismatchError, match="encode the data again"):
-        Hdf5Shard(tmp_path / "0.h5", codebooks(), "model-2", "model")
+        open_shard(tmp_path / "0.h5", codebooks(), "model-2", "model")
     with pytest.raises(MismatchError, match="other codebooks"):
-        Hdf5Shard(tmp_path / "0.h5", codebooks(1), MODEL, "model")
+        open_shard(tmp_path / "0.h5", codebooks(1), MODEL, "model")
     with pytest.raises(UsageError, match="at least 16 MiB"):
         build_index(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=1000)
     with pytest.raises(UsageError, match="nothing to index"):
         build_index([], tmp_path / "i.faiss", codebooks(), "flat")
     with pytest.raises(UsageError, match="1,000 bytes is too small"):
         open_file(build_index(parts, tmp_path / "i.faiss", codebooks(), "flat"), 1000)
-
-
-def test_parquet_shards(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    codes, ids = random_codes(700), np.arange(700)[::-1] * 5
-    rows = [c.tobytes() for c in codes]
-    columns = {
-        "binary": arrow.array(rows, arrow.binary()),
-        "fixed": arrow.array(rows, arrow.binary(3)),
-        "list": arrow.array(codes.tolist(), arrow.list_(arrow.uint8())),
-        "fixed list": arrow.FixedSizeListArray.from_arrays(arrow.array(codes.reshape(-1)), 3),
-    }
-    path = tmp_path / "a.parquet"
-    for column in columns.values():
-        parquet.write_table(arrow.table({"codes": column, "id": ids}), path)
-        shard = ParquetShard(path, codebooks())
-        assert shard.rows == 700
-        got = list(shard.blocks(300))
-        assert len(got) == 3
-        assert np.array_equal(np.concatenate([g[0] for g in got]), codes)
-        assert np.array_equal(np.concatenate([g[1] for g in got]), ids)
-    uneven = "does not have 3 bytes in every row"
-    for message, table in (
-        ("no columns", {"x": ids}),
-        (uneven, {"codes": ids, "id": ids}),
-        (uneven, {"codes": arrow.array(codes.tolist(), arrow.list_(arrow.int64())), "id": ids}),
-        (uneven, {"codes": arrow.array([*rows[:-2], b"ab", b"abcd"]), "id": ids}),
-        (uneven, {"codes": arrow.array([*rows[:-1], None]), "id": ids}),
-        ("does not have integers", {"codes": columns["binary"], "id": ids / 2}),
-    ):
-        parquet.write_table(arrow.table(table), path)
-        with pytest.raises(DataError, match=message):
-            list(ParquetShard(path, codebooks()).blocks(300))
-    for text, message in ((b"", "is empty"), (b"PAR1 no more", "not a Parquet file")):
-        path.write_bytes(text)
-        with pytest.raises(DataError, match=message):
-            ParquetShard(path, codebooks())
 
 
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:

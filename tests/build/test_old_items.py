@@ -107,10 +107,6 @@ def test_old_names_of_another_index_or_in_a_folder_that_cannot_be_written_are_no
     write_old(index, [0, 1], {"name": ["a", "b"]}, None, key="other")
     assert open_items(index) is None
     assert "index.faiss.items.h5 belongs to another index" in caplog.text
-    write_sidecar(index, None)
-    caplog.clear()
-    assert open_items(index) is None
-    assert not caplog.text
     write_old(index, [0, 1], {"name": ["a", "b"]}, None)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     assert open_items(index) is None
@@ -149,7 +145,6 @@ def claimed_ids(h5: Any) -> None:
 
 
 DAMAGE: dict[str, Any] = {
-    "repeated row": lambda h5: h5["rows"].write_direct(np.array([0, 0, 1])),
     "row out of range": lambda h5: h5["rows"].write_direct(np.array([0, 1, 3])),
     "repeated id": lambda h5: h5["ids"].write_direct(np.array([5, 5, 9])),
     "claimed rows": lambda h5: h5.attrs.update(ntotal=1 << 60),

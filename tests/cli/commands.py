@@ -31,7 +31,7 @@ batch_labelled = 30
 batch_unlabelled = 30
 learning_rate = 0.01
 validation = 0.2
-beta1 = 0.5
+schedule = "step"
 """
 
 

@@ -129,7 +129,7 @@ def test_a_pipe_in_the_place_of_a_file_is_one_line(shop: Shop, tmp_path: Path, f
     os.mkfifo(bad)
     calls: dict[str, list[tuple[str, ...]]] = {
         "h5": [("index", "MODEL", "BAD"), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
-        "parquet": [("index", "MODEL", "BAD"), ("train", "parquet:BAD", *TRAIN)],
+        "parquet": [("train", "parquet:BAD", *TRAIN)],
         "faiss": [("search", "MODEL", "BAD", "QUERIES"), ("info", "BAD")],
     }
     if form == "weights":
@@ -216,54 +216,6 @@ def test_features_that_unpack_to_more_than_is_free_are_one_line(
     assert "of memory are needed, 21.0 MB are free" in line
     monkeypatch.setattr(gpq_faiss.inputs, "available_memory", lambda: 500 << 20)
     assert gpq("info", unpacking["npz"]).exit_code == 0
-
-
-def test_long_texts_stored_once_in_parquet_are_one_line(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten thousand copies of a code of a megabyte, in a file of a few kilobytes."""
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    codes = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), pa.array([b"\0" * (1 << 20)]))
-    table = {"codes": codes, "id": np.arange(10_000)}
-    pq.write_table(
-        pa.table(table),
-        tmp_path / "codes.parquet",
-        compression="zstd",
-        store_schema=False,
-        dictionary_pagesize_limit=4 << 20,
-    )
-    assert (tmp_path / "codes.parquet").stat().st_size < 200_000
-    for budget in ((), ("--memory", "100MB")):
-        with limited():
-            line = refused(
-                "index", shop.model, tmp_path / "codes.parquet", "--out", tmp_path / "i.faiss", *budget
-            )
-        assert "does not have 2 bytes in every row" in line
-
-
-def test_codes_in_parquet_kept_as_a_dictionary_are_the_same_codes(shop: Shop, tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    from gpq_faiss.faissio.io import load_index
-
-    with h5py.File(shop.codes) as h5:
-        codes, ids = h5["codes"][()], h5["ids"][()]
-    for name, column in {
-        "dictionary": pa.array([row.tobytes() for row in codes]).dictionary_encode(),
-        "binary": pa.array([row.tobytes() for row in codes]),
-        "fixed": pa.array([row.tobytes() for row in codes], pa.binary(codes.shape[1])),
-        "list": pa.array(codes.tolist(), pa.list_(pa.uint8())),
-    }.items():
-        pq.write_table(pa.table({"codes": column, "id": ids}), tmp_path / f"{name}.parquet")
-        out = tmp_path / f"{name}.faiss"
-        result = gpq("index", shop.model, tmp_path / f"{name}.parquet", "--out", out)
-        assert result.exit_code == 0, result.stderr
-        assert out.read_bytes() == (tmp_path / "dictionary.faiss").read_bytes()
-    found = load_index(tmp_path / "dictionary.faiss")[0]
-    np.testing.assert_array_equal(found.codes, codes)
 
 
 # Rows that are not there ------------------------------------------------------------------------------------------------
@@ -418,7 +370,6 @@ def test_parquet_without_pyarrow_names_the_remedy(
     for call in (
         ("train", f"features:{tmp_path}/x.parquet", *TRAIN, "--out", tmp_path / "m"),
         ("train", f"parquet:{tmp_path}/x.parquet", *TRAIN, "--out", tmp_path / "m"),
-        ("index", shop.model, tmp_path / "x.parquet", "--out", tmp_path / "i.faiss"),
         ("search", shop.model, shop.index, tmp_path / "x.parquet"),
     ):
         assert "pip install 'gpq-faiss[parquet]'" in refused(*call)

@@ -66,8 +66,8 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
     other = grid.with_options(bits=(12,), seeds=None, labelled="all")
     assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), "all")
-    other = other.with_options({"training": {"beta1": 0.5}, "method": "gpq"})
-    assert other.config == {"training": {"steps": 7, "beta1": 0.5}, "method": "gpq"}
+    other = other.with_options({"training": {"learning_rate": 0.5}, "method": "gpq"})
+    assert other.config == {"training": {"steps": 7, "learning_rate": 0.5}, "method": "gpq"}
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
     # In the order of the tables, whatever the order in the file.
     assert other.methods_of(other.variations[0]) == ["gpq", "pq"]

@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 import pytest
 
-from gpq_faiss.build.shards import IndexShard
+from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
@@ -72,7 +72,7 @@ def test_every_form_becomes_every_other(tmp_path: Path, source: Form, own_ids: b
     xq = np.random.default_rng(1).normal(size=(3, M * 12)).astype(np.float32)
     truth = dict(zip(ids.tolist(), score_codes(xq, codes, Z).T, strict=True))
     for form in FORMS:
-        out = build_index([IndexShard(path, Z, "", "")], tmp_path / f"{form}.faiss", Z, form)
+        out = build_index([open_shard(path, Z, "", "")], tmp_path / f"{form}.faiss", Z, form)
         plain = faiss.read_index(str(out))
         assert faiss.serialize_index(plain).tobytes() == out.read_bytes()
         for other in (of_faiss(index).to_faiss(form), plain):
@@ -129,7 +129,7 @@ def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: 
         assert np.array_equal(one, other)
     with pytest.raises(DataError, match="lists of an earlier version"):
         open_file(tmp_path / "old.faiss")
-    shard = IndexShard(tmp_path / "old.faiss", Z, "", "")
+    shard = open_shard(tmp_path / "old.faiss", Z, "", "")
     with open_file(build_index([shard], tmp_path / "new.faiss", Z, "ivf")) as placed:
         assert np.array_equal(placed.search(xq, 20)[1], made.search(xq, 20)[1])
     index.by_residual = True

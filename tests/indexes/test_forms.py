@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpq_faiss.build.shards import IndexShard
+from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
@@ -163,7 +163,7 @@ def test_lists_are_read_as_they_were_written(
             held = [header.codes(source, i, 0, int(size)) for i, size in enumerate(header.sizes)]
             assert np.array_equal(np.concatenate(held), layout.codes)
         if n:
-            build_index([IndexShard(path, Z, "", "")], Path(folder) / "again.faiss", Z, "ivf")
+            build_index([open_shard(path, Z, "", "")], Path(folder) / "again.faiss", Z, "ivf")
             assert (Path(folder) / "again.faiss").read_bytes() == path.read_bytes()
 
 

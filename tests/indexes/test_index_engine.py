@@ -473,18 +473,6 @@ def test_a_file_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     assert engine.ntotal == 10
 
 
-def test_parquet_with_ids_beyond_64_bits_is_refused(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    from gpq_faiss.build.shards import ParquetShard
-
-    table = {"id": pyarrow.array([1, 2**63 + 5], pyarrow.uint64()), "codes": [bytes(2), bytes(2)]}
-    parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="does not fit signed 64 bits"):
-        list(ParquetShard(tmp_path / "a.parquet", books(3)).blocks(100))
-
-
 @pytest.mark.parametrize(("memory", "expected"), [(2e9, 2 * 10**9), (np.int64(5), 5), ("2 GB", 2 * 10**9)])
 def test_memory_in_any_number(memory: Any, expected: int) -> None:
     assert parse_bytes(memory) == expected

@@ -18,7 +18,6 @@ from model_factory import make_model, random_input
 from PIL import Image
 
 import gpq_faiss.stages.encode as stage
-import gpq_faiss.store.writer as writer_room
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import Dataset, sampled_content
@@ -27,7 +26,7 @@ from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.stages.encode import encode, encode_shards
-from gpq_faiss.store import RowReader
+from gpq_faiss.store import RowReader, RowWriter, raw
 
 N = 1000
 
@@ -45,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The disk is full at the ``at``-th write of a column, and has room again afterwards."""
-    write, count = writer_room.write_at, 0
+    write, count = raw.write_at, 0
 
     def full(*args: Any) -> None:
         nonlocal count
@@ -54,7 +53,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(*args)
 
-    monkeypatch.setattr(writer_room, "write_at", full)
+    monkeypatch.setattr(raw, "write_at", full)
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -134,7 +133,7 @@ def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> Non
     with RowReader(tmp_path / "features.h5") as reader:
         header, ids = reader.header, reader.ids()
     vectors = Encoder.load(model).embed(random_input("features", N), queries=True)[0]
-    with writer_room.RowWriter(tmp_path / "features.h5", header, overwrite=True) as writer:
+    with RowWriter(tmp_path / "features.h5", header, overwrite=True) as writer:
         writer.append(vectors, ids, None)
         writer.finish()
     with pytest.raises(DataError, match=r"features\.h5: rows .* query vectors"):
@@ -231,7 +230,7 @@ def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
         encode(model, data, out, batch_size=4)
     bitmaps(tmp_path / "images", 2)
     encode(model, data, out, batch_size=4)
-    assert "its partial file is discarded" in caplog.text
+    assert "is discarded: of another model" in caplog.text
     encode(model, data, tmp_path / "fresh.h5", features=tmp_path / "vectors.h5", batch_size=4)
     np.testing.assert_array_equal(rows_of(tmp_path / "features.h5"), rows_of(tmp_path / "vectors.h5"))
 

@@ -121,16 +121,6 @@ def test_names_of_another_index_are_not_shown(folder: Path, caplog: pytest.LogCa
     check(folder, index, "a")
 
 
-def test_what_a_killed_run_left_out_is_written_by_the_next(folder: Path) -> None:
-    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
-    before = items_path(index).read_bytes()
-    items_path(index).unlink()
-    gpq.index(folder / "model", folder / "a.codes.h5", index)
-    assert items_path(index).read_bytes() == before
-    with pytest.raises(GpqError, match="exists already"):
-        gpq.index(folder / "model", folder / "a.codes.h5", index)
-
-
 def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
     codes, out = folder / "a.codes.h5", folder / "i.faiss"
     make_model(folder / "other", width=20, M=4, seed=1)
@@ -140,10 +130,8 @@ def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
     for spoil in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:1000])):
         gpq.index(folder / "model", codes, out, overwrite=True)
         spoil(items_path(out))
-        # The names alone are missing, but of an index of another model or form: it is neither kept nor overwritten unasked.
-        for model, source, kind in (("other", other, "flat"), ("model", codes, "fastscan")):
-            with pytest.raises(GpqError, match="exists already"):
-                gpq.index(folder / model, source, out, kind=kind)
+        with pytest.raises(GpqError, match="exists already"):
+            gpq.index(folder / "model", codes, out)
         gpq.index(folder / "other", other, out, overwrite=True)
         assert gpq.open_index(out).model_fingerprint == fingerprint
         found = gpq.search(folder / "other", out, folder / "queries.npy", k=1).to_dict()["queries"][0]

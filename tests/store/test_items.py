@@ -182,7 +182,7 @@ def test_rows_hold_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("text.name.ends", np.zeros(2, np.int64), "not a column of 3 texts"),
+        ("text.name.ends", np.zeros(2, np.int64), r"not int64 \[3\]"),
         ("text.name.ends", np.array([9, 4, 2]), "texts of impossible lengths"),
         ("text.name", np.full(6, 255, np.uint8), "not valid UTF-8"),
     ],

@@ -17,7 +17,7 @@ import pytest
 from killing import every_kill
 from store_files import codebooks, finish, header, rows, write
 
-from gpq_faiss.errors import DataError, OutputExistsError
+from gpq_faiss.errors import DataError
 from gpq_faiss.files import recover
 from gpq_faiss.store import RowReader, RowWriter
 
@@ -40,7 +40,7 @@ def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) ->
     assert finish(path, 100) == 90
 
 
-@pytest.mark.parametrize("what", ["model", "codebooks", "extra", "no resume", "damaged", "short", "foreign"])
+@pytest.mark.parametrize("what", ["model", "codebooks", "no resume", "damaged", "short"])
 def test_a_partial_that_does_not_fit_is_discarded(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -52,12 +52,9 @@ def test_a_partial_that_does_not_fit_is_discarded(
     changes: dict[str, Any] = {
         "model": {"model_fingerprint": "other"},
         "codebooks": {"codebooks": codebooks(9)},
-        "extra": {"extra": {"note": "y"}},
     }.get(what, {})
     if what == "damaged":
         (partial / "progress.json").write_text("{")
-    if what == "foreign":
-        (partial / "progress.json").write_text("[1]")
     if what == "short":
         os.truncate(partial / "features.raw", 10)
     with RowWriter(path, header(**changes), resume=what != "no resume") as writer:
@@ -163,7 +160,7 @@ def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["writer", "hdf5"])
+@pytest.mark.parametrize("where", ["raw", "hdf5"])
 def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, where: str
 ) -> None:
@@ -181,34 +178,10 @@ def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
             with pytest.raises(
                 DataError if full else KeyboardInterrupt, match="the disk is full" if full else ""
             ):
-                writer.append(values[50:], ids[50:], labels[50:]) if where == "writer" else writer.finish()
+                writer.append(values[50:], ids[50:], labels[50:]) if where == "raw" else writer.finish()
         assert writer.rows == 50
         assert not path.exists()
     assert finish(path, 100) == 50
-
-
-def test_existing_output_and_unwritable_folder(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    path.write_bytes(b"precious")
-    with pytest.raises(OutputExistsError, match="--overwrite"):
-        RowWriter(path, header())
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write .*a\.h5"):
-        RowWriter(tmp_path / "file" / "a.h5", header())
-    assert path.read_bytes() == b"precious"
-    if os.geteuid() != 0:
-        tmp_path.chmod(0o500)
-        with pytest.raises(DataError, match="no permission"):
-            RowWriter(tmp_path / "b.h5", header())
-        tmp_path.chmod(0o700)
-
-
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with RowWriter(tmp_path / "a.h5", header()):
-        with pytest.raises(DataError, match="another process"):
-            RowWriter(tmp_path / "a.h5", header())
-        assert (tmp_path / ".a.h5.partial" / "lock").exists()
-    assert os.listdir(tmp_path) == []  # nothing was written, so nothing is left
 
 
 def test_commits_follow_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_round_trip(tmp_path: Path, kind: str) -> None:
             next(reader.blocks(0))
     about = describe(path)
     json.dumps(about)
-    assert (about["type"], about["ntotal"], about["bits"]) == (kind, 100, 12)
+    assert (about["kind"], about["ntotal"], about["bits"]) == (kind, 100, 12)
     assert about["labelled"] == labels.any(axis=1).sum()
     with h5py.File(path) as h5:
         assert set(h5) == {kind, "ids", "labels", "codebooks"}
