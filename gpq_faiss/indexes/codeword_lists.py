@@ -16,6 +16,7 @@ codes up without lists.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,9 +40,11 @@ _ALL = 1 << 62
 _MOST = 8192  # maximum size of a shortlist
 _BLOCK = 96  # codes in a block of FastScan: a fifth faster than its default of 32
 _FIRST = 16  # queries of a batch that come before all others
-_AGAIN = 64  # of so many queries, one tries the lists where they cost more than scans of late
+_AGAIN = 64  # of so many queries, one tries the slower of the two ways, lists and scans,
+_NEAR = 8  # if it takes less than so many times as long
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
+_NONE = np.empty(0, np.int64)
 
 
 class Rows(NamedTuple):
@@ -306,7 +309,8 @@ class CodewordLists(ListSearch):
         self._cells = (self.names[cells, 0].copy(), np.append(cells, self.lists))
         self._whole: Any = None
         self._more: dict[int, float] = {}  # size of a shortlist in excess of k
-        self._cost = 0.0  # of a query by the lists of late, in scans of all codes
+        scan = 1.2e-5 + 4e-10 * self.distinct
+        self._seconds = [0.9 * scan, scan]  # of a query of late, by the lists and by a scan; at first a guess
 
     def search(
         self,
@@ -334,7 +338,7 @@ class CodewordLists(ListSearch):
         if len(xq) <= _FIRST:
             fill(k, passing, xq, least, D, found)
             return D, found
-        # The first queries, in this thread, also tell what the lists cost.
+        # The first queries, in this thread, also tell which way is faster.
         fill(k, passing, xq[:_FIRST], least[:_FIRST], D[:_FIRST], found[:_FIRST])
 
         def run(part: slice) -> None:
@@ -362,22 +366,35 @@ class CodewordLists(ListSearch):
     def _search(
         self, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
     ) -> None:
-        n, able = len(xq), self.K <= 16 and not len(passing) and 8 * k <= self.distinct
+        n = len(xq)
         self.searched += n
-        if not able:
+        if self.K > 16 or len(passing) or 8 * k > self.distinct:
             self._listed(k, passing, _ALL, xq, floor, D, found)
             return
-        budget = self.distinct // 16 + 1024  # rows that take about as long as a scan
-        if self._cost <= 1:
-            left = self._listed(k, passing, budget, xq, floor, D, found)
+        scan = self._seconds[1] < self._seconds[0]
+        if self.searched % _AGAIN < n and self._seconds[not scan] < _NEAR * self._seconds[scan]:
+            # One query now and then the other way.
+            self._by(not scan, k, passing, xq[:1], floor[:1], D[:1], found[:1])
+            xq, floor, D, found = xq[1:], floor[1:], D[1:], found[1:]
+        if len(xq):
+            self._by(scan, k, passing, xq, floor, D, found)
+
+    def _by(
+        self, scan: bool, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
+    ) -> None:
+        """Fill the results by a scan or by the lists; where that does not do, by the other. Notes how long it took."""
+        start, n = time.perf_counter(), len(xq)
+        if scan:
+            left = self._scanned(k, xq, floor, D, found)
+        else:
+            left = self._listed(k, passing, self.distinct // 16 + 1024, xq, floor, D, found)
             if len(left):
                 left = _of_some(partial(self._scanned, k), left, xq, floor, D, found)
-        else:
-            if self.searched % _AGAIN < n:  # one query now and then
-                self._listed(k, passing, budget, xq[:1], floor[:1], D[:1], found[:1])
-            left = self._scanned(k, xq, floor, D, found)
         if len(left):
             _of_some(partial(self._listed, k, passing, _ALL), left, xq, floor, D, found)
+        before = self._seconds[scan]
+        took = min((time.perf_counter() - start) / n, 2 * before)  # not more: it may have been interrupted
+        self._seconds[scan] = before + (1 - 0.9**n) * (took - before)
 
     def _listed(
         self,
@@ -390,16 +407,12 @@ class CodewordLists(ListSearch):
         found: Ids,
     ) -> Ids:
         """Fill the results by the lists; the queries that took more than ``budget`` rows."""
-        n, too_long = len(xq), np.empty(len(xq), np.bool_)
-        rows = kernels.search(
+        too_long = np.empty(len(xq), np.bool_)
+        self.scored += kernels.search(
             xq, self._books, self.P, self.names, self._cells, self._ends, self._tree, passing, k, floor, budget,
             D, found, too_long,
         )  # fmt: skip
-        self.scored += rows
-        left = too_long.nonzero()[0]
-        if budget < _ALL:
-            self._cost += (1 - 0.9**n) * ((rows / budget + len(left)) / n - self._cost)
-        return left
+        return too_long.nonzero()[0]
 
     def _scanned(self, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
         """Fill the results by scans of all codes; the queries whose results are not proven."""
@@ -430,8 +443,9 @@ class CodewordLists(ListSearch):
         self._whole.search_c(n, faiss.swig_ptr(queries), size, faiss.swig_ptr(rough), faiss.swig_ptr(places))
         self.scored += self.distinct * n
         unproven = np.empty(n, np.bool_)
-        kernels.rescore(queries, places, rough, slack, self._tree[-1], k, floor, D, found, unproven)
-        return unproven.nonzero()[0]
+        if kernels.rescore(queries, places, rough, slack, self._tree[-1], k, floor, D, found, unproven):
+            return unproven.nonzero()[0]
+        return _NONE
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None

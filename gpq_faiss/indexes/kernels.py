@@ -525,8 +525,8 @@ def rescore(
     D: Floats,
     found: Ids,
     unproven: Any,
-) -> None:
-    """The ``k`` best items of each query among the rows of a shortlist.
+) -> Number:
+    """The ``k`` best items of each query among the rows of a shortlist; how many queries are not proven.
 
     Args:
         single: float32 [Q, M * 16], score tables (:func:`scan_tables`).
@@ -534,7 +534,7 @@ def rescore(
         slack: float32 [Q], how much a score can exceed FastScan's.
         D, found, unproven: as of :func:`search`; and bool [Q], whether a row that is not in the shortlist may be a result.
     """
-    width, codes, passing = single.shape[1], rows[0], np.empty(0, np.bool_)
+    width, codes, passing, count = single.shape[1], rows[0], np.empty(0, np.bool_), 0
     for q in range(len(single)):
         _clear(D[q], found[q])
         n, least = np.int64(0), floor[q]
@@ -555,3 +555,5 @@ def rescore(
                     least = max(least, D[q, 0])
         order(D[q], found[q], n)
         unproven[q] = places[q, -1] < 0 or rough[q, -1] + slack[q] >= least
+        count += unproven[q]
+    return count

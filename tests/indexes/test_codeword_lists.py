@@ -85,7 +85,7 @@ def test_search_and_range_search_are_brute_force(
         patch.setattr(storage, "_TYPICAL", typical)
         index = CodewordLists(codes, Z)
         if scan:  # as where codes had no structure of late; some shortlists are too short
-            index._cost, index.searched, index._more = 2.0, 1, {k: 0.0}
+            index._seconds, index.searched, index._more = [1.0, 0.0], 1, {k: 0.0}
         D, found = index.search(xq, k, mask=mask)
         alone = [index.search(q[None], k, mask=mask) for q in xq]
         again = index.search(
