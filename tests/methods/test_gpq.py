@@ -1,10 +1,11 @@
-"""GPQ with soft targets: its losses, its choice of score tables, and the way from images to Faiss; and that ``paper`` has none of it."""
+"""GPQ and its variants by their equations; with soft targets its score tables, and the way from images to Faiss."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,22 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from model_factory import own_settings
 
 from gpq_faiss import encode, evaluate, search, train
 from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
+from gpq_faiss.losses.npair import npair, triplet
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables
+from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.model import build_network
+from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index
@@ -155,10 +162,7 @@ def test_every_parameter_is_stepped_once() -> None:
     theirs = {rates[id(p)] for p in gpq.network.committee.parameters()}
     assert {rates[id(gpq.network.codewords.raw)], rates[id(gpq.network.classifier.raw)]} == {5.0}
     assert theirs == {2.0}
-
-
-def test_the_state_holds_the_class_networks_once() -> None:
-    assert {name.split(".")[0] for name in method().state_dict()} == {"network"}
+    assert {name.split(".")[0] for name in gpq.state_dict()} == {"network"}, "the class networks once"
 
 
 def test_fitted_tables_are_the_least_squares() -> None:
@@ -173,28 +177,18 @@ def test_fitted_tables_are_the_least_squares() -> None:
     assert float((p - said).square().sum()) == pytest.approx(float(off.square().sum()), rel=1e-4)
 
 
-def _world(gpq: SoftGPQ) -> Any:
-    """Beliefs of 400 items, all but sure of one of the classes."""
-    generator = torch.Generator().manual_seed(1)
-    x = 4 * torch.randn(400, WIDTH, generator=generator)
-    return lambda n: iter([x[:n]])
-
-
 def test_score_tables_are_refitted_after_the_training() -> None:
-    gpq = method()
-    with torch.no_grad():
-        gpq.network.codewords.raw.mul_(3)  # of any length
-    gpq.fit_codebooks(_world(gpq), final=False)
-    as_trained = gpq.network.prototypes.clone()
-    gpq.fit_codebooks(_world(gpq), final=True)
-    assert not torch.equal(as_trained, gpq.network.prototypes)
+    x = 4 * torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(1))
+    short = {"quantizer": {"subdim": 8}}, {"quantizer": {"codewords": 4}, "classes": 9}
     # Not to sub-vectors that are too short for them, nor with more classes than codewords.
-    few = method(quantizer={"subdim": 8}), method(quantizer={"codewords": 4}, classes=9)
-    for gpq in few:
-        gpq.fit_codebooks(_world(gpq), final=False)
+    for changes, refitted in zip(({}, *short), (True, False, False), strict=True):
+        gpq = method(**changes)  # type: ignore[arg-type]
+        with torch.no_grad():
+            gpq.network.codewords.raw.mul_(3)  # of any length
+        gpq.fit_codebooks(lambda n: iter([x[:n]]), final=False)
         as_trained = gpq.network.prototypes.clone()
-        gpq.fit_codebooks(_world(gpq), final=True)
-        torch.testing.assert_close(gpq.network.prototypes, as_trained)
+        gpq.fit_codebooks(lambda n: iter([x[:n]]), final=True)
+        assert torch.equal(as_trained, gpq.network.prototypes) != refitted
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +229,8 @@ def test_faiss_makes_the_codes_and_search_finds_the_items(model: Path, tmp_path:
     assert len(np.unique(stored, axis=0)) > 50
     # Items are no codewords: the network leaves it to Faiss to find the nearest.
     assert not np.allclose(empty.sa_decode(stored), xb, atol=1e-3)
+    for suffix in ("pt2", "onnx") if find_spec("onnxscript") else ("pt2",):
+        export_encoder(model, tmp_path / f"encoder.{suffix}")  # which compares with the model
     empty.add(xb)
     expected, _ = empty.search(xq, 10)
     for kind in ("flat", "ivf"):
@@ -243,50 +239,42 @@ def test_faiss_makes_the_codes_and_search_finds_the_items(model: Path, tmp_path:
         np.testing.assert_allclose(found.scores, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
-def test_the_exported_encoder_has_the_queries_and_the_codes_of_items(
-    model: Path, tmp_path: Path, suffix: str
-) -> None:
-    if suffix == "onnx":
-        pytest.importorskip("onnxruntime")
-        pytest.importorskip("onnxscript")
-    file = export_encoder(model, tmp_path / f"encoder.{suffix}")
-    assert file.stat().st_size > 0
-    if suffix == "onnx":
-        import onnxruntime
+# Variants -------------------------------------------------------------------------------------------------------------
 
-        with_images = open_digits()
-        encoder = Encoder.load(model)
-        _, xb = encoder.embed_rows(with_images, np.arange(30))
-        _, xq = encoder.embed_rows(with_images, np.arange(30), queries=True)
-        assert not np.allclose(xb, xq, atol=1e-2)
-        assert onnxruntime.InferenceSession(str(file)).get_outputs()[0].shape[1] == xq.shape[1]
+BASES = {"paper": preset("paper"), "own settings": own_settings()}
 
 
-def test_a_stopped_training_goes_on_to_the_same_codes(tmp_path: Path) -> None:
-    config = merge(
-        preset("gpq"),
-        {
-            "quantizer": {"codebooks": 3},
-            "posterior": {"committee": 2, "committee_hidden": 16},
-            "training": {"steps": 12},
-        },
-    )
+@pytest.mark.parametrize("base", list(BASES))
+@pytest.mark.parametrize("variant", ["gpq", "gpq-h", "gpq-t"])
+def test_a_variant_is_its_losses(variant: str, base: str) -> None:
+    small: dict[str, Any] = {
+        "quantizer": {"codebooks": 3, "subdim": 6},
+        "network": {"hidden": [24], "dropout": 0.0},
+    }
+    config = validate(merge(merge(BASES[base], small), dict(METHODS[variant].changes)))
+    data = open_data(np.eye(8, 10, dtype=np.float32), labels=np.arange(8) % 4)
+    gpq = make_builder(variant)(config, data, 0, 4).eval()
+    assert isinstance(gpq, GPQ)
+    x, y = batch().x, batch().y
+    parts = gpq.losses(batch(), amp=False)
+    net = gpq.network
+    labelled = intra_normalize(net.backbone(x[:12]), 3)
+    metric = "triplet" if variant == "gpq-t" else "npair"
+    loss = {"triplet": triplet, "npair": npair}[metric]
+    torch.testing.assert_close(parts[metric], loss(labelled, soft_assign(labelled, net.codebooks(), 20.0), y))
+    weights = {metric: 1.0}
+    if variant != "gpq-h":
+        weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
+    assert set(parts) == {"total", *weights}
+    torch.testing.assert_close(parts["total"], sum(weight * parts[name] for name, weight in weights.items()))
+    parts["total"].backward()  # type: ignore[no-untyped-call]
+    # Without a classifier the sub-prototypes still carry z' = s(z; α, W).
+    assert net.classifier.raw.grad is not None
+    assert net.classifier.raw.grad.any()
 
-    def stop(step: int, steps: int, figures: dict[str, float]) -> None:
-        if step == 7:
-            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(
-            open_digits(),
-            tmp_path / "cut",
-            config=config,
-            labelled="5-per-class",
-            checkpoint_seconds=0.0,
-            progress=stop,
-        )
-    cut = train(open_digits(), tmp_path / "cut", config=config, labelled="5-per-class", resume=True)
-    whole = train(open_digits(), tmp_path / "whole", config=config, labelled="5-per-class")
-    prints = [json.loads((f / "config.json").read_text())["model_fingerprint"] for f in (cut, whole)]
-    assert prints[0] == prints[1]
+def test_gpq_f_takes_cnn_f() -> None:
+    config = merge(preset("paper"), dict(METHODS["gpq-f"].changes))
+    network = build_network(config, {"kind": "images", "image_size": 64}, 4)
+    assert isinstance(network.backbone, CNNF)
+    assert network.eval()(torch.rand(2, 3, 64, 64)).shape == (2, config.quantizer.width)
