@@ -39,7 +39,7 @@ from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
 from .baseline import Baseline, make_linear, squared_distances, start_small
 from .pq import kmeans
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 EMBEDDING = 128
 """Width of e(x)."""
@@ -99,8 +99,7 @@ class BipartiteGraph(nn.Module):
         """Draw a context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest`` anchor visits, int64 [n], on the
         CPU like ``generator``."""
         near, weight = (t.cpu() for t in self.joined(x))
-        chosen = torch.multinomial(weight, 1, generator=generator)
-        at = near.gather(1, chosen)[:, 0]
+        at = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
         visits = torch.randint(longest, at.shape, generator=generator)
         steps = self.steps.cpu()
         for visit in range(1, longest):
@@ -189,12 +188,11 @@ class BGDH(Baseline):
     @torch.no_grad()
     def seen(self, x: Tensor) -> Tensor:
         """Features used by the graph, float32 [n, W]."""
-        source = self.network.backbone if self.view is None else self.view.eval()
-        v = source.input(x)
-        return (v if self.view is None else source.trunk_features(v)).float()
+        if self.view is None:
+            return cast(Tensor, self.extractor.input(x))
+        return self.view.eval().trunk_features(self.view.input(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """``pairs``, ``quantisation`` and ``graph``, and their weighted sum."""
         x = batch.x
         u, e = self.network.both(self.deep(x, amp))
         labelled = u[: len(batch.y)]
@@ -202,10 +200,8 @@ class BGDH(Baseline):
             "pairs": pairwise_likelihood(labelled, batch.y),
             "quantisation": (labelled - torch.where(labelled > 0, 1.0, -1.0)).square().mean(),
         }
-        total = parts["pairs"] + self.quantisation * parts["quantisation"]
         if used := int(self.graph.used):
             right = self.graph.walk(self.seen(x), self.longest, batch.generator)
             wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
             parts["graph"] = context_loss(e, self.contexts, right.to(e.device), wrong.to(e.device))
-            total = total + self.weight * parts["graph"]
-        return {"total": total, **parts}
+        return weighted(parts, quantisation=self.quantisation, graph=self.weight)

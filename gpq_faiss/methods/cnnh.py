@@ -9,8 +9,8 @@ by coordinate descent from a random H: five passes over all entries in random or
 
     d = -f' / f'',  clipped so that it stays in [-1, 1],   f' = 4 (L H)_ij,   f'' = 4 (H_·jᵀ H_·j + H_ij² + L_ii),   L = H Hᵀ - q S,
 
-and finally H is replaced by its signs. The paper keeps the n x n matrix L. Here items with equal labels share a row of S, and
-(L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels: memory is n q + U².
+and finally H is replaced by its signs. Where the paper keeps the n x n matrix L, items with equal labels share a row of S here, and
+(L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels.
 
 *Stage 2.* The network's q tanh outputs are regressed on H (mean squared error); a bit is the sign of an output. Supervised. Deviations:
 the shared backbone replaces the paper's; columns are visited in random order, and the items within each.

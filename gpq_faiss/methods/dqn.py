@@ -29,7 +29,7 @@ from ..losses.npair import multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
 from .pq import fit_codebooks
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 _PER_CODEWORD = 256  # items per codeword that k-means uses at most
 
@@ -75,12 +75,11 @@ class DQN(Alternating):
         return self.codewords[torch.arange(self.M, device=z.device), best].flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The pairwise cosine loss and the product quantisation loss."""
         z = self.outputs(batch, amp)
-        cosine = pairwise_cosine(z, batch.y)
+        parts = {"cosine": pairwise_cosine(z, batch.y)}
         # A product, not a branch, so that a GPU need not synchronise.
-        error = (z - self.nearest(z.detach())).square().mean() * self.fitted
-        return {"total": cosine + self.weight * error, "cosine": cosine, "quantisation": error}
+        parts["quantisation"] = (z - self.nearest(z.detach())).square().mean() * self.fitted
+        return weighted(parts, quantisation=self.weight)
 
     def refit(self, at: Tensor, x: Floats) -> Floats:
         """k-means from the present codebooks on."""

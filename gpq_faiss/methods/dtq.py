@@ -38,7 +38,7 @@ from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats, checked_codebooks
 from .dqn import fit_product_codebooks
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 WIDTH = 64
 """D of the authors' experiments, for all code lengths."""
@@ -192,17 +192,15 @@ class DTQ(Alternating):
         self.register_buffer("codes", torch.zeros(items, self.M, dtype=torch.uint8))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The triplet loss of group-hard triplets and the quantisation loss."""
         z = self.outputs(batch, amp)
         a, p, n = group_hard_triplets(z, batch.y, self.margin, batch.generator)
-        total = triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)
-        parts = {"triplet": total, "triplets": z.new_tensor(float(len(a)))}
+        triplet = triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)
+        parts = {"triplet": triplet, "triplets": z.new_tensor(float(len(a)))}
         if bool(self.fitted):
             codes = self.codes[self.positions(batch)].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
-            total = total + self.weight * parts["quantisation"]
-        return {"total": total, **parts}
+        return weighted(parts, triplets=0.0, quantisation=self.weight)
 
     def refit(self, at: Tensor, x: Floats) -> Floats:
         """Codes and codebooks in turns."""

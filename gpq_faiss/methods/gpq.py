@@ -25,7 +25,7 @@ from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import at_least_float32, intra_normalize, reverse_gradient, soft_assign
 from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
-from .trainable import CodeMethod, TrainingBatch
+from .trainable import CodeMethod, TrainingBatch, weighted
 
 
 class GPQ(CodeMethod):
@@ -43,18 +43,17 @@ class GPQ(CodeMethod):
         raw = at_least_float32(raw)
         labelled, W = intra_normalize(raw[:n], net.M), net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
-        total = (triplet if own.metric == "triplet" else npair)(labelled, quantised, batch.y)
-        parts: dict[str, Tensor] = {own.metric: total}
+        pairs = triplet if own.metric == "triplet" else npair
+        parts: dict[str, Tensor] = {own.metric: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
             y = shares(batch.y, labelled)
             parts["classification"] = subspace_classification(labelled, W, y, loss.beta, own.classification)
-            total = total + loss.lambda1 * parts["classification"]
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), net.M)
             variant: Variant = "code" if own.details == "authors" else "paper"
             parts["entropy"] = subspace_entropy(unlabelled, W, loss.beta, variant)
-            total = total - loss.lambda2 * parts["entropy"]
-        return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
+        found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
+        return self.extra_losses.add(found, raw, batch.y)
 
 
 def build_gpq(

@@ -27,7 +27,7 @@ from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import intra_normalize, reverse_gradient
 from .posterior import PosteriorCodes
 from .posterior_codebooks import are_few
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 _ITEMS = 20_000
 """Unlabelled items for fitting score tables."""
@@ -60,24 +60,23 @@ class SoftGPQ(PosteriorCodes):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; those of the class networks with the prefix ``class_``."""
         loss, net, n = self.config.loss, self.network, len(batch.y)
-        learning = super().losses(batch, amp=amp)
-        total = learning.pop("total")
-        parts = {f"class_{name}": value for name, value in learning.items()}
+        theirs = super().losses(batch, amp=amp)
         p = batch.joint(lambda x: self._posterior(x, amp))
         target = torch.cat([shares(batch.y, p), p[n:]])
-        raw = net.raw_subvectors(p)
+        raw, W = net.raw_subvectors(p), net.classifier.raw
         x = intra_normalize(raw, net.M)
         codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
-        parts["npair"] = soft_npair(net.scores(net.expected(target), codewords), target, target)
-        total = total + parts["npair"]
-        W = net.classifier.raw
-        parts["classification"] = subspace_classification(x, W, target, loss.beta)
-        total = total + loss.lambda1 * parts["classification"]
+        parts = {
+            "class": theirs.pop("total"),
+            "npair": soft_npair(net.scores(net.expected(target), codewords), target, target),
+            "classification": subspace_classification(x, W, target, loss.beta),
+        }
         if loss.lambda2 and len(raw) > n:
             others = intra_normalize(reverse_gradient(raw[n:]), net.M)
             parts["entropy"] = subspace_entropy(others, W, loss.beta)
-            total = total - loss.lambda2 * parts["entropy"]
-        return {"total": total, **parts}
+        found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
+        del found["class"]
+        return found | {f"class_{name}": value for name, value in theirs.items()}
 
     @torch.no_grad()
     def _posterior(self, x: Tensor, amp: bool) -> Tensor:

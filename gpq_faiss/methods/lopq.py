@@ -2,24 +2,20 @@
 Neighbor Search", CVPR 2014): a rotation and codebooks per cell of a coarse quantiser.
 
 k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal axes R, which are allocated to the M
-parts so that the products of variances are balanced (eigenvalue allocation, as in the parametric solution of Ge et al.: axes by
-falling variance, each to the part with the smallest product that has room). A product quantiser with 16 codewords per part is
-trained on the rotated residuals. The distance of a query to an item is that of the query's residual in the item's cell, R (q - c),
-to the codewords, summed over the parts. Cells and codebooks are trained by Faiss. Unsupervised.
+parts so that the products of variances are balanced (eigenvalue allocation of Ge et al.: axes by falling variance, each to the part with
+the smallest product that has room); a product quantiser is trained on them. The distance of a query to an item is that of the query's
+residual in the item's cell, R (q - c), to the codewords, summed over the parts. Unsupervised.
 
-**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper stores the cell as the item's
-inverted list and counts only the codewords' bits. :attr:`LOPQ.extra_bits` gives the additional information: 6 bits with 64 cells. So
-at "12 bits" this method has 18, an advantage over the other methods. All cells are searched; the paper searches a few, for speed.
+**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts only the codewords' bits;
+:attr:`LOPQ.extra_bits` gives the additional information: 6 bits with 64 cells. So at "12 bits" this method has 18, an advantage over the
+other methods. All cells are searched; the paper searches a few, for speed.
 
-Deviations: vectors are scaled to length 1 first, in this method's favour, as for :mod:`gpq_faiss.methods.pq`; the coarse quantiser is
-k-means (the paper's second one, a multi-index, is for a billion items); there is a cell per 256 training vectors, at most 64 (the paper
-has 1,024 for a million vectors); cells with fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals. If M does
-not divide the width, some parts are zero-padded.
+Deviations: vectors are scaled to length 1 and padded as for :mod:`gpq_faiss.methods.pq`; the coarse quantiser is k-means (the paper's
+second one, a multi-index, is for a billion items); there is a cell per 256 training vectors, at most 64 (the paper: 1,024 for a million);
+cells with fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -34,30 +30,19 @@ LEAST = 8 * CODEWORDS
 _CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cell, on average
 
 
-class Local(NamedTuple):
-    """Product quantiser of a cell's residuals, rotated: ``rotation`` float32 [padded, width] has a unit row per principal axis, other
-    rows are zero."""
-
-    rotation: Floats
-    quantizer: ProductCoder
-
-    def rotated(self, residuals: Floats) -> Floats:
-        """Residuals [n, width] as [n, padded]."""
-        return np.ascontiguousarray(residuals @ self.rotation.T)
-
-
 class LOPQ(InParts):
     """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell. Faiss has no such index.
 
     Attributes:
         extra_bits: bits of the cell number, in addition to ``bits``; set by :meth:`fit`.
         centroids: float32 [cells, width].
-        cells: product quantiser of each.
+        cells: of each its rotation float32 [padded, width], with a unit row per principal axis and other rows zero, and the quantiser of
+            its rotated residuals.
     """
 
     name = "lopq"
     centroids: Floats
-    cells: list[Local]
+    cells: list[tuple[Floats, ProductCoder]]
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
@@ -77,10 +62,14 @@ class LOPQ(InParts):
             for rows, own in zip(members, large, strict=True)
         ]
 
-    def _local(self, residuals: Floats) -> Local:
+    def _local(self, residuals: Floats) -> tuple[Floats, ProductCoder]:
         rotation = local_rotation(residuals, self.M, self.padded(residuals.shape[1]))
-        codebooks = fit_codebooks(residuals @ rotation.T, self.M, seed=self.seed)
-        return Local(rotation, ProductCoder(codebooks, "l2"))
+        return rotation, ProductCoder(fit_codebooks(residuals @ rotation.T, self.M, seed=self.seed), "l2")
+
+    def _in_cell(self, x: Floats, c: int) -> tuple[Floats, ProductCoder]:
+        """Rotated residuals of vectors in a cell, and their quantiser."""
+        rotation, quantizer = self.cells[c]
+        return np.ascontiguousarray((x - self.centroids[c]) @ rotation.T), quantizer
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
         """The cell of each scaled vector: int64 [n]."""
@@ -92,8 +81,8 @@ class LOPQ(InParts):
         codes[:, -1] = cell = self._cell_of(x) if len(x) else np.empty(0, np.int64)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
-            local = self.cells[c].rotated(x[rows] - self.centroids[c])
-            codes[rows, :-1] = self.cells[c].quantizer.encode(local)
+            local, quantizer = self._in_cell(x[rows], c)
+            codes[rows, :-1] = quantizer.encode(local)
         return codes
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
@@ -103,8 +92,8 @@ class LOPQ(InParts):
         scores = np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
-            local = self.cells[c].rotated(xq - self.centroids[c])
-            scores[:, rows] = self.cells[c].quantizer.score(local, codes[rows, :-1])
+            local, quantizer = self._in_cell(xq, c)
+            scores[:, rows] = quantizer.score(local, codes[rows, :-1])
         return scores
 
 

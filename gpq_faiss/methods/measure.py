@@ -36,10 +36,7 @@ NO_LIKENESS = (
 BLOCK = 16_384
 """Items per encoding block."""
 _FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
-_READ_ROWS, _NEAR_BYTES = (
-    4096,
-    64 << 20,
-)  # of a block of inputs, for reading, and for neighbour search (as float64)
+_READ_ROWS, _NEAR_BYTES = 4096, 64 << 20  # of a block, for reading, and for neighbour search (as float64)
 _NO_ROWS = np.empty(0, np.int64)
 
 

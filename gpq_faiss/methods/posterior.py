@@ -32,7 +32,7 @@ from .codewords import fit_codewords
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior_codebooks import ClassCodebooks, fit_class_codebooks, weights_of_parts
 from .propagation import PseudoLabels, propagate_labels
-from .trainable import CodeMethod, TrainableMethod, TrainingBatch
+from .trainable import CodeMethod, TrainableMethod, TrainingBatch, weighted
 
 log = logging.getLogger(__name__)
 
@@ -163,15 +163,15 @@ class PosteriorCodes(CodeMethod):
         W, beta = net.classifier.raw, loss.beta
         labelled, y = net.directions(raw[:n]), shares(batch.y, raw)
         parts = {"classification": subspace_classification(labelled, W, y, beta)}
-        total = loss.lambda1 * parts["classification"]
-        if self.pseudo_labels is not None and len(raw) > n:
-            p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
+        told = self.pseudo_labels
+        if told is not None and len(raw) > n:
+            p = torch.from_numpy(told.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = subspace_classification(net.directions(raw[n:]), W, p, beta)
-            total = total + loss.lambda1 * self.pseudo_labels.weight * parts["propagation"]
         if loss.lambda2 and len(raw) > n:
             parts["entropy"] = subspace_entropy(net.directions(reverse_gradient(raw[n:])), W, beta)
-            total = total - loss.lambda2 * parts["entropy"]
-        return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
+        share = loss.lambda1 * (told.weight if told is not None else 0)
+        found = weighted(parts, classification=loss.lambda1, propagation=share, entropy=-loss.lambda2)
+        return self.extra_losses.add(found, raw, batch.y)
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:

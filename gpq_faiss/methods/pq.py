@@ -1,4 +1,4 @@
-"""Product quantisation (Jégou, Douze and Schmid, TPAMI 2011): k-means in each of M parts of the vector.
+"""Product quantisation (Jégou, Douze and Schmid, TPAMI 2011): k-means in each of M parts of the vector; and its optimised form.
 
 A vector is split into M parts and each part is coded by the nearest of K = 16 centroids; the distance of a query to a code is the
 sum of the squared distances of its parts to the centroids (asymmetric distance, eq. 13), read from M tables. Training, encoding
@@ -6,6 +6,11 @@ and index are Faiss's own. Unsupervised. If M does not divide the width, vectors
 
 Deviation, in this method's favour: vectors are scaled to unit length first, so that L2 ranks like the cosine. On deep
 features that ranks better (CIFAR-10 features: mAP 0.287 against 0.268 at 12 bits, 0.284 against 0.274 at 48).
+
+Optimised product quantisation (Ge, He, Ke and Sun, CVPR 2013) rotates the vectors first. The rotation R and the codebooks are trained
+alternately to reduce the quantisation error ||R x - q(R x)||² (the non-parametric solution, alg. 1), by Faiss's ``OPQMatrix``; then a
+product quantiser is trained from scratch on the rotated vectors. Deviations: the initial rotation is random by seed (Faiss: always the
+same one; the paper: the parametric solution), and it is trained with the final 16-codeword codebooks (Faiss' default: 256).
 """
 
 from __future__ import annotations
@@ -94,6 +99,44 @@ class PQ(InParts):
     def _tables(self, x: Floats) -> Floats | None:
         """Negative squared distances of each part of each query to the centroids of that part."""
         return self.quantizer.score_tables(self._to_quantizer(x))
+
+
+class OPQ(PQ):
+    """Rotation and product quantiser.
+
+    Attributes:
+        rotation: float32 [padded, width] with orthonormal columns; a scaled vector x is quantised as ``rotation @ x``.
+    """
+
+    name = "opq"
+    rotation: Floats
+
+    def _learn(self, x: Floats) -> None:
+        width = self.padded(x.shape[1])
+        draw = np.random.default_rng([self.seed, 0]).standard_normal((width, width))
+        matrix = faiss.OPQMatrix(width, self.M)
+        faiss.copy_array_to_vector(np.linalg.qr(draw)[0].astype(np.float32).ravel(), matrix.A)
+        matrix.max_train_points = len(x)  # Faiss' default: 65,536
+        inner = untrained_quantizer(width, self.M, seed=self.seed)
+        matrix.pq = inner
+        try:
+            matrix.train(super()._to_quantizer(x))
+        finally:
+            matrix.pq = None  # Python frees it
+        full = faiss.vector_to_array(matrix.A).reshape(width, width)
+        # The padded dimensions are always 0, so their columns have no effect.
+        self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
+        super()._learn(x)
+
+    def _transforms(self) -> list[Any]:
+        transform = faiss.LinearTransform(self.width, self.quantizer.width, False)
+        faiss.copy_array_to_vector(self.rotation.ravel(), transform.A)
+        transform.is_trained = True
+        transform.set_is_orthonormal()
+        return [transform]
+
+    def _to_quantizer(self, x: Floats) -> Floats:
+        return np.ascontiguousarray(x @ self.rotation.T)
 
 
 def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> Floats:

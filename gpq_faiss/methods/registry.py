@@ -135,7 +135,7 @@ METHODS: dict[str, MethodEntry] = {
     "lopq": _array("lopq.LOPQ", "unsupervised", "quantiser",
         "locally optimised product quantisation: a rotation and codebooks per coarse cell",
         "Kalantidis and Avrithis, CVPR 2014"),
-    "opq": _array("opq.OPQ", "unsupervised", "quantiser",
+    "opq": _array("pq.OPQ", "unsupervised", "quantiser",
         "optimised product quantisation: a rotation, then PQ", "Ge, He, Ke and Sun, CVPR 2013"),
     "pq": _array("pq.PQ", "unsupervised", "quantiser",
         "product quantisation: k-means in each part of the vector", "Jégou, Douze and Schmid, TPAMI 2011"),

@@ -6,13 +6,12 @@ Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, a
 
     F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (m anchors a_j)
 
-alternately, ``iterations`` times (algorithm 1): P by least squares of B on φ (the paper's F-step), W by ridge regression of the
-labels on B (G-step), and B bit by bit with the others fixed (B-step, discrete cyclic coordinate descent):
+alternately, ``iterations`` times (algorithm 1): P by least squares of B on φ (F-step), W by ridge regression of the labels on B (G-step),
+and B bit by bit with the others fixed (B-step, discrete cyclic coordinate descent), never relaxed:
 
     z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);  q, w are the bit's column of Q and row of W; B', W' those of the other bits.
 
-Bits are never relaxed. An item's code is sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 iterations as in the paper. y is multi-hot. Supervised:
-only labelled rows are used, also for anchors.
+An item's code is sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 iterations as in the paper. y is multi-hot. Supervised: only labelled rows are used.
 
 Deviations, chosen on held-out labelled items: 2,000 anchors (the paper: 1,000), or all labelled rows, if there are fewer; σ is the mean
 squared distance of items and anchors, of vectors scaled to unit length (the paper: a width for each data set); P is a ridge regression

@@ -5,16 +5,14 @@ Video Technology, 2017 (arXiv 1607.08477). The network's deep features go into a
 into a classifier. With d(i, j) = ||h_i - h_j||², the loss is the sum of
 
 * the supervised ranking term, for labelled triplets (a, p, n): max(0, m_t + d(a, p) - d(a, n));
-* the semi-supervised embedding term, λ times the contrast of neighbours and of distant items, labelled or not: d(i, j) for neighbours,
+* the embedding term, λ times the contrast of neighbours and of distant items, labelled or not: d(i, j) for neighbours,
   max(0, m_p - sqrt d(i, j))² for distant ones, by the deep features of the same mini-batch, so that the graph improves with the network;
 * the pseudo-label term, λ times the same contrast between each unlabelled item and items of the same class or another one, by
   predicted classes (for labelled partners by their labels);
 * the classifier's cross entropy on the labelled items.
 
-A bit is 1 if h > 1/2, that is u > 0. The constants are the authors' published settings for the CNN-F network:
-λ = 0.1, m_t = 1, m_p = 2.5 for 12 bits and 3 above, the nearest 8 of 128 as neighbours, distant ones from the farthest tenth.
-
-Deviations, and why:
+A bit is 1 if u > 0. λ = 0.1, m_t = 1, m_p = 2.5 for 12 bits and 3 above, the nearest 8 of 128 as neighbours and distant ones from the
+farthest tenth are the authors' published settings for the CNN-F network. Deviations, and why:
 
 * The margin m_t is ``bits / 8``, at least 1, chosen on held-out items: squared distances grow with the code length.
 * The ranking term is halved; near and far pairs are averaged separately with equal weight; the paper sums over all pairs. All triplets
@@ -33,7 +31,7 @@ from torch import Tensor, nn
 
 from ..losses.classification import shares
 from .baseline import Baseline, make_linear, squared_distances, start_small, triplet_ranking
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 
 def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Tensor:
@@ -80,7 +78,6 @@ class SSDH(Baseline):
         self.classifier = make_linear(head.in_features, self.n_classes, self.draws)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """``rank``, ``embedding``, ``pseudo`` and ``classification``, and their weighted sum."""
         n, deep = len(batch.y), self.deep(batch.x, amp)
         h = self.extractor.head(deep).sigmoid()
         logits = self.classifier(deep)
@@ -90,14 +87,12 @@ class SSDH(Baseline):
             "embedding": contrast(d, *batch_graph(deep.detach(), self.near, self.far), self.margin_pair),
             "classification": F.cross_entropy(logits[:n], shares(batch.y, logits)),
         }
-        total = parts["rank"] + self.weight * parts["embedding"] + parts["classification"]
         if len(deep) > n:
             same = same_class(batch.y, logits[n:].detach())
             themselves = torch.zeros_like(same)
             themselves[:, n:].fill_diagonal_(True)
             parts["pseudo"] = contrast(d[n:], same & ~themselves, ~same, self.margin_pair)
-            total = total + self.weight * parts["pseudo"]
-        return {"total": total, **parts}
+        return weighted(parts, embedding=self.weight, pseudo=self.weight)
 
 
 def same_class(y: Tensor, logits: Tensor) -> Tensor:

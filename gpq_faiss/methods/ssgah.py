@@ -36,7 +36,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from ..losses.npair import label_pairs
 from .baseline import Baseline, squared_distances, start_small, triplet_margin, triplet_ranking
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 Pair = tuple[Tensor, Tensor]
 
@@ -119,17 +119,14 @@ def fixed(module: nn.Module) -> dict[str, Tensor]:
 
 
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares none, if both exist.
-
-    Returns:
-        Anchors, positives and negatives, each int64 [T], T <= B; drawn on the CPU.
-    """
+    """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares none, if both exist: int64 [T] each,
+    with their anchors first; drawn on the CPU."""
     positive, negative = label_pairs(labels.cpu(), torch.empty(0))
     a = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
     if not len(a):
         return a, a, a
     p, n = (torch.multinomial(m[a].float(), 1, generator=generator)[:, 0] for m in (positive, negative))
-    return a.to(labels.device), p.to(labels.device), n.to(labels.device)
+    return a, p, n
 
 
 class SSGAH(Baseline):
@@ -162,8 +159,7 @@ class SSGAH(Baseline):
                     spectral_norm(layer)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and their
-        total, in which each network gets gradients from its own loss only."""
+        """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G."""
         n, k = len(batch.y), len(batch.x)
         v = self.extractor.input(batch.x).detach()
         with torch.autocast(v.device.type, torch.bfloat16, amp):
@@ -178,7 +174,7 @@ class SSGAH(Baseline):
         hashed = functional_call(self.network, buffers, (torch.cat(still), True)).sigmoid()
         seen = functional_call(self.network, buffers | fixed(self.network), (torch.cat(made), True)).sigmoid()
         parts["synthetic"] = triplet_margin(h - hashed[:k], h - hashed[k:], self.margin)
-        parts["adversary"] = triplet_margin(h.detach() - seen[:k], h.detach() - seen[k:], self.margin)
+        adversary = triplet_margin(h.detach() - seen[:k], h.detach() - seen[k:], self.margin)
 
         a, p, q = draw_triplets(batch.y, batch.generator)
 
@@ -196,13 +192,7 @@ class SSGAH(Baseline):
             parts["discriminator"] = (fake + swapped) / 2 + real
         accepted = functional_call(self.discriminator, fixed(self.discriminator), (*blurred(v, *made),))
         parts["generator"] = F.softplus(-accepted).mean()  # -log D
+        parts["adversary"] = adversary
         # Triplets of an untrained generator are misleading.
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
-        total = (
-            parts["rank"]
-            + trust * self.synthetic * parts["synthetic"]
-            + parts["discriminator"]
-            + parts["generator"]
-            - self.adversary * parts["adversary"]
-        )
-        return {"total": total, **parts}
+        return weighted(parts, synthetic=trust * self.synthetic, adversary=-self.adversary)

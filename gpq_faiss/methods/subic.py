@@ -28,7 +28,7 @@ from ..errors import UsageError
 from ..losses.classification import cross_entropy, shares
 from .baseline import Baseline
 from .coders import ProductCoder
-from .trainable import TrainingBatch
+from .trainable import TrainingBatch, weighted
 
 _BIT = math.log(2.0)
 
@@ -72,7 +72,6 @@ class SUBIC(Baseline):
         return block_log_softmax(raw, self.M).exp().flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The classification loss and the two entropies, each between 0 and about 1."""
         log_z = block_log_softmax(self.raw(batch, amp), self.M)
         log_p = self.classifier(log_z.exp().flatten(1)).log_softmax(dim=1)
         mean, frequency = entropies(log_z)
@@ -82,10 +81,7 @@ class SUBIC(Baseline):
             "mean_entropy": mean / bits,
             "batch_entropy": frequency / bits,
         }
-        total = (
-            parts["classification"] + self.gamma * parts["mean_entropy"] - self.mu * parts["batch_entropy"]
-        )
-        return {"total": total, **parts}
+        return weighted(parts, mean_entropy=self.gamma, batch_entropy=-self.mu)
 
     def coder(self) -> ProductCoder:
         """Coder of one-hot blocks: the unit vector nearest to a block is that of its largest activation."""

@@ -7,6 +7,7 @@ optimizer, and keeps the weights that rank held-out items best. A method provide
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -67,6 +68,12 @@ class TrainingBatch:
         """As :meth:`joint`, but labelled and unlabelled items (U > 0) are run separately."""
         n = len(self.y)
         return torch.cat([self.joint(run, 0, n), self.joint(run, n)])
+
+
+def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
+    """Parts of a loss, and their ``total``, in which each has its weight (default: 1)."""
+    terms = [part * weights[name] if name in weights else part for name, part in parts.items()]
+    return {"total": functools.reduce(torch.add, terms), **parts}
 
 
 class TrainableMethod(nn.Module, ABC):

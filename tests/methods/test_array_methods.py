@@ -21,8 +21,7 @@ from gpq_faiss.methods.coders import scaled_rows
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
-from gpq_faiss.methods.opq import OPQ
-from gpq_faiss.methods.pq import PQ
+from gpq_faiss.methods.pq import OPQ, PQ
 from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
 from gpq_faiss.methods.sh import SH, smallest_modes
 
@@ -116,7 +115,7 @@ def test_lopq_codes_and_scores_by_hand(bits: int) -> None:
         distances = ((row - method.centroids) ** 2).sum(axis=1)
         cell = code[-1]
         assert distances[cell] == pytest.approx(distances.min(), rel=1e-4)
-        rotation, codebooks = method.cells[cell].rotation, method.cells[cell].quantizer.codebooks
+        rotation, codebooks = method.cells[cell][0], method.cells[cell][1].codebooks
         local = (rotation @ (row - method.centroids[cell])).reshape(method.M, 1, -1)
         to_words = ((local - codebooks) ** 2).sum(axis=2)
         words = [int(code[m // 2] >> (4 * (m % 2)) & 15) for m in range(method.M)]
@@ -131,7 +130,7 @@ def test_lopq_codes_and_scores_by_hand(bits: int) -> None:
     large = np.flatnonzero(np.bincount(cells, minlength=4) >= LEAST)
     assert len(large) >= 2
     for c in large:
-        rotation = method.cells[c].rotation.astype(np.float64)
+        rotation = method.cells[c][0].astype(np.float64)
         np.testing.assert_allclose(rotation.T @ rotation, np.eye(10), atol=1e-5)
         covariance = np.cov(((x[cells == c] - method.centroids[c]) @ rotation.T).T)
         assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-3 * np.abs(covariance).max()
@@ -145,9 +144,9 @@ def test_small_cells_take_the_codebooks_of_all_residuals() -> None:
     method = LOPQ(8).fit(x)
     scaled = scaled_rows(x)
     cell = method._cell_of(scaled)
-    common = local_rotation(scaled - method.centroids[cell], method.M, len(method.cells[0].rotation))
+    common = local_rotation(scaled - method.centroids[cell], method.M, len(method.cells[0][0]))
     for c in np.flatnonzero(np.bincount(cell, minlength=4) < LEAST):
-        np.testing.assert_allclose(np.abs(method.cells[c].rotation), np.abs(common), atol=1e-4)
+        np.testing.assert_allclose(np.abs(method.cells[c][0]), np.abs(common), atol=1e-4)
     assert LOPQ(12).fit(x[:40]).extra_bits == 0
 
 
