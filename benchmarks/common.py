@@ -22,7 +22,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, GpqError, UsageError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
-from gpq_faiss.experiment.machine import describe_machine
+from gpq_faiss.experiment.runs import describe_machine
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.coders import Coder
 from gpq_faiss.training.loop import Fitted

@@ -120,10 +120,9 @@ def rank_codes(
     the query.
 
     Args:
-        scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or a function
-            ``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better, for other codes. Each distinct
-            code is scored once, so equal codes have equal scores. Table entries are rounded to 2^-29 of the query's largest
-            possible score and summed exactly (float32 sums are 32 times coarser).
+        scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or for other codes a :data:`.scorers.ScoreFunction`.
+            Equal codes have equal scores. Table entries are rounded to 2^-29 of the query's largest possible score and summed exactly
+            (float32 sums are 32 times coarser).
         codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, its input.
         query_labels, database_labels: see :func:`gpq_faiss.evaluation.grouping.label_rows`; unlabelled items
             are not relevant.

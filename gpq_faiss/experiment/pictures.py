@@ -120,18 +120,19 @@ def _curves(pictures: _Pictures) -> None:
             lines[row["method"]] = np.array([(b, of.mean, of.deviation or 0.0) for b, of in there]).T
         labels = {"x": "bits per code", "y": "mAP", "title": pictures.title()}
         draw("map", "mAP over the length of the code", lines, from_zero=False, **labels)
-    groups: dict[str, list[Run]] = {}
-    for i in experiment.longest:
-        groups.setdefault(experiment.table[i]["method"], []).append(experiment.runs[i])
-    for name, x, y, across, up in (
-        ("pr", "pr_recall", "pr_precision", "recall", "precision"),
-        ("precision", "ks", "precision", "k", "precision at k"),
-        ("recall", "ks", "recall", "k", "recall at k"),
+    for name, head, x, across, up in (
+        ("pr", "", "pr_recall", "recall", "precision"),
+        ("precision", "P@", "ks", "k", "precision at k"),
+        ("recall", "R@", "ks", "k", "recall at k"),
     ):
+        places = {f"{head}{at:g}": at for run in experiment.runs for at in run.arrays[x]}
         curves = {}
-        for method, runs in groups.items():
-            n = min(len(run.arrays[x]) for run in runs)
-            curves[method] = (runs[0].arrays[x][:n], np.mean([run.arrays[y][:n] for run in runs], axis=0))
+        for row in experiment.means(list(places)):
+            of = [column for column in places if row.get(column)]
+            curves[row["method"]] = (
+                [places[column] for column in of],
+                [row[column].mean for column in of],
+            )
         caption = f"{up[0].upper()}{up[1:]} over {across} at {bits} bits"
         draw(name, caption, curves, x=across, y=up, title=title, log_x=across == "k")
     rows = [row for row in experiment.means(("NN10@100", "mAP")) if row.get("NN10@100")]
@@ -145,12 +146,7 @@ def _heat_maps(pictures: _Pictures) -> None:
     """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length, with the values in the cells."""
     experiment, weights = pictures.experiment, ("lambda1", "lambda2")
     lines = [
-        {
-            "method": run.method,
-            "bits": run.bits,
-            **{w: run.settings["loss"][w] for w in weights},
-            "mAP": run.map,
-        }
+        {"method": run.method, "bits": run.bits, "mAP": run.map, **run.settings["loss"]}
         for run in experiment.runs
         if run.method in METHODS and METHODS[run.method].module == ".gpq"
     ]
@@ -169,9 +165,8 @@ def _heat_maps(pictures: _Pictures) -> None:
         for cell in panel:
             values[down.index(cell["lambda1"]), across.index(cell["lambda2"])] = cell["mAP"].mean
         at, size = f"{method} at {bits} bits", (1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down))
-        with pictures.figure(
-            f"sensitivity-{method}-{bits}", f"mAP of {at}, over the weights", *size
-        ) as figure:
+        name = f"sensitivity-{method}-{bits}"
+        with pictures.figure(name, f"mAP of {at}, over the weights", *size) as figure:
             axes = figure.add_subplot(xlabel="λ2 (entropy)", ylabel="λ1 (classification)")
             axes.grid(visible=False)
             image = axes.imshow(values, cmap="viridis", aspect="auto")

@@ -131,9 +131,7 @@ def run_experiment(  # noqa: PLR0913
             else:  # killed between the run's file and this
                 shutil.rmtree(_work(folder, spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
-        context = RunContext(
-            folder, about.model_dump(), data, dict(data_args or {}), device, checkpoint_seconds
-        )
+        context = RunContext(folder, about.model_dump(), data, data_args or {}, device, checkpoint_seconds)
         cache = TrainingCache()
         results = (make_run(context, dataset, cache, spec) for spec in todo)
         if jobs > 1 and len(todo) > 1:
@@ -164,12 +162,12 @@ def _work(folder: Path, spec: RunSpec) -> Path:
 
 def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: RunSpec) -> RunResult:
     """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
-    path = context.folder / f"{spec.name}.h5"
     work = _work(context.folder, spec)
     try:
         device = resolve_device(context.device)
         options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
-        write_run(path, context.about, spec, *compute(spec, dataset, work, options, cache))
+        found = compute(spec, dataset, work, options, cache)
+        write_run(context.folder / f"{spec.name}.h5", context.about, spec, *found)
         shutil.rmtree(work, ignore_errors=True)
         return spec.name, ""
     except GpqError as error:
@@ -208,15 +206,15 @@ def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) 
 
 def _start() -> None:
     """Prepare a process: Ctrl-C reaches all processes of a terminal, and only the parent handles it; it ends if the parent is killed."""
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 @functools.cache

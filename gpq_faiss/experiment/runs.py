@@ -23,29 +23,35 @@ dataset                type                     meaning
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import platform
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
+from .. import __version__
 from ..config import codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
 from ..errors import DataError, UsageError
 from ..evaluation.likeness import Likeness
+from ..evaluation.ranking import usable_cores
 from ..files import fingerprint
 from ..methods.measure import needs_perceptron
 from ..methods.registry import find_method, make_method, method_names
 from ..store import read_arrays, write_arrays
 from .grid import Grid, Variation, method_config
-from .machine import describe_machine, versions
 
 RUN_FORMAT = 1
 """Version of the run files; part of every identity."""
@@ -59,14 +65,11 @@ class RunSpec:
     """One run: a method at one code length, seed and variation of the settings, on one split.
 
     Attributes:
-        method: short name.
         bits: requested code length; 0 for methods without codes.
-        seed: of the split, weights and batches.
         variation: its name; empty for unchanged methods.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
         split_args: arguments of :func:`gpq_faiss.data.protocols.make_split` besides the data.
         vectors: number of database items whose vectors are stored.
-        split_hash: of the split.
         identity: hash of everything that the results depend on.
         name: of its file without extension; unique in the grid.
     """
@@ -238,3 +241,36 @@ def is_done(path: Path, spec: RunSpec) -> bool:
         return path.exists() and read_run(path).identity == spec.identity
     except DataError:
         return False
+
+
+# Machine ----------------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the numerical packages."""
+    return {
+        "gpq_faiss": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "faiss": faiss.__version__,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, memory, system, GPU, thread counts and :func:`versions`, without host names or paths; JSON-serialisable."""
+    cpu, system, memory = platform.processor() or platform.machine(), platform.system(), None
+    with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):  # of other systems than Linux
+        memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+        cpu = re.search(r"^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(), re.M)[1]  # type: ignore[index]
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpu": cpu,
+        "cores": usable_cores(),
+        "memory_gib": memory,
+        "os": system,
+        "gpu": ", ".join(gpus) or None,
+        "threads": {"torch": torch.get_num_threads(), "faiss": faiss.omp_get_max_threads()},
+        "versions": versions(),
+    }

@@ -40,15 +40,13 @@ img.pixels{image-rendering:pixelated}
 def save_page(title: str, parts: Sequence[str], out: str | Path, *, overwrite: bool = False) -> Path:
     """Write a page of ``parts``, HTML from the functions below. Raises OutputExistsError: ``out`` exists and ``overwrite`` is false."""
     path = check_output(out, overwrite=overwrite)
-    body = "\n".join(parts)
-    write_text(
-        path,
-        "<!doctype html>\n"
-        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+    head = (
+        f'<meta charset="utf-8"><title>{escape(title)}</title><meta name="viewport" content="width=device-width,initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
-        f"<style>{_STYLE}{_GALLERY}</style></head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n",
+        f"<style>{_STYLE}{_GALLERY}</style>"
     )
+    body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
+    write_text(path, f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}\n</body></html>\n')
     return path
 
 

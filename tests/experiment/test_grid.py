@@ -8,20 +8,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from experiment.experiments import DIGITS, small_grid
 from PIL import Image
 
-from gpq_faiss.config import from_dict, preset, validate
+from gpq_faiss.config import preset, validate
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
 from gpq_faiss.experiment.runs import RunSpec, plan
-from gpq_faiss.methods.registry import METHODS, make_builder
-from gpq_faiss.training.loop import resolve_image_size
+from gpq_faiss.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,20 +189,6 @@ def test_settings_are_layered() -> None:
     assert dataclasses.replace(theirs.loss, beta=4.0) == preset("paper").loss
 
 
-def test_queries_are_as_many_as_are_asked_for(tmp_path: Path) -> None:
-    one = {"methods": ["pq"], "bits": [12], "seeds": [0]}
-
-    def queries(spec: str, protocol: str = "1") -> np.ndarray:
-        found = specs_of(**one, queries=spec, protocol=protocol)[0]
-        return make_split(DIGITS, **found.split_args).query
-
-    assert (DIGITS.require_labels().dense(queries("7-per-class")).sum(axis=0) == 7).all()
-    (tmp_path / "q.txt").write_text("5\n3\n1000\n")
-    assert queries(str(tmp_path / "q.txt")).tolist() == [3, 5, 1000]
-    with pytest.raises(UsageError, match="protocol 2 chooses queries itself"):
-        queries("7-per-class", "2")
-
-
 def test_what_cannot_be_is_said_before_anything_runs() -> None:
     with pytest.raises(UsageError, match="13 bits"):
         specs_of(bits=[13])
@@ -219,22 +201,17 @@ def test_what_cannot_be_is_said_before_anything_runs() -> None:
     assert {c.method for c in specs} == {"pq"}
 
 
-def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Path) -> None:
+def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path: Path) -> None:
     """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
     for name, colour in (("a", 50), ("b", 200)):
         (tmp_path / name).mkdir()
         for i in range(6):
             Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
-    images = open_data(f"folder:{tmp_path}")
     one = {"bits": [12], "seeds": [0], "labelled": "2-per-class", "queries": "1-per-class"}
-    grid = small_grid(methods=["gpq-f", "gpq"], **one)
-    found = {spec.method: spec.settings for spec in plan(grid, images)[0]}
-    sizes = {name: settings["network"]["image_size"] for name, settings in found.items()}
-    assert sizes == {"gpq-f": 224, "gpq": 0}
-    config = from_dict(dict(found["gpq-f"]))
-    made = make_builder("gpq-f")(config, images, resolve_image_size(config, images), 2)
-    with torch.no_grad():
-        assert made.exported()(torch.rand(1, 3, 224, 224)).shape == (1, config.quantizer.width)
-    # What is set counts.
-    larger = grid.with_options({"network": {"image_size": 100}})
-    assert {s.settings["network"]["image_size"] for s in plan(larger, images)[0]} == {100}
+    grid, images = small_grid(methods=["gpq-f", "gpq"], **one), open_data(f"folder:{tmp_path}")
+    for asked, expected in (
+        (grid, {"gpq-f": 224, "gpq": 0}),
+        (grid.with_options({"network": {"image_size": 100}}), {"gpq-f": 100, "gpq": 100}),
+    ):
+        sizes = {spec.method: spec.settings["network"]["image_size"] for spec in plan(asked, images)[0]}
+        assert sizes == expected

@@ -22,7 +22,6 @@ from gpq_faiss.experiment.report import report_experiment
 from gpq_faiss.experiment.results import begin, read_experiment
 from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import plan, read_run
-from gpq_faiss.store import read_arrays
 
 SHORT = {"training": SMALL | {"steps": 2}}
 
@@ -45,58 +44,68 @@ def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: table["rows"] for name, table in found.items()}
 
 
-@pytest.fixture(scope="module")
-def by_hand(done: Path) -> dict[tuple[str, int], tuple[float, float]]:
-    """(row, bits) -> mean and deviation over seeds, straight from the APs in the HDF5 files."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for path in sorted(done.glob("*.h5")):
-        arrays, about = read_arrays(path, "a run")
-        name = about["method"] + (f" ({about['variation']})" if about["variation"] else "")
-        for bits in [about["bits"]] if about["bits"] else [12, 24]:
-            found.setdefault((name, bits), []).append(float(arrays["ap"].mean()))
-    return {key: (float(np.mean(v)), float(np.std(v, ddof=1))) for key, v in found.items()}
-
-
 def rows_of(done: Path) -> list[str]:
-    _, about = read_arrays(done / "float_any_seed0.h5", "a run", set())
-    return ["gpq", "gpq (λ2 = 0)", "pq", f"float ({about['bits_kept']:,} bits per item)"]
+    kept = read_run(done / "float_any_seed0.h5").bits_kept
+    return ["gpq", "gpq (λ2 = 0)", "pq", f"float ({kept:,} bits per item)"]
 
 
 # Tables -----------------------------------------------------------------------------------------------------------------
 
 
-def test_csv_and_json_hold_the_means_of_the_files(done: Path, by_hand: dict[Any, Any]) -> None:
-    lines = list(csv.DictReader(io.StringIO(report_experiment(done, "csv"))))
-    table = tables(done)["map"]
-    assert [line["method"] for line in lines] == [row["method"] for row in table] == rows_of(done)
-    for line, row in zip(lines, table, strict=True):
-        name = "float" if line["method"].startswith("float") else line["method"]
-        for bits in (12, 24):
-            mean, deviation = map(pytest.approx, by_hand[name, bits])
-            assert float(line[f"{bits}"]) == mean
-            assert float(line[f"{bits}_deviation"]) == deviation
-            assert row[f"{bits}"] == {"mean": mean, "deviation": deviation, "n": 2}
-    runs = json.loads(report_experiment(done, "json"))["runs"]
-    assert len(runs) == len(list(done.glob("*.h5"))) == 14
-    found = {run["identity"]: run for run in runs}
+def test_tables_are_the_means_of_the_files(done: Path) -> None:
+    runs = {run["identity"]: run for run in json.loads(report_experiment(done, "json"))["runs"]}
+    found, lines = tables(done), []
     for path in done.glob("*.h5"):
         run = read_run(path)
-        line = found[run.identity]
-        assert line["mAP"] == pytest.approx(run.arrays["ap"].mean(), abs=1e-12)
-        assert line["P@10"] == run.arrays["precision"][run.arrays["ks"].tolist().index(10)]
-        assert (line["method"], line["bits"], line["seed"]) == (run.method, run.bits, run.seed)
+        line = {
+            "mAP": run.arrays["ap"].mean(),
+            "NN10@100": run.likeness and run.likeness.nn10_at_100,
+            **run.seconds,
+        }
+        for head, x, y in (
+            ("P@", "ks", "precision"),
+            ("R@", "ks", "recall"),
+            ("", "pr_recall", "pr_precision"),
+        ):
+            line |= {f"{head}{a:g}": b for a, b in zip(run.arrays[x], run.arrays[y], strict=True)}
+        assert {name: runs[run.identity][name] for name in line} == pytest.approx(line, abs=1e-12)
+        row = {"gpq": "gpq (λ2 = 0)" if run.variation else "gpq", "float": rows_of(done)[-1]}
+        lines.append(line | {"row": row.get(run.method, run.method), "bits": run.bits})
+    assert len(runs) == len(lines) == 14
+    assert {name: list(rows[0])[1:] for name, rows in found.items()} == {
+        "map": ["12", "24", "NN10@100"],
+        "depth": [f"{letter}@{k}" for letter in "PR" for k in (1, 10, 100, 1000)],
+        "pr": [f"{i / 10:g}" for i in range(1, 11)],
+        "seconds": ["fit", "encode", "rank"],
+    }
+    for name, rows in found.items():
+        assert [row.pop("method") for row in rows] == rows_of(done)
+        for row, (column, cell) in (
+            (row, cell) for row, of in zip(rows_of(done), rows, strict=True) for cell in of.items()
+        ):
+            bits, figure = (int(column), "mAP") if column in ("12", "24") else (24, column)
+            there = (0, 12, 24) if name == "seconds" else (0, bits)
+            values = [line[figure] for line in lines if line["row"] == row and line["bits"] in there]
+            expected = np.mean(values), np.std(values, ddof=1), len(values)
+            assert list(cell.values()) == pytest.approx(expected, abs=1e-12), (row, column)
+    assert [row["NN10@100"]["mean"] for row in found["map"]][-1] == 1
+
+
+def test_csv_has_all_digits(done: Path) -> None:
+    for line, row in zip(
+        csv.DictReader(io.StringIO(report_experiment(done, "csv"))), tables(done)["map"], strict=True
+    ):
+        for bits in ("12", "24"):
+            assert (float(line[bits]), float(line[f"{bits}_deviation"])) == tuple(row[bits].values())[:2]
 
 
 @pytest.mark.parametrize(("form", "plus"), [("text", "±"), ("markdown", "±"), ("latex", r"$\pm$")])
-def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], form: Any, plus: str) -> None:
+def test_tables_for_people_show_the_same(done: Path, form: Any, plus: str) -> None:
     text = report_experiment(done, form)
-    for name in rows_of(done):
-        key = "float" if name.startswith("float") else name
-        shown = name.replace("λ", r"$\lambda$") if form == "latex" else name
+    for row in tables(done)["map"]:
+        shown = row["method"].replace("λ", r"$\lambda$") if form == "latex" else row["method"]
         line = next(line for line in text.splitlines() if line.lstrip("| ").startswith(f"{shown} "))
-        for bits in (12, 24):
-            mean, deviation = by_hand[key, bits]
-            assert f"{mean:.4f} {plus} {deviation:.4f}" in line
+        assert all(f"{row[b]['mean']:.4f} {plus} {row[b]['deviation']:.4f}" in line for b in ("12", "24"))
     if form != "latex":
         for part in (
             "compare these figures with each other",
@@ -111,6 +120,7 @@ def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], fo
             assert part in text
     assert "Departures" not in text
     assert "missing" not in text
+    assert "Machine" not in report_experiment(done, form, table="seconds")
 
 
 def test_a_report_says_what_differs_from_papers_and_presets(tmp_path: Path) -> None:
@@ -122,33 +132,6 @@ def test_a_report_says_what_differs_from_papers_and_presets(tmp_path: Path) -> N
     assert "subic: its blocks have K = 16; itq: vectors are scaled to length 1 first" in text
     assert "ssdh" not in text
     assert "of the preset" not in report_experiment(made(tmp_path / "y", **ONE))
-
-
-def test_other_tables_are_those_of_the_files(done: Path) -> None:
-    found = tables(done)
-    assert list(found) == ["map", "depth", "pr", "seconds"]
-    pq = {name: next(row for row in rows if row["method"] == "pq") for name, rows in found.items()}
-    runs = [read_run(done / f"pq_24bits_seed{seed}.h5") for seed in (0, 1)]
-
-    def at(x: str, place: float, y: str) -> Any:
-        where = int(np.argmin(np.abs(runs[0].arrays[x] - place)))
-        return pytest.approx(np.mean([run.arrays[y][where] for run in runs]))
-
-    for k in (1, 10, 100, 1000):
-        assert pq["depth"][f"P@{k}"]["mean"] == at("ks", k, "precision")
-        assert pq["depth"][f"R@{k}"]["mean"] == at("ks", k, "recall")
-    assert list(pq["pr"]) == ["method", *(f"{i / 10:g}" for i in range(1, 11))]
-    assert pq["pr"]["0.5"]["mean"] == at("pr_recall", 0.5, "pr_precision")
-    nn10 = [run.likeness.nn10_at_100 for run in runs if run.likeness]
-    assert list(pq["map"]["NN10@100"].values()) == [
-        *map(pytest.approx, (np.mean(nn10), np.std(nn10, ddof=1))),
-        2,
-    ]
-    floats = next(row for row in found["map"] if row["method"].startswith("float"))
-    assert floats["NN10@100"]["mean"] == 1
-    seconds = [read_run(path).seconds["fit"] for path in done.glob("pq_*.h5")]
-    assert pq["seconds"]["fit"]["mean"] == pytest.approx(np.mean(seconds))
-    assert "Machine" not in report_experiment(done, "text", table="seconds")
 
 
 # What is missing --------------------------------------------------------------------------------------------------------
