@@ -38,8 +38,7 @@ Examples:
 @click.argument("model_dir")
 @click.argument("data")
 @out_option
-@click.option("--features", metavar="FILE", help="The features file.  [default: beside --out]")
-@click.option("--no-features", is_flag=True, help="Write only the codes.")
+@click.option("--no-features", is_flag=True, help="Write only the codes, not the features beside them.")
 @click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @ray_option(workers=click.INT, shard_items=click.INT)
@@ -50,27 +49,23 @@ def encode(
     model_dir: str,
     data: str,
     out: str,
-    features: str | None,
     no_features: bool,
     ray: dict[str, Any],
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    from gpq_faiss.errors import UsageError
     from gpq_faiss.files import check_output
     from gpq_faiss.stages.encode import encode as run
     from gpq_faiss.stages.encode import encode_shards
     from gpq_faiss.store import RowReader
 
     if ray["ray"] is not None:
-        if features is not None:
-            raise UsageError("--ray writes only codes: leave out --features")
         paths = encode_shards(model_dir, data, out, data_args=data_args, **ray, **options)
         emit(f"{out}: {len(paths):,} shards of codes")
         return
     # Before the data are opened, which may take a while.
     check_output(out, overwrite=options["overwrite"])
     dataset = open_dataset(data, data_args)
-    path = run(model_dir, dataset, out, features=features, keep_features=not no_features, **options)
+    path = run(model_dir, dataset, out, keep_features=not no_features, **options)
     with RowReader(path) as reader:
         emit(f"{path}: {reader.ntotal:,} codes of {reader.header.width} bytes")

@@ -38,7 +38,6 @@ Examples:
   gpq evaluate model features:clip.npy --labels labels.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
-  gpq evaluate model digits --index index.faiss
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
 {DATA_HELP}
@@ -57,11 +56,6 @@ Examples:
     "--codes",
     metavar="FILE",
     help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
-)
-@click.option(
-    "--index",
-    metavar="FILE",
-    help="Also measure how much of the exact top 10 plain Faiss finds in this index file.",
 )
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
 @format_option(
@@ -95,7 +89,6 @@ def evaluate(
     from gpq_faiss.files import check_output
     from gpq_faiss.report.plots import check_picture
     from gpq_faiss.stages.evaluate import evaluate as run
-    from gpq_faiss.stages.evaluation_result import DEFAULT_KS
 
     if out is not None:
         check_output(out, overwrite=overwrite)
@@ -113,6 +106,6 @@ def evaluate(
     elif format_ == "json":
         emit(result.to_dict(), out)
     elif format_ == "table":
-        emit("\n".join([render(result.rows(DEFAULT_KS), digits=4), *result.about()]), out)
+        emit("\n".join([render(result.rows(), digits=4), *result.about()]), out)
     else:
-        emit(render(result.rows(DEFAULT_KS), format_, digits=4), out)  # type: ignore[arg-type]
+        emit(render(result.rows(), format_, digits=4), out)  # type: ignore[arg-type]

@@ -51,8 +51,7 @@ def methods(format_: str) -> None:
 
     titles = ("method", "learns", "code", "network", "what it is", "from")
     rows = []
-    for name in method_names():
-        entry = find_method(name)
+    for name, entry in ((name, find_method(name)) for name in method_names()):
         network = "trained" if entry.deep else "none"
         values = (name, entry.learns, entry.code, network, entry.summary, entry.citation)
         rows.append(dict(zip(titles, values, strict=True)))
@@ -141,11 +140,9 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
     emit(f"{summary.folder}: {'; '.join(parts)}")
     if summary.failed:
-        reasons: dict[str, list[str]] = {}
-        for name, why in summary.failed.items():
-            reasons.setdefault(why, []).append(name)
-        text = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
-        raise DataError(f"{len(summary.failed):,} of {summary.total:,} runs failed: {text}")
+        name, why = next(iter(summary.failed.items()))
+        more = f" (and {len(summary.failed) - 1:,} others)" if len(summary.failed) > 1 else ""
+        raise DataError(f"{len(summary.failed):,} of {summary.total:,} runs failed: {name}: {why}{more}")
 
 
 @experiment.command(
@@ -164,13 +161,6 @@ Examples:
 @format_option("markdown", "latex", "csv", "json", note="; csv has one table")
 @click.option("--table", help="Only this table: map, depth, pr or seconds.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
-@click.option(
-    "--picture-format",
-    type=click.Choice(["png", "svg", "pdf"]),
-    default="png",
-    show_default=True,
-    help="Format of the pictures.",
-)
 @click.option("--images", metavar="DATA", help="The images of the data: adds galleries to the pictures.")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
@@ -180,7 +170,6 @@ def report(
     format_: str,
     table: str | None,
     plots: str | None,
-    picture_format: str,
     images: str | None,
     out: str | None,
     overwrite: bool,
@@ -200,7 +189,7 @@ def report(
     pictures = {}
     if plots is not None:
         shown = None if images is None else open_dataset(images, data_args)
-        drawn = draw_experiment(folder, plots, images=shown, ending=picture_format, overwrite=overwrite)
+        drawn = draw_experiment(folder, plots, images=shown, overwrite=overwrite)
         start = Path(out).parent if out is not None else Path()
         pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
     form: Any = {"table": "text"}.get(format_, format_)

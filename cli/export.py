@@ -13,8 +13,7 @@ from .options import emit, out_option, overwrite_option
 @click.argument("source")
 @click.option(
     "--to",
-    "to",
-    type=click.Choice(["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]),
+    type=click.Choice(["factory", "numpy", "nanopq", "lancedb", "parquet"]),
     required=True,
     help="The tool that reads it.",
 )
@@ -25,22 +24,20 @@ from .options import emit, out_option, overwrite_option
     help="For factory: such as IDMap2,PQ12x4 or PQ12x4fs.  [default: IDMap2,PQ of the model]",
 )
 @overwrite_option
-def export(source: str, to: Any, out: str, factory: str | None, overwrite: bool) -> None:
-    """Write a model, or codes, for another tool. SOURCE is a model folder; for parquet, codes.h5.
+def export(source: str, out: str, **options: Any) -> None:
+    """Write a model's codebooks, or codes, for another tool. SOURCE is a model folder; for parquet, codes.h5.
 
-    faiss is an empty, trained IndexPQ (as gpq export-faiss writes it). factory is the same as faiss.index_factory makes it of
-    STRING: PQ of the model's codebooks, with fs for FastScan, half as many of 8 bits for byte-fused codebooks, IDMap2 for ids.
-    numpy, nanopq and lancedb are .npz files of float32 codebooks (of lancedb byte-fused: two codebooks of 16 are one of 256, for
-    the same bytes). parquet is a table of ids, codes, names and labels. onnx and torch are the network (as gpq export-encoder
-    writes it). docs/databases.md shows how each is loaded.
+    factory is an empty, trained index as faiss.index_factory makes it of STRING: PQ of the model's codebooks, with fs for FastScan,
+    half as many of 8 bits for byte-fused codebooks, IDMap2 for ids. numpy, nanopq and lancedb are .npz files of float32 codebooks (of
+    lancedb byte-fused: two codebooks of 16 are one of 256, for the same bytes). parquet is a table of ids, codes, names and labels.
+    docs/databases.md shows how each is loaded.
 
     \b
     Examples:
       gpq export model --to numpy --out codebooks.npz
       gpq export model --to factory --factory PQ12x4fs --out fastscan.faiss
-      gpq export model --to onnx --out encoder.onnx
       gpq export codes.h5 --to parquet --out codes.parquet
     """
     from gpq_faiss.stages.export import export as run
 
-    emit(str(run(source, out, to=to, factory=factory, overwrite=overwrite)))
+    emit(str(run(source, out, **options)))

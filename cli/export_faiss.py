@@ -22,6 +22,6 @@ def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
     Example:
       gpq export-faiss model --out empty.faiss
     """
-    from gpq_faiss.stages.export_faiss import export_faiss as run
+    from gpq_faiss.stages.export import export_faiss as run
 
     emit(str(run(model_dir, out, overwrite=overwrite)))

@@ -82,7 +82,7 @@ def index(
     if options["kind"] == "fastscan":
         logging.getLogger("gpq_faiss.stages.index").warning(
             "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks of "
-            "small weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact"
+            "small weight away (docs/existing-pipelines.md); take kind flat, or gpq search, which is exact"
         )
     options["names"] = not no_names
     if out.endswith(".json"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import importlib
 import os
 import sys
@@ -29,35 +28,41 @@ COMMANDS = (
 # process each wait takes the rest of a time slice. What the user has set goes first.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
 
-LOUDNESS = (
-    click.Option(["-q", "--quiet"], is_flag=True, help="No progress and no log; errors only."),
-    click.Option(["-v", "--verbose"], is_flag=True, help="Log more details, and warnings of libraries."),
-)
+
+def _note(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    """Keep that a flag was given, before or after the name of a command."""
+    ctx.meta[option.name or ""] = value or ctx.meta.get(option.name or "", False)
+
+
+LOUDNESS = [
+    click.Option([*names], is_flag=True, expose_value=False, callback=_note, help=text)
+    for names, text in (
+        (("-q", "--quiet"), "No progress and no log; errors only."),
+        (("-v", "--verbose"), "Log more details, and warnings of libraries."),
+    )
+]
 
 
 def loud(command: click.Command) -> click.Command:
-    """Run the command with ``-q`` and ``-v``, which may be before or after its name."""
+    """The command with ``-q`` and ``-v``; while it runs, its log and progress are shown."""
     made, inner = copy.copy(command), command.callback
     made.params = [*command.params, *LOUDNESS]
+    if isinstance(made, click.Group):
+        made.commands = {name: loud(part) for name, part in made.commands.items()}
+        return made
 
-    def run(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> None:
+        assert inner is not None
         ctx = click.get_current_context()
-        before = ctx.obj or {"quiet": False, "verbose": False}
-        # Of several processes the first speaks for all.
-        quiet = quiet or before["quiet"] or not is_first()
-        ctx.obj = {"quiet": quiet, "verbose": verbose or before["verbose"]}
-        if inner is None or isinstance(made, click.Group):
-            return None
         if launched() is not None and made.name != "train":
             raise UsageError(f"'{ctx.command_path}' is made for one process: start it without torchrun")
         # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
         whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
-        with shown(**ctx.obj), whole:
-            return inner(*args, **kwargs)
+        # Of several processes the first speaks for all.
+        with shown(quiet=ctx.meta["quiet"] or not is_first(), verbose=ctx.meta["verbose"]), whole:
+            inner(*args, **kwargs)
 
-    made.callback = functools.update_wrapper(run, inner) if inner is not None else run
-    if isinstance(made, click.Group):
-        made.commands = {name: loud(part) for name, part in made.commands.items()}
+    made.callback = run
     return made
 
 
@@ -182,12 +187,11 @@ def _end(error: Exception) -> str:
 
 @click.group(
     cls=Commands,
-    params=list(LOUDNESS),
+    params=[*LOUDNESS],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="gpq-faiss")
-@click.pass_context
-def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:
+def cli() -> None:
     """Images or embeddings, a few labels and a lot of unlabelled data to 12 to 48-bit codes that Faiss searches.
 
     \b
@@ -198,4 +202,3 @@ def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:
       gpq search model index.faiss queries.npy -k 10
       gpq evaluate model digits --protocol 1
     """
-    ctx.obj = {"quiet": quiet, "verbose": verbose}

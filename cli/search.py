@@ -42,7 +42,7 @@ from .options import (
 @click.option(
     "--min-score", type=float, metavar="SCORE", help="Instead of k: all items with at least this score."
 )
-@format_option("json", "h5", "png", "html", note="; h5, png and html need --out")
+@format_option("json", "png", "html", note="; png and html need --out and --images")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
@@ -68,8 +68,7 @@ def search(
     """Find the k best items of an index for each query.
 
     MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs without torch.
-    QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
-    model of the presets paper and authors, its features.h5 (with other presets, query and item vectors differ).
+    QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, or any DATA that gpq train takes.
 
     Results are exact, ties in the order of ids, except with --nprobe. With --device cuda the network and the search run on the GPU,
     with the same results.
@@ -97,10 +96,8 @@ def search(
     if allow_ids is not None and deny_ids is not None:
         raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
     pictures = format_ in {"png", "html"}
-    if ((pictures or format_ == "h5") and out is None) or (pictures and images is None):
-        raise UsageError(
-            f"--format {format_} needs --out FILE{', and --images DATA of the index' * pictures}"
-        )
+    if pictures and (out is None or images is None):
+        raise UsageError(f"--format {format_} needs --out FILE, and --images DATA of the index")
     if out is not None:  # before any work
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
     items = open_dataset(images, data_args) if pictures and images is not None else None
@@ -111,8 +108,6 @@ def search(
     if items is not None and out is not None:
         # Of queries that are vectors alone, the images are the items'.
         emit(str(result.draw(items, result.queries or items, out, overwrite=overwrite)))
-    elif format_ == "h5" and out is not None:
-        emit(str(result.save_hdf5(out)))
     elif format_ == "json":
         emit(result.to_dict(), out)
     else:

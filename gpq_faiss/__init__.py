@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .stages.encode import encode_shards as encode_shards
     from .stages.evaluate import evaluate as evaluate
     from .stages.export import export as export
+    from .stages.export import export_faiss as export_faiss
     from .stages.export_encoder import export_encoder as export_encoder
-    from .stages.export_faiss import export_faiss as export_faiss
     from .stages.index import index as index
     from .stages.index import index_shards as index_shards
     from .stages.info import info as info
@@ -66,7 +66,7 @@ _WHERE = {
     "evaluate": "stages.evaluate",
     "export": "stages.export",
     "export_encoder": "stages.export_encoder",
-    "export_faiss": "stages.export_faiss",
+    "export_faiss": "stages.export",
     "index": "stages.index",
     "index_shards": "stages.index",
     "info": "stages.info",

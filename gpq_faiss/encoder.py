@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .codes.encode import check_items, items_are_codewords
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset
 from .data.embedder import Embedder
@@ -58,11 +57,6 @@ class Encoder(Embedder):
         model = load_model(folder, place)
         if place.type == "cuda" and model.input_kind == "images":
             model.network.to(memory_format=torch.channels_last)
-        return cls.of(model, place, amp=amp)
-
-    @classmethod
-    def of(cls, model: Model, device: torch.device, *, amp: bool = False) -> Encoder:
-        """An encoder of a model that is on ``device``."""
         M, K, d = model.codebooks.shape
         codebooks = str(model.description["codebooks_fingerprint"])
         return cls(
@@ -74,28 +68,11 @@ class Encoder(Embedder):
             fingerprint=model.fingerprint,
             codebooks_fingerprint=codebooks,
             model=model,
-            device=device,
+            device=place,
             amp=amp,
         )
 
-    def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
-        """Packed codes uint8 [n, code_size] of item vectors float32 [n, M·d] on the model's device.
-
-        Raises:
-            DataError: a zero sub-vector, which has no direction; query vectors of a model with different item vectors.
-        """
-        x = vectors.cpu().numpy()
-        codes = encode_vectors(x, self.model.codebooks)
-        if items_are_codewords(self.model.description):
-            check_items(x, codes, self.model.codebooks, what="vectors to quantize")
-        return codes
-
     def _vectors(self, values: NDArray[Any], queries: bool) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        vectors, fine = self._on_device(values, queries)
-        return vectors.cpu().numpy(), fine.cpu().numpy()
-
-    def _on_device(self, values: NDArray[Any], queries: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`_vectors`, left on the device."""
         import torch
 
         from .nn.device import full_float32
@@ -110,7 +87,7 @@ class Encoder(Embedder):
         with torch.inference_mode(), full_float32():
             raw = network.raw(x, queries=queries, amp=self.amp)
             fine = ~zero_subvectors(raw, network.M).any(dim=1)
-            return network.finish(raw), fine
+            return network.finish(raw).cpu().numpy(), fine.cpu().numpy()
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""
@@ -123,14 +100,9 @@ class Encoder(Embedder):
     def code_batches(
         self, dataset: Dataset, rows: NDArray[np.int64] | None = None, *, start: int = 0, batch_size: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-        """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors (:meth:`quantize`)."""
-
-        def run(values: NDArray[Any]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-            vectors, fine = self._on_device(values, False)
-            return vectors, fine.cpu().numpy()
-
-        for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size, run=run):
-            yield positions, encode_vectors(vectors.cpu().numpy(), self.model.codebooks)
+        """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors."""
+        for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
+            yield positions, encode_vectors(vectors, self.model.codebooks)
 
 
 def is_onnx(model: str | Path) -> bool:

@@ -43,8 +43,8 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
 def test_the_path_ends_in_figures_far_above_chance(products: Products) -> None:
     assert products.evaluation.ranking.map > 0.5, "chance is 0.1"
     assert products.results.ids.shape == (8, 10)
-    assert products.evaluation.bits == 24
-    assert products.evaluation.compared["pq"].map > 0.5
+    assert next(iter(products.evaluation.measured.values())).bits == 24
+    assert products.evaluation.measured["pq"].ranking.map > 0.5
 
 
 def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> None:

@@ -339,7 +339,7 @@ def _array_seeds(folder: Path) -> list[Seed]:
         Seed(folder / "deflated.npz", _queries),
         Seed(folder / "foreign.h5", _unchecked(_features)),
         Seed(folder / "results.h5", _unchecked(_arrays)),
-        *(Seed(folder / name, _describe) for name in ("x.npy", "stored.npz", "deflated.npz", "results.h5")),
+        *(Seed(folder / name, _describe) for name in ("x.npy", "stored.npz", "deflated.npz")),
     ]
 
 

@@ -57,13 +57,14 @@ def build_index(  # noqa: PLR0913
     model_fingerprint: str | None = None,
     memory: int = MEMORY,
     overwrite: bool = False,
+    by_id: bool = False,
     extra: dict[str, Any] | None = None,
     beside: Beside | None = None,
 ) -> Path:
     """Write the rows of ``shards`` as one index file, a plain Faiss index, with its sidecar.
 
     Items keep the order of the shards, also within lists. Without lists and with ids 0, 1, 2, ... the file is a bare index; else it is
-    in an ``IndexIDMap``.
+    in an ``IndexIDMap``; with ``by_id`` always in an ``IndexIDMap2``.
 
     Args:
         codebooks: float32 [M, K, d], checked.
@@ -89,14 +90,14 @@ def build_index(  # noqa: PLR0913
         counts = work.sorted_before(identity) if form == "ivf" else None
         if counts is None:
             raw = stack.enter_context(contextlib.closing(work.collect(identity)))
-            mapped = check_stored_ids(raw, shards, memory, out)
+            mapped = check_stored_ids(raw, shards, memory, out) or by_id
             if form == "ivf":
                 counts = work.sort(raw, identity)
 
         def write(file: HashedFile) -> None:
             with stage("writing the index", work.rows, "row") as filling:
                 if counts is None:
-                    work.write_rows(file, raw, form, mapped=mapped)
+                    work.write_rows(file, raw, form, mapped=mapped, by_id=by_id)
                 else:
                     work.write_lists(file, counts)
                 filling.done = work.rows
@@ -105,7 +106,7 @@ def build_index(  # noqa: PLR0913
             out,
             write,
             model_fingerprint=model_fingerprint,
-            extra={**(extra or {}), "shards": len(shards)},
+            extra=extra,
             beside=beside,
             done_with=folder,
         )
@@ -168,10 +169,10 @@ class _Work:
                 raw.commit()
         return raw
 
-    def write_rows(self, file: HashedFile, raw: RawRows, form: Form, *, mapped: bool) -> None:
+    def write_rows(self, file: HashedFile, raw: RawRows, form: Form, *, mapped: bool, by_id: bool) -> None:
         """Write header, codes and (if ``mapped``) ids of an index without lists."""
         head, _, tail = row_header(form, self.Z, self.rows, mapped=mapped)
-        file.put(head)
+        file.put(head.replace(b"IxMp", b"IxM2", 1) if by_id else head)
         step = self._step(_MAX_ROWS)
         for _, codes in raw.blocks("codes", step):
             file.put(np.ascontiguousarray(pack_rows(form, codes, len(self.Z))).data)

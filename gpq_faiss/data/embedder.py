@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,8 @@ class Embedder(ABC):
         start: int = 0,
         batch_size: int = 0,
         queries: bool = False,
-        run: Callable[[NDArray[Any]], tuple[Any, NDArray[np.bool_]]] | None = None,
-    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Yield rows and vectors (or the output of ``run``) of the items at ``rows`` (default: all) in batches, without broken images.
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield rows and vectors of the items at ``rows`` (default: all) in batches, without broken images.
         ``queries`` as in :meth:`embed`.
         """
         self.check(dataset)
@@ -97,7 +96,7 @@ class Embedder(ABC):
         with Reader(dataset, self.image_size) as reader:
             parts = [positions[i : i + size] for i in range(start, len(positions), size)]
             for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
-                vectors, fine = self._vectors(values, queries) if run is None else run(values)
+                vectors, fine = self._vectors(values, queries)
                 if not fine.all():
                     what = "a zero or infinite sub-vector after the network, which has no direction and so no code"
                     bad = rows_that(part[ok][~fine], "have")

@@ -39,10 +39,6 @@ class Shown:
         """The rows to show, lazily where they may be many."""
         return self.rows()
 
-    def _pictures(self) -> str:
-        """HTML above the table."""
-        return ""
-
     def _first(self, form: Format) -> tuple[str, list[str]]:
         rows = list(islice(self._rows(), _SHOWN + 1))
         more = [f"... and more: the first {_SHOWN} rows are shown"] if len(rows) > _SHOWN else []
@@ -56,7 +52,7 @@ class Shown:
 
     def _repr_html_(self) -> str:
         table, lines = self._first("html")
-        return self._pictures() + table + "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return table + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 @dataclass(frozen=True)

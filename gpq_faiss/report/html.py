@@ -98,11 +98,6 @@ def gallery(rows: Sequence[Ranked]) -> str:
     return "\n".join(parts)
 
 
-def in_notebook(part: str) -> str:
-    """``part`` with the style of galleries, which does not reach the rest of a notebook."""
-    return f'<div class="gpq"><style>.gpq{{--line:#8884;--right:#1a9850;--wrong:#d73027;{_GALLERY}}}</style>{part}</div>'
-
-
 def _figure(image: NDArray[np.uint8], text: str, mark: str) -> str:
     kind = f' class="{mark}"' if mark else ""
     return f"<figure{kind}>{picture(image, text)}<figcaption>{escape(text)}</figcaption></figure>"

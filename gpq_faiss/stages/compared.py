@@ -13,7 +13,6 @@ from ..data.base import Dataset
 from ..data.protocols import Split, load_split, make_split
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.model import read_description
 from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 
 # Method -> its usual preset, which tables do not name.
@@ -26,31 +25,16 @@ def model_name(description: Mapping[str, Any]) -> str:
     return method if _USUAL_PRESET.get(method) == used else f"{method} ({used})"
 
 
-def _trained_on(folder: Path, description: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Fingerprint of the data, protocol and seed of a model's training. Raises DataError: ``config.json`` lacks them."""
+def _trained_on(encoder: Encoder) -> tuple[str, str, str, int]:
+    """Fingerprint of the data of a model's training; hash, protocol and seed of its split. Raises DataError: they are not known."""
+    about = encoder.model.description
     try:
-        split = description["split"]
-        return str(description["data"]["fingerprint"]), str(split["protocol"]), int(split["seed"])
+        split = about["split"]
+        return str(about["data"]["fingerprint"]), split["hash"], str(split["protocol"]), int(split["seed"])
     except (KeyError, TypeError, ValueError):
         raise DataError(
-            f"{folder / 'config.json'} does not say what the model was trained on: it is damaged; copy or train the model again"
+            f"{encoder.source}: config.json does not say what the model was trained on: copy or train the model again"
         ) from None
-
-
-def _check_same_split(first: Path, other: Path) -> None:
-    """Raises MismatchError: the models were trained on other data or another split, so their figures are not comparable."""
-    one, two = (_trained_on(folder, read_description(folder)) for folder in (first, other))
-    if one[0] != two[0]:
-        raise MismatchError(
-            f"--compare {other}: it was trained on other data than {first}: train both on the same data"
-        )
-    a, b = load_split(first / "split.json"), load_split(other / "split.json")
-    if (a.name, a.hash) != (b.name, b.hash):
-        splits = [f"protocol {s.name}, seed {s.seed}, {len(s.labelled):,} labelled" for s in (b, a)]
-        raise MismatchError(
-            f"--compare {other}: it was trained on another split ({splits[0]}) than {first} ({splits[1]}): train it with the same "
-            "--protocol, --seed, --labelled and --queries"
-        )
 
 
 def open_compared(
@@ -61,7 +45,7 @@ def open_compared(
     A name of an array method means the method, even if a folder has that name. Models of equal name are shown with their folders.
 
     Raises:
-        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
+        DataError, DeviceError, MismatchError, UsageError: as :func:`.evaluate.evaluate`.
     """
     models = {str(first.source): first}
     for i, name in enumerate(compare):
@@ -77,9 +61,19 @@ def open_compared(
             raise UsageError(
                 f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
             )
-        _check_same_split(first.source, folder)
-        models[name] = Encoder.load(name, device)
-        models[name].check(dataset)
+        models[name] = other = Encoder.load(name, device)
+        (data, split, *of), (other_data, other_split, *of_other) = _trained_on(first), _trained_on(other)
+        if (data, split) != (other_data, other_split):
+            what = (
+                "other data"
+                if data != other_data
+                else "another split (protocol {}, seed {})".format(*of_other)
+            )
+            raise MismatchError(
+                f"--compare {name}: it was trained on {what} than {first.source} (protocol {of[0]}, seed {of[1]}): train it on the "
+                "same data with the same --protocol, --seed, --labelled and --queries"
+            )
+        other.check(dataset)
     names = [model_name(one.model.description) for one in models.values()]
     rows = {
         path: f"{name}: {path}" if names.count(name) > 1 else name
@@ -96,14 +90,14 @@ def resolve_split(
     Raises:
         MismatchError: another protocol or seed for the training data: its queries may have been trained on.
     """
-    data, *trained = _trained_on(encoder.source, encoder.model.description)
+    data, _, *trained = _trained_on(encoder)
     if data != dataset.fingerprint:
         split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
         return split, [
             f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
         ]
     for name, asked, found in zip(("protocol", "seed"), (protocol, seed), trained, strict=True):
-        if asked is not None and asked != found:
+        if asked not in (None, found):
             raise MismatchError(
                 f"{encoder.source} was trained with {name} {found}: with {name} {asked} it may have seen the labels of queries. "
                 f"Leave out the {name}, or train with it"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cluster.connect import connected
 from ..cluster.tasks import has_gpus, run_all
@@ -33,11 +31,8 @@ from ..store import Header, RowReader, RowWriter
 
 log = logging.getLogger(__name__)
 
-# Rows wait in memory until this much time has passed or this many bytes are together, then go to disk as one block:
-# a forced write per batch would keep a GPU waiting. Small blocks, since several are alive at a time: with 16 MiB, a
-# million rows took 18 % more memory than ten thousand, and were encoded no faster.
-_FLUSH_SECONDS = 5.0
-_FLUSH_BYTES = 4 << 20
+_COMMIT_SECONDS = 5.0  # a forced write per batch would keep a GPU waiting
+_BLOCK_BYTES = 4 << 20
 
 
 def _header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
@@ -71,10 +66,9 @@ def encode(
     device: str = "cpu",
     batch_size: int = 0,
     amp: bool = False,
-    resume: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Encode ``data`` with a model: write ``features.h5``, then ``codes.h5`` from it.
+    """Encode ``data`` with a model: write ``features.h5``, then ``codes.h5`` from it. An interrupted run is continued.
 
     Args:
         model: model folder.
@@ -86,7 +80,6 @@ def encode(
         device: device of the network.
         batch_size: items per batch; 0: automatic. The same size gives the same bits.
         amp: run the backbone in bf16.
-        resume: continue an interrupted run of the same model and data.
         overwrite: run the network, and replace ``out`` and the features file.
 
     Returns:
@@ -111,7 +104,7 @@ def encode(
     if keep_features and path.resolve() == out.resolve():
         raise UsageError(f"--features and --out are both {out}: name two files")
     # Opened first: it keeps other processes from this output while the network runs.
-    with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
+    with RowWriter(out, header, overwrite=overwrite, commit_seconds=_COMMIT_SECONDS) as writer:
         if not keep_features:
             return _from_network(encoder, dataset, writer, batch_size, as_codes=True)
         feature_header = _header("features", encoder, dataset)
@@ -124,7 +117,9 @@ def encode(
             log.info("%s is of this model and data: the network does not run again", path)
         else:
             check_output(path, overwrite=overwrite)
-            with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as vectors:
+            with RowWriter(
+                path, feature_header, overwrite=overwrite, commit_seconds=_COMMIT_SECONDS
+            ) as vectors:
                 _from_network(encoder, dataset, vectors, batch_size, as_codes=False)
         return _from_features(encoder, dataset, path, writer)
 
@@ -133,7 +128,7 @@ def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWr
     """Write the codes of a features file."""
     Z = encoder.model.codebooks
     with RowReader(path) as reader, stage("features to codes", reader.ntotal, done=writer.rows) as coding:
-        block = max(1, _FLUSH_BYTES // (4 * reader.header.width))
+        block = max(1, _BLOCK_BYTES // (4 * reader.header.width))
         codewords = items_are_codewords(encoder.model.description)  # the file may be another program's
         for start in range(writer.rows, reader.ntotal, block):
             stop = min(start + block, reader.ntotal)
@@ -168,34 +163,18 @@ def _from_network(
     position = int(writer.state.get("position", 0))
     if position:
         log.info("resumed at item %d of %d", position, len(span))
-        for bad in writer.state.get("bad", []) if images else []:
-            name = images.image_path(int(bad)) or f"item {images.ids[bad]}"  # type: ignore[union-attr]
-            images.bad.add(int(bad), name, "broken when it was read before")  # type: ignore[union-attr]
-    waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
-
-    def flush() -> None:
-        if waiting:
-            rows, values = (np.concatenate(part) for part in zip(*waiting, strict=True))
-            labels = None if dataset.labels is None else dataset.labels.packed[rows]
-            # The limit of unreadable images holds for a run and its resumption together. The position goes with its rows: set before,
-            # a full disk would leave it ahead of them, and resuming would skip items.
-            bad = images.bad.positions if images else []
-            writer.append(values, dataset.ids[rows], labels, state={"position": position, "bad": bad})
-            waiting.clear()
-
-    made = encoder.code_batches if as_codes else encoder.batches
-    batches: Iterator[tuple[NDArray[np.int64], NDArray[Any]]]
-    batches = made(dataset, np.arange(span.start, span.stop), start=position, batch_size=size)
-    flushed = time.monotonic()
+        # The limit of unreadable images holds for a run and its resumption together.
+        for bad in map(int, writer.state.get("bad", []) if images else []):
+            name = images.image_path(bad) or f"item {images.ids[bad]}"  # type: ignore[union-attr]
+            images.bad.add(bad, name, "broken when it was read before")  # type: ignore[union-attr]
+    made: Any = encoder.code_batches if as_codes else encoder.batches
+    rows = np.arange(span.start, span.stop)
     with stage("encoding", len(span), done=position) as encoding:
-        for batch in batches:
-            encoding.done = position = min(position + size, len(span))
-            waiting.append(batch)
-            held = sum(values.nbytes for _, values in waiting)
-            if held >= _FLUSH_BYTES or time.monotonic() - flushed >= _FLUSH_SECONDS:
-                flush()
-                flushed = time.monotonic()
-    flush()
+        for there, values in made(dataset, rows, start=position, batch_size=size):
+            labels = None if dataset.labels is None else dataset.labels.packed[there]
+            encoding.done = min(encoding.done + size, len(span))
+            state = {"position": encoding.done, "bad": images.bad.positions if images else []}
+            writer.append(values, dataset.ids[there], labels, state=state)
     if images and images.bad.count:
         log.warning("%s", images.bad.summary())
     return writer.finish(dataset.texts_of_ids())
@@ -218,7 +197,6 @@ def encode_shards(
     batch_size: int = 0,
     amp: bool = False,
     workers: int | None = None,
-    resume: bool = True,
     overwrite: bool = False,
 ) -> list[Path]:
     """Encode ``data`` in shards, optionally on a Ray cluster; together they contain the rows that :func:`encode` writes.
@@ -234,7 +212,6 @@ def encode_shards(
         data_args: further arguments of :func:`..data.open.open_data`.
         shard_items: items per shard, rounded up to whole batches.
         workers: maximum concurrent tasks (default: one per core, or per GPU).
-        resume: keep existing shards; else start again.
         overwrite: remove the existing shards, of whatever model and data, and start again.
 
     Returns:
@@ -260,14 +237,14 @@ def encode_shards(
         if ray is not None:
             place = "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
         known = encoder.fingerprint, dataset.fingerprint
-        common = str(model), place, amp, data, json.dumps(data_args, sort_keys=True), known, size, resume
+        common = str(model), place, amp, data, json.dumps(data_args, sort_keys=True), known, size
         calls = []
         for start in range(0, len(dataset), step):
             stop = min(start + step, len(dataset))
             key = fingerprint("codes", *known, str(amp), str(size), place, str(start), str(stop))
             calls.append((common, folder / f"codes-{start:012}-{key}.h5", start, stop))
         paths = [call[1] for call in calls]
-        _clear(folder, paths, again=overwrite or not resume, overwrite=overwrite)
+        _clear(folder, paths, overwrite=overwrite)
         with stage("encoding", len(dataset)) as encoding:
             gpus = int(place != "cpu")
             ended = lambda at: encoding.advance(calls[at][3] - calls[at][2])  # noqa: E731
@@ -283,7 +260,7 @@ def encode_shards(
     return paths
 
 
-def _clear(folder: Path, wanted: Sequence[Path], *, again: bool, overwrite: bool) -> None:
+def _clear(folder: Path, wanted: Sequence[Path], *, overwrite: bool) -> None:
     """Remove shards that are in the way. Raises OutputExistsError: there are some of another run, and ``overwrite`` is false."""
     there = set(folder.glob("codes-*.h5"))
     foreign = sorted(there - set(wanted))
@@ -291,7 +268,7 @@ def _clear(folder: Path, wanted: Sequence[Path], *, again: bool, overwrite: bool
         raise OutputExistsError(
             f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
         )
-    for path in there if again else foreign:
+    for path in there if overwrite else ():
         path.unlink()
 
 
@@ -315,13 +292,13 @@ def _opened(
 
 def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) -> int:
     """Write a shard unless it exists; returns its number of rows."""
-    *opening, size, resume = common
+    *opening, size = common
     recover(path)
     if not path.exists():
         encoder, dataset = _opened(*opening)
         part = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
         header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
-        with RowWriter(path, header, overwrite=True, resume=resume) as writer:
+        with RowWriter(path, header, overwrite=True, commit_seconds=_COMMIT_SECONDS) as writer:
             _from_network(encoder, dataset, writer, size, as_codes=True, span=range(start, stop))
     with RowReader(path) as reader:
         return reader.ntotal

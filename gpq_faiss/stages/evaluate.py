@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
 from ..codes.checks import check_count
-from ..codes.codebooks import pad_vectors
-from ..codes.scores import score_candidates, score_tables
+from ..codes.scores import score_tables
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
@@ -28,28 +26,109 @@ from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.ranking import rank_codes, usable_cores
 from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
-from ..indexes.opening import open_in_memory
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import find_method
 from ..progress import stage
 from ..store import RowReader
 from .compared import model_name, open_compared, resolve_split
-from .evaluation_result import DEFAULT_KS, Evaluation, Row, first_results
+from .evaluation_result import Evaluation, Row, first_results
 
 log = logging.getLogger(__name__)
 
 
-def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
-    """Encode queries and database with a model."""
-    query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
-    parts = []
-    with stage("encoding", len(rows)) as encoding:
-        for part in encoder.code_batches(dataset, rows):
-            parts.append(part)
-            encoding.advance(len(part[0]))
-    readable, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Coded(ProductCoder(encoder.model.codebooks), query_rows, readable, xq, codes)
+def evaluate(
+    model: str | Path,
+    data: object,
+    *,
+    protocol: str | None = None,
+    seed: int | None = None,
+    labelled: str | None = "all",
+    compare: Sequence[str] = (),
+    codes: str | Path | None = None,
+    ks: Sequence[int] = (1, 10, 100, 1000),
+    k: int | None = None,
+    ties: Ties = "expected",
+    denominator: Denominator = "relevant",
+    device: str = "cpu",
+    threads: int | None = None,
+    ray: str | None = None,
+) -> Evaluation:
+    """Rank the database of a split for each of its queries, by code, and measure the rankings.
+
+    Likeness (:mod:`gpq_faiss.evaluation.likeness`) is measured on at most 400 of the queries, always with expected ties.
+
+    Args:
+        model: model folder; with ``codes`` also an ONNX file of ``gpq export-encoder``, which needs no torch.
+        data: labelled data. If the model was trained on them, its training split is used.
+        protocol, seed, labelled: of the split, for other data. For the training data they must agree with its split.
+        compare: further rows: short names of methods, which are fitted on the same inputs and split, or folders of models
+            trained on the same split.
+        codes: a file of labelled codes from the model, used as the database; all labelled items of ``data`` are the queries.
+        ks: k of precision and recall; those larger than the database are left out.
+        k: mAP@k instead of the full ranking.
+        ties, denominator: conventions, see :class:`gpq_faiss.evaluation.ties.Convention`.
+        device: where networks run. Compared methods are fitted on the CPU.
+        threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
+        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
+
+    Raises:
+        DataError: no labels, or an empty database.
+        DeviceError: the device does not exist or has too little memory.
+        MismatchError: a model does not fit the data, or was trained on another split of them.
+        UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
+    """
+    compare = compare.split(",") if isinstance(compare, str) else compare
+    measures: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
+    measures["levels"] = RECALL_LEVELS
+    Convention(**measures)  # before the data are encoded, which may take hours
+    options = {**measures, "threads": usable_cores() if threads is None else threads}
+    check_count(options["threads"], "threads")
+    dataset = open_data(data)
+    if codes is not None:
+        if compare or any(value not in (None, "all") for value in (protocol, seed, ray, labelled)):
+            raise UsageError(
+                "--codes ranks the file against all labelled items: leave out --compare, --protocol, --ray, seed and labelled"
+            )
+        return _evaluate_codes(model, dataset, codes, options, device)
+    if is_onnx(model):
+        raise UsageError(
+            f"{model} encodes queries only: give the model folder, or --codes FILE of the database"
+        )
+    encoder = Encoder.load(model, device)
+    encoder.check(dataset)
+    entries = open_compared(encoder, compare, dataset, device)
+    split, notes = resolve_split(encoder, dataset, protocol, seed, labelled)
+    if not len(split.query):
+        raise UsageError(
+            f"{encoder.source} was trained with --protocol none: there are no queries set apart to evaluate"
+        )
+    labels = dataset.require_labels()
+    database = split.database[labels.has(split.database)]
+    if not len(database):
+        database = split.labelled
+        notes.append(
+            "every labelled item but the queries was trained on, so the database is the labelled training items "
+            "(train with --labelled to hold some back)"
+        )
+    with connected(ray):  # once for all rankings
+        measured, coded = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
+    model_row = next(iter(measured.values()))
+    if encoder.model.class_names != labels.class_names:
+        notes.append("the classes are not those of the training")
+    if model_row.likeness is None:
+        notes.append(NO_LIKENESS)
+    images = isinstance(dataset, ImageDataset)
+    return Evaluation(
+        measured,
+        protocol=split.name,
+        split_hash=split.hash,
+        data=dataset.name,
+        notes=tuple(notes),
+        device=str(encoder.device),
+        queries=coded.query_rows,
+        results=first_results(coded, model_row.ranking.ap) if images else {},
+    )
 
 
 def _rank_all(
@@ -71,15 +150,14 @@ def _rank_all(
     options = _within(options, len(of_first.base_rows))
     measured: dict[str, Row] = {}
     for name, encoder in entries.items():
-        if encoder is first:
-            coded = of_first
-        elif encoder is not None:
+        coded = of_first
+        if encoder is not first:
             log.info("comparing with %s", name)
-            coded = _encode(encoder, dataset, split.query, database)
-        else:
-            log.info("comparing with %s", name)
+        if encoder is None:
             with stage(name):
                 coded = fit_and_encode(name, first.bits, seed, dataset, split, image_size=size, **rows)
+        elif encoder is not first:
+            coded = _encode(encoder, dataset, split.query, database)
         measured[name] = Row(
             coded.rank(labels, **options),
             None if neighbours is None else coded.likeness(neighbours),
@@ -87,6 +165,18 @@ def _rank_all(
             encoder.fingerprint if encoder else None,
         )
     return measured, of_first
+
+
+def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
+    """Encode queries and database with a model."""
+    query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
+    parts = []
+    with stage("encoding", len(rows)) as encoding:
+        for part in encoder.code_batches(dataset, rows):
+            parts.append(part)
+            encoding.advance(len(part[0]))
+    readable, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Coded(ProductCoder(encoder.model.codebooks), query_rows, readable, xq, codes)
 
 
 def _within(options: Mapping[str, Any], n: int) -> dict[str, Any]:
@@ -125,10 +215,9 @@ def _evaluate_codes(
         ids=ids[database],
         **_within(options, len(database)),
     )
+    name, place = encoder.source.name, "cpu"
     if isinstance(encoder, Encoder):
         name, place = model_name(encoder.model.description), str(encoder.device)
-    else:
-        name, place = encoder.source.name, "cpu"
     return Evaluation(
         {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)},
         protocol="none",
@@ -140,128 +229,4 @@ def _evaluate_codes(
         ),
         device=place,
         queries=rows,
-    )
-
-
-def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: NDArray[np.int64]) -> float:
-    """Share of the exact top 10 of an index file that plain Faiss finds in it, by scores, mean over queries (rows of the data).
-
-    An item counts whose exact score is at least that of the exact tenth.
-    """
-    exact = open_in_memory(index)
-    if exact.fingerprint != encoder.codebooks_fingerprint:
-        raise MismatchError(f"{index} has other codebooks than the model: build the index with this model")
-    xq = encoder.embed_rows(dataset, rows, queries=True)[1]
-    k = min(10, exact.ntotal)
-    truth = exact.search(xq, k)[0][:, -1:]
-    plain: Any = faiss.read_index(str(index))
-    found = plain.search(np.ascontiguousarray(pad_vectors(xq, int(plain.d))), k)[1]
-    places = np.searchsorted(exact.ids, found)
-    scores = score_candidates(xq, exact.codes[np.minimum(places, exact.ntotal - 1)], exact.codebooks)
-    return float(((scores >= truth) & (found >= 0)).mean())
-
-
-def evaluate(
-    model: str | Path,
-    data: object,
-    *,
-    protocol: str | None = None,
-    seed: int | None = None,
-    labelled: str | None = "all",
-    compare: Sequence[str] = (),
-    codes: str | Path | None = None,
-    index: str | Path | None = None,
-    ks: Sequence[int] = DEFAULT_KS,
-    k: int | None = None,
-    ties: Ties = "expected",
-    denominator: Denominator = "relevant",
-    device: str = "cpu",
-    threads: int | None = None,
-    ray: str | None = None,
-) -> Evaluation:
-    """Rank the database of a split for each of its queries, by code, and measure the rankings.
-
-    Likeness (:mod:`gpq_faiss.evaluation.likeness`) is measured on at most 400 of the queries, always with expected ties.
-
-    Args:
-        model: model folder; with ``codes`` also an ONNX file of ``gpq export-encoder``, which needs no torch.
-        data: labelled data. If the model was trained on them, its training split is used.
-        protocol, seed, labelled: of the split, for other data. For the training data they must agree with its split.
-        compare: further rows: short names of methods, which are fitted on the same inputs and split, or folders of models
-            trained on the same split.
-        codes: a file of labelled codes from the model, used as the database; all labelled items of ``data`` are the queries.
-        index: an index file of the model, of which to measure what plain Faiss finds of the exact top 10, for the queries of the split.
-        ks: k of precision and recall; those larger than the database are left out.
-        k: mAP@k instead of the full ranking.
-        ties, denominator: conventions, see :class:`gpq_faiss.evaluation.ties.Convention`.
-        device: where networks run. Compared methods are fitted on the CPU.
-        threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
-        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
-
-    Raises:
-        DataError: no labels, or an empty database.
-        DeviceError: the device does not exist or has too little memory.
-        MismatchError: a model does not fit the data, or was trained on another split of them.
-        UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
-    """
-    compare = compare.split(",") if isinstance(compare, str) else compare
-    measures: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
-    measures["levels"] = RECALL_LEVELS
-    Convention(**measures)  # before the data are encoded, which may take hours
-    options = {**measures, "threads": usable_cores() if threads is None else threads}
-    check_count(options["threads"], "threads")
-    dataset = open_data(data)
-    if codes is not None:
-        more = (*compare, *([protocol, seed, index, ray]), None if labelled == "all" else labelled)
-        if any(value is not None for value in more):
-            raise UsageError(
-                "--codes ranks the file against all labelled items: leave out --compare, --index, --protocol, --ray, seed and labelled"
-            )
-        return _evaluate_codes(model, dataset, codes, options, device)
-    if is_onnx(model):
-        raise UsageError(
-            f"{model} encodes queries only: give the model folder, or --codes FILE of the database"
-        )
-    encoder = Encoder.load(model, device)
-    encoder.check(dataset)
-    entries = open_compared(encoder, compare, dataset, device)
-    split, notes = resolve_split(encoder, dataset, protocol, seed, labelled)
-    if not len(split.query):
-        raise UsageError(
-            f"{encoder.source} was trained with --protocol none: there are no queries set apart to evaluate"
-        )
-    labels = dataset.require_labels()
-    database = split.database[labels.has(split.database)]
-    if not len(database):
-        database = split.labelled
-        notes.append(
-            "every labelled item but the queries was trained on, so the database is the labelled training items "
-            "(train with --labelled to hold some back)"
-        )
-    with connected(ray):  # once for all rankings
-        options["ray"] = ray
-        measured, coded = _rank_all(entries, dataset, split, database, options)
-    name, queries = next(iter(measured)), coded.query_rows
-    if encoder.model.class_names != labels.class_names:
-        notes.append("the classes are not those of the training")
-    if measured[name].likeness is None:
-        notes.append(NO_LIKENESS)
-    recall = None
-    if index is not None:
-        with stage("searching by plain Faiss"):
-            recall = _plain_recall(index, encoder, dataset, queries)
-        notes.append(
-            f"plain Faiss finds {recall:.3f} of the exact top 10 of {index} (share by scores, all {len(queries):,} queries)"
-        )
-    images = isinstance(dataset, ImageDataset)
-    return Evaluation(
-        measured,
-        protocol=split.name,
-        split_hash=split.hash,
-        data=dataset.name,
-        notes=tuple(notes),
-        device=str(encoder.device),
-        queries=queries,
-        results=first_results(coded, measured[name].ranking.ap) if images else {},
-        faiss_recall=recall,
     )

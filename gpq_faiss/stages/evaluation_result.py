@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from ..report import html
 from ..report.plots import plot_curves
 from .search_result import ranked
 
-DEFAULT_KS = (1, 10, 100, 1000)
 _SHOWN, _RESULTS = 10, 8
 """Best (and worst) queries on a page, and results per query."""
 
@@ -47,7 +46,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        likeness = None if self.likeness is None else vars(self.likeness)
+        likeness = None if self.likeness is None else asdict(self.likeness)
         about = {"likeness": likeness, "bits": self.bits, "model_fingerprint": self.model_fingerprint}
         return {**self.ranking.as_dict(), **about}
 
@@ -64,7 +63,6 @@ class Evaluation(Shown):
         device: where models were ranked.
         queries: int64 [Q], data set rows of the queries, in the order of ``ranking.ap``.
         results: index into ``queries`` -> data set rows of its first results, for the best and worst queries; images only.
-        faiss_recall: share of the exact top 10 that plain Faiss finds in an index file, if one was given.
     """
 
     measured: dict[str, Row]
@@ -75,7 +73,6 @@ class Evaluation(Shown):
     device: str = "cpu"
     queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     results: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    faiss_recall: float | None = None
 
     @property
     def method(self) -> str:
@@ -87,36 +84,24 @@ class Evaluation(Shown):
         """Of the model."""
         return self.measured[self.method].ranking
 
-    @property
-    def likeness(self) -> Likeness | None:
-        """Of the model."""
-        return self.measured[self.method].likeness
-
-    @property
-    def bits(self) -> int | None:
-        """Code length of the model."""
-        return self.measured[self.method].bits
-
-    @property
-    def compared(self) -> dict[str, RankingResult]:
-        """Rankings of the other models and methods, by name."""
-        return {name: row.ranking for name, row in self.measured.items() if name != self.method}
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the figures at the top level are the model's."""
-        versions = {"gpq_faiss": __version__, "numpy": np.__version__, "python": platform.python_version()}
-        compared = {name: row.to_dict() for name, row in self.measured.items() if name != self.method}
-        stated = ("method", "protocol", "split_hash", "data", "device", "faiss_recall")
+        (_, model), *others = self.measured.items()
         return {
-            **self.measured[self.method].to_dict(),
-            **{name: getattr(self, name) for name in stated},
-            "compared": compared,
+            **model.to_dict(),
+            **{name: getattr(self, name) for name in ("method", "protocol", "split_hash", "data", "device")},
+            "compared": {name: row.to_dict() for name, row in others},
             "notes": list(self.notes),
-            "versions": versions,
+            "versions": {
+                "gpq_faiss": __version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
         }
 
-    def rows(self, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """One row per model or method, for a table."""
+    def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """One row per model or method, for a table; ``ks`` of precision and recall (default: all)."""
+        ks = tuple(self.ranking.precision) if ks is None else ks
         return [
             {
                 "method": name,
@@ -131,13 +116,11 @@ class Evaluation(Shown):
 
     def about(self) -> list[str]:
         """Size, split, convention and notes."""
+        likeness = self.measured[self.method].likeness
         size, convention, *rest = self.ranking.about()
-        likeness = [] if self.likeness is None else [self.likeness.definition]
+        defined = [] if likeness is None else [likeness.definition]
         notes = [f"note: {note}" for note in self.notes]
-        return [f"{size}, protocol {self.protocol}", convention, *likeness, *rest, *notes]
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return self.rows(tuple(self.ranking.precision))
+        return [f"{size}, protocol {self.protocol}", convention, *defined, *rest, *notes]
 
     def draw(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Draw mean precision-recall curves of the model and all compared rows, as .png, .svg or .pdf.
@@ -154,20 +137,12 @@ class Evaluation(Shown):
         title = f"{self.data}, protocol {self.protocol}"
         return plot_curves(curves, out, x="recall", y="precision", title=title, overwrite=overwrite)
 
-    def save_page(
-        self,
-        data: Dataset,
-        out: str | Path,
-        *,
-        ks: Sequence[int] = DEFAULT_KS,
-        overwrite: bool = False,
-    ) -> Path:
+    def save_page(self, data: Dataset, out: str | Path, *, overwrite: bool = False) -> Path:
         """Save a self-contained HTML page: table, precision-recall curves, best and worst queries with their images.
 
         Args:
             data: the evaluated data set; if not images, queries are shown by name or id.
             out: the page, .html.
-            ks: k of precision and recall.
             overwrite: replace an existing file.
 
         Raises:
@@ -176,17 +151,32 @@ class Evaluation(Shown):
         if Path(out).suffix.lower() != ".html":
             raise UsageError(f"--out {out}: a page ends in .html")
         check_output(out, overwrite=overwrite)
-        with tempfile.TemporaryDirectory() as folder:
-            curves = html.plot(self.draw(Path(folder) / "curves.svg"))
         parts = [
-            html.table(self.rows(ks)),
+            html.table(self.rows()),
             *map(html.note, self.about()),
             html.heading("Precision over recall"),
-            curves,
         ]
+        with tempfile.TemporaryDirectory() as folder:
+            parts.append(html.plot(self.draw(Path(folder) / "curves.svg")))
         for title, chosen in zip(("Best queries", "Worst queries"), _extremes(self.ranking.ap), strict=True):
-            parts += [html.heading(title), _query_pictures(self, data, chosen)]
+            parts += [html.heading(title), self._pictures(data, chosen.tolist())]
         return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
+
+    def _pictures(self, data: Dataset, chosen: list[int]) -> str:
+        """Some queries, and for images their results."""
+        names, ap = data.texts.get("name"), self.ranking.ap.tolist()
+        rows = dict(zip(chosen, self.queries[chosen].tolist(), strict=True))
+        shown = {
+            q: str(names[row]) if names is not None else f"id {data.ids[row]}" for q, row in rows.items()
+        }
+        if not isinstance(data, ImageDataset):
+            return html.table([{"query": name, "AP": ap[query]} for query, name in shown.items()])
+        return html.gallery(
+            [
+                ranked(data, rows[query], data, self.results[query].tolist(), f"{name}: AP {ap[query]:.4f}")
+                for query, name in shown.items()
+            ]
+        )
 
 
 def _extremes(ap: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -202,18 +192,3 @@ def first_results(coded: Coded, ap: NDArray[Any]) -> dict[int, NDArray[np.int64]
         scores = coded.score(np.array([query]), coded.codes)[0]
         results[query] = coded.base_rows[np.argsort(-scores, kind="stable")[:_RESULTS]]
     return results
-
-
-def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
-    """The queries, and for images their results."""
-    rows = evaluation.queries[chosen].tolist()
-    names = data.texts.get("name")
-    labels = [str(names[row]) if names is not None else f"id {data.ids[row]}" for row in rows]
-    aps = evaluation.ranking.ap[chosen].tolist()
-    if not isinstance(data, ImageDataset):
-        return html.table([{"query": label, "AP": ap} for label, ap in zip(labels, aps, strict=True)])
-    shown = [
-        ranked(data, row, data, evaluation.results[query].tolist(), f"{label}: AP {ap:.4f}")
-        for query, row, label, ap in zip(chosen.tolist(), rows, labels, aps, strict=True)
-    ]
-    return html.gallery(shown)

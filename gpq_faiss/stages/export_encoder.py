@@ -19,7 +19,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,78 +33,62 @@ from ..exported import METADATA_FILE
 from ..files import atomic_path, check_output
 from ..nn.model import Model
 
-Format = Literal["onnx", "torch"]
-Floats = NDArray[np.float32]
-Run = Callable[[Floats], NDArray[Any]]
+Run = Callable[[NDArray[np.float32]], NDArray[Any]]
 """An exported graph: input to vectors."""
 
 OPSET = 18  # written without conversion, and supported by runtimes since 2023
 TOLERANCE = 1e-4
 """Largest difference of a coordinate of a unit-norm vector that the check lets pass."""
-ONNX_LIMIT = 2**31 - 1 - (16 << 20)
-"""Maximum bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less some for the graph."""
-_SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 _NOISY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 class _Queries(nn.Module):
-    """The exported module."""
+    """The exported module: input to query vectors float32 [B, M·d]."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Query vectors float32 [B, M·d]."""
-        vectors: Tensor = cast(Any, self.network).queries(x)
+        vectors: Tensor = self.network.queries(x)
         return vectors
 
 
-def export_encoder(
-    model_dir: str | Path, out: str | Path, *, format: Format | None = None, overwrite: bool = False
-) -> Path:
+def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
     """Export a model's network, and compare it with the model on random input in batches of 1, 2 and 7.
 
     Args:
         model_dir: model folder.
-        out: the file.
-        format: ``onnx`` or ``torch`` (default: by the suffix of ``out``, .onnx or .pt2).
+        out: the file, .onnx or .pt2 (``torch.export``).
         overwrite: replace ``out``.
 
     Returns:
         ``out``.
 
     Raises:
-        UsageError: an unknown format, or a missing package.
-        DataError: a damaged model, one that cannot be exported or is too large for one ONNX file, or a graph that differs.
+        UsageError: another ending, or a missing package.
+        DataError: a damaged model, one that cannot be exported (for ONNX: of more than 2 GiB), or a graph that differs.
         OutputExistsError: ``out`` exists.
     """
-    kind = format or _SUFFIXES.get(Path(out).suffix.lower())
-    if kind not in _SUFFIXES.values():
-        raise UsageError(f"{out}: the format is onnx or torch: end the name in .onnx or .pt2, or give --to")
-    out = check_output(out, overwrite=overwrite)
-    if kind == "onnx":
-        _require_onnx()
+    out = Path(out)
+    if out.suffix.lower() not in (".onnx", ".pt2"):
+        raise UsageError(f"{out}: end the name in .onnx, or in .pt2 for torch.export")
+    out, onnx = check_output(out, overwrite=overwrite), out.suffix.lower() == ".onnx"
+    for name in ("onnx", "onnxscript", "onnxruntime") if onnx else ():
+        try:
+            __import__(name)
+        except ImportError:
+            remedy = "pip install 'gpq-faiss[onnx]', or export as .pt2"
+            raise UsageError(f"exporting to ONNX needs the package {name}: {remedy}") from None
     encoder = Encoder.load(model_dir)
-    graph = _Queries(encoder.model.network).eval()
-    size = sum(t.numel() * t.element_size() for t in graph.state_dict().values())
-    if kind == "onnx" and size > ONNX_LIMIT:
-        raise DataError(
-            f"{encoder.source} has {size / 2**30:.1f} GiB of weights, more than one ONNX file can hold (2 GiB): export it as .pt2"
-        )
     with _quiet(), torch.no_grad():
         try:
-            program = _trace(graph, encoder.model)
-            write, runner = (_to_onnx, _onnx_runner) if kind == "onnx" else (_to_torch, _torch_runner)
-            data = write(program, _metadata(encoder))
-            agrees = _agrees(encoder, runner(data))
-        except (
-            Exception
-        ) as error:  # dynamo, fx, sympy, converter, checker, protobuf and runtimes: no common base
-            other = ": export it as .pt2" if kind == "onnx" else ""
-            raise DataError(
-                f"{encoder.source}: its network cannot be exported ({one_line(error)}){other}"
-            ) from error
+            data, run = (_to_onnx if onnx else _to_torch)(_trace(encoder.model), _metadata(encoder))
+            agrees = _agrees(encoder, run)
+        # dynamo, fx, sympy, converter, checker, protobuf and runtimes have no common base
+        except Exception as error:
+            why = f"its network cannot be exported ({one_line(error)})"
+            raise DataError(f"{encoder.source}: {why}{': export it as .pt2' * onnx}") from error
     if not agrees:
         raise DataError(
             f"{encoder.source}: the exported network differs from the model; nothing was written: use the other format"
@@ -114,36 +98,26 @@ def export_encoder(
     return out
 
 
-def _require_onnx() -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            __import__(name)
-        except ImportError:
-            raise UsageError(
-                f"exporting to ONNX needs the package {name}: pip install 'gpq-faiss[onnx]', or export as .pt2"
-            ) from None
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' notes to programmers off the user's terminal."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
+    """Without the exporters' notes to programmers."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, _NOISY)}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for logger in loggers:
+            for logger in levels:
                 logger.setLevel(logging.ERROR)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 
-def _trace(graph: nn.Module, model: Model) -> torch.export.ExportedProgram:
+def _trace(model: Model) -> torch.export.ExportedProgram:
     """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
     example = torch.from_numpy(_graph_input(_random_input(model, 2)))
     batch = torch.export.Dim("batch", min=1)
+    graph = _Queries(model.network).eval()
     program = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -151,19 +125,16 @@ def _trace(graph: nn.Module, model: Model) -> torch.export.ExportedProgram:
     return program
 
 
-def _to_torch(program: torch.export.ExportedProgram, about: dict[str, str]) -> bytes:
+def _to_torch(program: torch.export.ExportedProgram, about: dict[str, str]) -> tuple[bytes, Run]:
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(about)})
-    return buffer.getvalue()
+    module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    return buffer.getvalue(), lambda x: cast(NDArray[Any], module(torch.from_numpy(x)).detach().numpy())
 
 
-def _torch_runner(data: bytes) -> Run:
-    module = torch.export.load(io.BytesIO(data)).module()
-    return lambda x: cast(NDArray[Any], module(torch.from_numpy(x)).detach().numpy())
-
-
-def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> bytes:
+def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tuple[bytes, Run]:
     import onnx
+    import onnxruntime
 
     exported = torch.onnx.export(
         program,
@@ -187,18 +158,12 @@ def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> by
         part.ClearField("doc_string")
     onnx.helper.set_model_props(proto, about)
     onnx.checker.check_model(proto, full_check=True)
-    return cast(bytes, proto.SerializeToString())
-
-
-def _onnx_runner(data: bytes) -> Run:
-    import onnxruntime
-
+    data: bytes = proto.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # From bytes, so that it cannot lean on any other file.
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    (name,) = (node.name for node in session.get_inputs())
-    return lambda x: np.asarray(session.run(None, {name: x})[0])
+    return data, lambda x: np.asarray(session.run(None, {about["input_kind"]: x})[0])
 
 
 def _random_input(model: Model, n: int) -> NDArray[Any]:
@@ -211,9 +176,10 @@ def _random_input(model: Model, n: int) -> NDArray[Any]:
     return rng.integers(0, 256, (n, 3, model.image_size, model.image_size), dtype=np.uint8)
 
 
-def _graph_input(values: NDArray[Any]) -> Floats:
-    scale = np.float32(255 if values.dtype == np.uint8 else 1)
-    return np.ascontiguousarray(values.astype(np.float32) / scale)
+def _graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(
+        values.astype(np.float32) / np.float32(255 if values.dtype == np.uint8 else 1)
+    )
 
 
 def _agrees(encoder: Encoder, run: Run) -> bool:
@@ -233,11 +199,7 @@ def _agrees(encoder: Encoder, run: Run) -> bool:
 def _metadata(encoder: Encoder) -> dict[str, str]:
     """All values are text, as in ONNX; lists and dicts as JSON."""
     M, K, d = encoder.shape
-    versions = {
-        "gpq_faiss": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-    }
+    versions = {"gpq_faiss": __version__, "python": platform.python_version(), "torch": torch.__version__}
     return {
         "kind": "gpq-encoder",
         "format_version": "1",

@@ -8,26 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import faiss
-
 from ..build.item_files import ItemSources
-from ..build.shards import Shard, is_index, open_shard
+from ..build.shards import Shard, open_shard
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
-from ..codes.checks import repeated_id
-from ..codes.codebooks import inject
-from ..errors import DataError, OutputExistsError, UsageError
-from ..faissio.io import Beside, check_index_output, save_index
+from ..errors import OutputExistsError, UsageError
+from ..faissio.io import Beside, check_index_output
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
 from ..inputs import parse_bytes
 from ..progress import stage
-from ..store import RowReader, items_path
-
-_BLOCK = 65_536
+from ..store import items_path
 
 
 def index(
@@ -42,8 +36,8 @@ def index(
 ) -> Path:
     """Build a searchable index from codes (or features, which are encoded), with the items' ids.
 
-    By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, built in memory. With ``memory``, several sources or another kind,
-    rows stream through files (:func:`..build.stream.build_index`): the build can be resumed by source and keeps to the budget, and the
+    Rows stream through files (:func:`..build.stream.build_index`): the build can be resumed by source and keeps to the memory budget. An
+    index of kind ``flat`` of one codes or features file is an ``IndexIDMap2``; with ``memory``, several sources or another kind the
     id map is an ``IndexIDMap`` (none for ids 0, 1, 2, ...), which needs no table of ids in memory.
 
     Args:
@@ -76,9 +70,10 @@ def index(
     beside: Beside = {items_path(out): None if items is None else items.write}
     out = check_index_output(out, overwrite=overwrite)
     form = check_form(kind, *model.codebooks.shape[:2])
-    if form == "flat" and memory is None and len(sources) == 1 and not is_index(sources[0]):
-        return _flat(model, sources[0], out, known, beside)
     shards = [_shard(model, path) for path in sources]
+    plain = form == "flat" and memory is None and len(shards) == 1 and shards[0].kind != "index"
+    origin, data = shards[0].kind, shards[0].data_fingerprint
+    extra = {"source": origin, **({"data_fingerprint": data} if data else {}), **known}
     return build_index(
         shards,
         out,
@@ -87,7 +82,8 @@ def index(
         model_fingerprint=model.model_fingerprint,
         memory=STREAM_MEMORY if memory is None else parse_bytes(memory),
         overwrite=True,
-        extra=_origin(shards[0]) | known,
+        by_id=plain,
+        extra=extra if plain else {**extra, "shards": len(shards)},
         beside=beside,
     )
 
@@ -97,31 +93,6 @@ def _shard(model: ModelHeader, path: str | Path) -> Shard:
     return open_shard(
         path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
     )
-
-
-def _origin(source: Shard) -> dict[str, str]:
-    """For the sidecar: sources of the index, and their data if known."""
-    named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
-    return {"source": source.kind, **named}
-
-
-def _flat(model: ModelHeader, source: str | Path, out: Path, known: dict[str, str], beside: Beside) -> Path:
-    """Build the plain form in memory. Raises as :func:`index`."""
-    shard = _shard(model, source)
-    with RowReader(source) as reader:
-        # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
-        repeated = repeated_id(reader.ids())
-    if repeated is not None:
-        raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
-    # The index is filled through C++ (no copy of the whole in Python).
-    filled = faiss.IndexIDMap2(inject(model.codebooks))
-    with stage("indexing", shard.rows, "row") as indexing:
-        for codes, ids in shard.blocks(_BLOCK):
-            filled.add_sa_codes(codes, ids)
-            indexing.advance(len(ids))
-    extra, name = _origin(shard) | known, model.model_fingerprint
-    with stage("writing the index"):
-        return save_index(filled, out, model_fingerprint=name, overwrite=True, extra=extra, beside=beside)
 
 
 def index_shards(

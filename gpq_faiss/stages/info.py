@@ -17,8 +17,6 @@ from ..exported import METADATA_FILE, read_encoder_metadata
 from ..faissio.model import read_description, read_model
 from ..files import read_json
 
-_MODEL_FILES = {"config.json", "model.safetensors", "metrics.jsonl"}
-_MODEL_KEYS = ("class_names", "model_fingerprint", "codebooks_fingerprint", "data", "training", "versions")
 _KNOWN = (
     "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), "
     ".npy or .npz"
@@ -33,10 +31,9 @@ def info(path: str | Path) -> dict[str, Any]:
 
     Returns:
         JSON values. Always ``kind``, ``path`` and ``bytes`` (on disk, the whole folder's for a folder). ``kind`` is ``model``
-        (without torch its network is not loaded), ``features`` or ``codes`` (:func:`gpq_faiss.store.describe`), ``index``,
-        ``shards``, ``split``, ``encoder`` (:class:`gpq_faiss.exported.Metadata`), ``results`` (of ``gpq search``),
-        ``array`` (.npy), ``arrays`` (.npz), or ``unfinished``. ``verified`` tells of an index or shards whether there was a
-        checksum and it matched.
+        (without torch its network is not loaded), ``features``, ``codes``, ``index``, ``shards``, ``split``, ``encoder``
+        (:class:`gpq_faiss.exported.Metadata`), ``array`` (.npy), ``arrays`` (.npz), or ``unfinished``. ``verified`` tells of an index
+        or shards whether there was a checksum and it matched.
 
     Raises:
         DataError: missing, empty, truncated, damaged, or of another kind.
@@ -46,10 +43,7 @@ def info(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         partial = path.with_name(f".{path.name}.partial") if path.name else path
-        if not path.exists() and partial.is_dir():
-            path = partial
-        if path.name in _MODEL_FILES and (path.parent / "config.json").is_file():
-            path = path.parent
+        path = partial if not path.exists() and partial.is_dir() else path
         if not path.is_file() and not path.is_dir():
             raise DataError(f"{path} not found, or no file: {_KNOWN} can be described")
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
@@ -60,8 +54,23 @@ def info(path: str | Path) -> dict[str, Any]:
     return {"kind": found["kind"], "path": str(path), "bytes": size, **found}
 
 
+def _folder(path: Path) -> dict[str, Any]:
+    """A model, or unfinished work."""
+    if (path / "config.json").exists() or (path / "model.safetensors").exists():
+        return _model(path)
+    name = path.resolve().name
+    if not (name.startswith(".") and name.endswith(".partial")):
+        raise DataError(f"{path} is not a model folder: it has no config.json; {_KNOWN} can be described")
+    file = path / "progress.json"
+    progress = read_json(file, "the progress of a partial file") if file.exists() else None
+    rows = {"rows": progress.get("rows")} if isinstance(progress, dict) else {}
+    remedy = "the same command continues it (gpq train with --resume)"
+    return {"kind": "unfinished", "out": str(path.parent / name[1:-8]), **rows, "remedy": remedy}
+
+
 def _file(path: Path, size: int) -> dict[str, Any]:
     from ..faissio.header import is_faiss
+    from ..store import describe
 
     with path.open("rb") as file:
         start = file.read(32)
@@ -69,7 +78,7 @@ def _file(path: Path, size: int) -> dict[str, Any]:
             file.seek(0)
             return {"kind": "array", **_array(file, str(path), size)}
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
-        return _hdf5(path)
+        return describe(path)
     if start.lstrip().startswith(b"{"):
         return _json(path)
     if is_faiss(start):
@@ -81,22 +90,8 @@ def _file(path: Path, size: int) -> dict[str, Any]:
     raise DataError(f"{path} is empty, of an unknown kind, or damaged: {_KNOWN} can be described")
 
 
-def _codes(shape: tuple[int, ...]) -> dict[str, int]:
-    M, K, d = (int(n) for n in shape)
+def _codes(M: int, K: int, d: int) -> dict[str, int]:
     return {"codebooks": M, "codewords": K, "subdim": d, "bits": M * (K.bit_length() - 1)}
-
-
-def _folder(path: Path) -> dict[str, Any]:
-    if (path / "config.json").exists() or (path / "model.safetensors").exists():
-        return _model(path)
-    name = path.resolve().name
-    if not (name.startswith(".") and name.endswith(".partial")):
-        raise DataError(f"{path} is not a model folder: it has no config.json; {_KNOWN} can be described")
-    file = path / "progress.json"
-    progress = read_json(file, "the progress of a partial file") if file.exists() else None
-    rows = {"rows": progress.get("rows")} if isinstance(progress, dict) else {}
-    remedy = "the same command continues it (gpq train with --resume)"
-    return {"kind": "unfinished", "out": str(path.parent / name[1:-8]), **rows, "remedy": remedy}
 
 
 def _model(path: Path) -> dict[str, Any]:
@@ -116,13 +111,14 @@ def _model(path: Path) -> dict[str, Any]:
             raise MismatchError(
                 f"{path / 'split.json'} is not the split of this model: copy the whole folder again"
             )
+    last = ("class_names", "model_fingerprint", "codebooks_fingerprint", "data", "training", "versions")
     return {
         "kind": "model",
         **{key: about.get(key) for key in ("method", "input")},
         **network,
-        **_codes(header.codebooks.shape),
+        **_codes(*header.codebooks.shape),
         "classes": len(about["class_names"]),
-        **{key: about.get(key) for key in _MODEL_KEYS},
+        **{key: about.get(key) for key in last},
         "split": split,
         "files": {f.name: f.stat().st_size for f in sorted(path.iterdir()) if f.is_file()},
     }
@@ -154,20 +150,9 @@ def _zip(path: Path) -> dict[str, Any]:
 
 def _encoder(path: Path) -> dict[str, Any]:
     found = read_encoder_metadata(path)
-    shape = _codes((found.codebooks, found.codewords, found.subdim))
+    shape = _codes(found.codebooks, found.codewords, found.subdim)
     sizes = {"input_shape": ["batch", *found.input_shape], "classes": len(found.class_names)}
     return {**sizes, **found.model_dump(exclude_defaults=True), **shape, "kind": "encoder"}
-
-
-def _hdf5(path: Path) -> dict[str, Any]:
-    """Features, codes, or the results of a search."""
-    from ..store import describe, read_hdf5_array
-
-    results = {name: read_hdf5_array(path, [name], required=False) for name in ("ids", "scores", "query_ids")}
-    arrays = {n: {"shape": list(a.shape), "dtype": str(a.dtype)} for n, a in results.items() if a is not None}
-    if len(arrays) == len(results):
-        return {"kind": "results", "arrays": arrays}
-    return describe(path)
 
 
 def _index(path: Path) -> dict[str, Any]:
@@ -183,7 +168,7 @@ def _index(path: Path) -> dict[str, Any]:
         "faiss_class": header.faiss_class,
         "ntotal": header.n,
         "dimension": header.width,
-        **_codes(header.codebooks.shape),
+        **_codes(*header.codebooks.shape),
         "code_size": header.code_size,
         "own_ids": held.own_ids is not None,
         "codebooks_fingerprint": header.fingerprint,
@@ -194,8 +179,8 @@ def _index(path: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A split, a manifest of shards (each verified), or the index that this sidecar belongs to."""
-    value = read_json(path, "a split or an index's sidecar")
+    """A split, or a manifest of shards (each verified)."""
+    value = read_json(path, "a split or a manifest")
     if isinstance(value, dict) and value.get("kind") == "shards":
         from ..indexes.manifest import read_manifest
         from ..indexes.opening import verify_manifest
@@ -206,11 +191,6 @@ def _json(path: Path) -> dict[str, Any]:
         shards = [f"{shard.file} ({shard.ntotal:,} items)" for shard in manifest.shards]
         stated = {key: getattr(manifest, key) for key in keys}
         return {"kind": "shards", **stated, "shards": shards, "verified": True}
-    if isinstance(value, dict) and {"codebooks_fingerprint", "sha256", "ntotal"} <= set(value):
-        index = path.with_name(path.name.removesuffix(".json"))
-        if index == path or not index.is_file():
-            raise DataError(f"{path} describes an index that is not beside it: copy both files")
-        return info(index)
     return {"kind": "split", **_split(path)}
 
 

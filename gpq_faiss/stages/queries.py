@@ -1,7 +1,8 @@
-"""Queries ─► vectors: opening what the user gives as queries and running the network on it."""
+"""Queries ─► vectors: open what the user gives as queries, and run the network on it."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,9 @@ from ..data.paths import local_path, without_secrets
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..exported import OnnxEncoder
-from ..faissio.model import read_description
 from ..files import fingerprint
 from ..inputs import check_memory
 from ..store import RowReader
-
-Queries = tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]
-"""Vectors float32 [Q, M·d], ids int64 [Q], and names."""
 
 
 def parse_rows(text: str | None, n: int) -> NDArray[np.int64]:
@@ -54,27 +51,24 @@ def parse_rows(text: str | None, n: int) -> NDArray[np.int64]:
     return rows
 
 
-def own_features(queries: object) -> Path | None:
-    """The path if ``queries`` is a features.h5 of this package, else None."""
-    if not isinstance(queries, str) or not queries.endswith((".h5", ".hdf5")) or not Path(queries).is_file():
-        return None
-    try:
-        with RowReader(queries) as reader:
-            return Path(queries) if reader.header.kind == "features" else None
-    except DataError:
-        return None
-
-
 def open_queries(queries: object, **options: Any) -> Dataset:
     """Open queries as a data set: an image, or anything that :func:`open_data` takes, with its ``options``.
 
     Raises:
+        MismatchError: vectors of items (``features.h5``).
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
-    if not isinstance(queries, str) or is_form(queries) or not is_image_name(without_secrets(queries)):
+    if not isinstance(queries, str) or is_form(queries):
         return open_data(queries, **options)
-    path, name = local_path(queries), without_secrets(queries)
-    if path.is_dir():
+    path, name = Path(queries), without_secrets(queries)
+    own = False
+    if path.suffix in (".h5", ".hdf5"):
+        with contextlib.suppress(DataError):
+            RowReader(path).close()
+            own = True
+    if own:
+        raise MismatchError(f"{name} holds vectors of items, or codes: give the data of the queries instead")
+    if not is_image_name(name) or (path := local_path(queries)).is_dir():
         return open_data(queries, **options)
     if not path.is_file():
         raise DataError(f"{name} not found: no such image")
@@ -84,33 +78,12 @@ def open_queries(queries: object, **options: Any) -> Dataset:
     )
 
 
-def read_vectors(path: Path, model: str | Path, rows: str | None, memory: int | None) -> Queries:
-    """The vectors in a ``features.h5`` of the same model: no network runs.
-
-    Raises:
-        MismatchError: features of another model, or of items where queries differ.
-    """
-    about = {"asymmetric": True} if Path(model).is_file() else read_description(model)
-    if about.get("asymmetric", False):
-        raise MismatchError(
-            f"{path} holds vectors of items, but {model} encodes queries differently: give the data of the queries instead"
-        )
-    with RowReader(path, model_fingerprint=str(about["model_fingerprint"])) as reader:
-        chosen = parse_rows(rows, reader.ntotal)
-        needed = len(chosen) * (4 * reader.header.width + 8)
-        check_memory(needed, f"{path}: {len(chosen):,} queries", memory, "select some with --rows")
-        if rows is None:
-            vectors, ids = reader.block(), reader.ids()
-        else:
-            vectors = np.concatenate([reader.block(p, p + 1) for p in chosen.tolist()])
-            ids = np.concatenate([reader.ids(p, p + 1) for p in chosen.tolist()])
-        return vectors, ids, tuple(map(str, ids))
-
-
 def query_vectors(
     encoder: Encoder | OnnxEncoder, queries: Dataset, *, rows: str | None = None, memory: int | None = None
-) -> Queries:
-    """Run the network on queries. ``memory`` limits the vectors in bytes (default: the free memory).
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """Run the network on queries: vectors float32 [Q, M·d], ids int64 [Q] and names.
+
+    ``memory`` limits the vectors in bytes (default: the free memory).
 
     Raises:
         MismatchError: data that does not fit the model.

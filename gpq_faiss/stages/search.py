@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from ..build.item_files import known_items
 from ..cluster.search import ClusterIndex, Holders
 from ..data.base import ImageDataset
-from ..encoder import is_onnx, open_encoder
+from ..encoder import open_encoder
 from ..errors import MismatchError, UsageError
-from ..exported import OnnxEncoder
-from ..faissio.io import read_sidecar
-from ..faissio.model import read_description
 from ..indexes.base import Index
 from ..indexes.filters import Filter
 from ..indexes.manifest import is_manifest
@@ -30,7 +27,7 @@ from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import stage
 from ..store import Item
-from .queries import open_queries, own_features, query_vectors, read_vectors
+from .queries import open_queries, query_vectors
 from .search_result import SearchResult
 
 if TYPE_CHECKING:
@@ -84,7 +81,7 @@ def search(
     Args:
         model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
         index: file written by :func:`gpq_faiss.stages.index.index`, any Faiss index with these codebooks, or a manifest of shards.
-        queries: a DATA form, a features file, an image, a folder of images, or anything that :func:`gpq_faiss.open_data` accepts.
+        queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
         k: results per query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
         memory: see :func:`open_index`; on a GPU :func:`open_on_device`.
@@ -110,11 +107,7 @@ def search(
     """
     if min_score is not None and nprobe is not None:
         raise UsageError("a search by minimum score is exact: leave out nprobe")
-    queries = str(queries) if isinstance(queries, Path) else queries
-    encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
-    fingerprint = (
-        read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
-    )
+    encoder = open_encoder(model, device)
     with contextlib.ExitStack() as stack:
         opened: Index | DeviceIndex
         with stage("opening the index"), gpu_memory(_FITS):
@@ -125,32 +118,24 @@ def search(
             else:
                 holders = Holders(ray, workers)
                 stack.callback(holders.close)
-                budget = None if memory is None else parse_bytes(memory)
-                opened = ClusterIndex(index, holders, budget)
+                opened = ClusterIndex(index, holders, None if memory is None else parse_bytes(memory))
         stack.callback(opened.close)
-        if opened.fingerprint != fingerprint:
+        if opened.fingerprint != encoder.codebooks_fingerprint:
             raise MismatchError(
-                f"{index} has other codebooks ({opened.fingerprint}) than {model} ({fingerprint}): "
+                f"{index} has other codebooks ({opened.fingerprint}) than {model} ({encoder.codebooks_fingerprint}): "
                 "build the index with this model"
             )
         # Half of the budget is for the search itself.
         half = None if memory is None or on_device else parse_bytes(memory) // 2
-        images, features = None, own_features(queries)
-        if features is not None:
-            vectors, ids, names = read_vectors(features, model, rows, half)
-        else:
-            source = open_queries(queries, memory=half, **(data_args or {}))
-            images = source if isinstance(source, ImageDataset) else None
-            vectors, ids, names = query_vectors(
-                encoder or open_encoder(model, device), source, rows=rows, memory=half
-            )
+        asked = str(queries) if isinstance(queries, Path) else queries
+        source = open_queries(asked, memory=half, **(data_args or {}))
+        vectors, ids, names = query_vectors(encoder, source, rows=rows, memory=half)
         log.info("%s: %s", index, opened.describe())
         exact: NDArray[np.bool_] | None = None
         with gpu_memory(_FITS):
             if min_score is not None:
-                scores, found = _padded(
-                    *opened.range_search(vectors, min_score, where=where, threads=threads)
-                )
+                lims, of_all, all_ids = opened.range_search(vectors, min_score, where=where, threads=threads)
+                scores, found = _padded(lims, of_all, all_ids)
             else:
                 scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
         result = SearchResult(
@@ -163,15 +148,11 @@ def search(
             description=opened.describe(),
             min_score=min_score,
             items=_items(index, found),
-            queries=images,
-            images=None if images is None else _indexed(index, found, images),
+            queries=source if isinstance(source, ImageDataset) else None,
         )
     if result.short:
         log.warning(
-            "%d of %d queries have fewer than %d results: too few items pass the filter",
-            result.short,
-            len(ids),
-            k,
+            f"{result.short} of {len(ids)} queries have fewer than {k} results: too few items pass the filter"
         )
     return result
 
@@ -187,13 +168,6 @@ def _device_of(index: str | Path, device: str, nprobe: int | None) -> str:
         )
     log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
     return "cpu"
-
-
-def _indexed(index: str | Path, found: NDArray[np.int64], queries: ImageDataset) -> ImageDataset | None:
-    """The images of the queries, if these are the items of the index too."""
-    about = None if is_manifest(index) else read_sidecar(index)
-    same = about is not None and about["extra"].get("data_fingerprint") == queries.fingerprint
-    return queries if same and bool(np.isin(found[found != -1], queries.ids).all()) else None
 
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:

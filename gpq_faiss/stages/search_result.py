@@ -1,10 +1,9 @@
-"""What a search returns: ids, scores and names of the k best items per query, as JSON, table, HDF5 or picture."""
+"""What a search returns: ids, scores and names of the k best items per query, as JSON, table or picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ from ..errors import DataError
 from ..evaluation.tables import Shown
 from ..report import html
 from ..report.gallery import Ranked, save_gallery
-from ..store import Item, write_arrays
-
-_QUERIES, _RESULTS = 8, 10
-"""Pictures in a notebook."""
+from ..store import Item
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +32,7 @@ class SearchResult(Shown):
         description: how the index was searched.
         min_score: the requested minimum score, if the search was by score instead of ``k``.
         items: by id, names, labels and kept columns of the results; None if nothing beside the index names its items.
-        queries, images: the queries, and what they were searched in, where these are images at hand: for notebooks.
+        queries: the queries, if they are images.
     """
 
     ids: NDArray[np.int64]
@@ -49,45 +45,39 @@ class SearchResult(Shown):
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
     queries: ImageDataset | None = None
-    images: ImageDataset | None = None
 
     @property
     def short(self) -> int:
         """Number of queries with fewer than ``k`` results; 0 in a search by minimum score."""
         return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
-    @cached_property
-    def _columns(self) -> list[str]:
-        """What is known of results: texts by name, and ``labels``."""
-        items = (self.items or {}).values()
-        texts = dict.fromkeys(name for item in items for name in item.texts)
-        return [*texts, *(["labels"] if any(i.labels is not None for i in items) else [])]
-
-    def _known(self, i: int) -> dict[str, Any]:
-        """By column."""
-        item = (self.items or {}).get(i)
-        if item is None:
-            return dict.fromkeys(self._columns)
-        labels = None if item.labels is None else list(item.labels)
-        return {name: labels if name == "labels" else item.texts.get(name) for name in self._columns}
+    def _answers(self) -> Iterator[tuple[int, str, dict[str, list[Any]]]]:
+        """Id and name of each query, and of its results ids, scores, and by column what is known of them."""
+        items = self.items or {}
+        columns = list(dict.fromkeys(name for item in items.values() for name in item.texts))
+        labelled, nothing = any(item.labels is not None for item in items.values()), Item({})
+        rows = zip(self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True)
+        for query, name, ids, scores in rows:
+            there = ids != -1
+            found: dict[str, list[Any]] = {"id": ids[there].tolist(), "score": scores[there].tolist()}
+            known = [items.get(i, nothing) for i in found["id"]]
+            found |= {column: [item.texts.get(column) for item in known] for column in columns}
+            if labelled:
+                found["labels"] = [None if item.labels is None else list(item.labels) for item in known]
+            yield query, name, found
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry per query, without padding; with ``names``, ``labels`` and kept columns if known."""
-        queries = []
-        for query, name, row, scores in zip(
-            self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True
-        ):
-            ids = row[row != -1].tolist()
-            known = [self._known(i) for i in ids]
-            columns = {"names" if c == "name" else c: [one[c] for one in known] for c in self._columns}
-            found = {"ids": ids, "scores": scores[row != -1].tolist()}
-            queries.append({"id": query, "name": name, **found, **columns})
+        plural = {"id": "ids", "score": "scores", "name": "names"}
         return {
             **({"k": int(self.ids.shape[1])} if self.min_score is None else {"min_score": self.min_score}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "description": self.description,
             **({} if self.exact is None else {"proven_exact": int(self.exact.sum())}),
-            "queries": queries,
+            "queries": [
+                {"id": query, "name": name} | {plural.get(column, column): found[column] for column in found}
+                for query, name, found in self._answers()
+            ],
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -95,13 +85,11 @@ class SearchResult(Shown):
         return list(self._rows())
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True):
-            for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1):
-                if i != -1:
-                    known = {
-                        c: ", ".join(v) if isinstance(v, list) else v or "" for c, v in self._known(i).items()
-                    }
-                    yield {"query": name, "rank": rank, "id": str(i), "score": score, **known}
+        for _, name, found in self._answers():
+            for rank, (i, score, *known) in enumerate(zip(*found.values(), strict=True), 1):
+                texts = (", ".join(text) if isinstance(text, list) else text or "" for text in known)
+                columns = dict(zip(list(found)[2:], texts, strict=True))
+                yield {"query": name, "rank": rank, "id": str(i), "score": score, **columns}
 
     def about(self) -> list[str]:
         """How the index was searched."""
@@ -109,39 +97,6 @@ class SearchResult(Shown):
         if self.exact is not None:
             lines.append(f"{int(self.exact.sum())} of {len(self.exact)} results are proven to be exact")
         return lines
-
-    def _pictures(self) -> str:
-        if self.queries is None:
-            return ""
-        few = replace(
-            self,
-            query_ids=self.query_ids[:_QUERIES],
-            ids=self.ids[:_QUERIES, :_RESULTS],
-            scores=self.scores[:_QUERIES, :_RESULTS],
-        )
-        return html.in_notebook(html.gallery(few._ranked(self.images, self.queries)))
-
-    def save_hdf5(self, path: str | Path) -> Path:
-        """Write datasets ``ids``, ``scores`` and ``query_ids``, shaped as in :class:`SearchResult`, and ``names`` (UTF-8 bytes [Q, k]) if
-        known.
-
-        Raises:
-            DataError: the file cannot be written.
-        """
-        arrays: dict[str, NDArray[Any]] = {
-            "ids": self.ids,
-            "scores": self.scores,
-            "query_ids": self.query_ids,
-        }
-        if self.items is not None and any(item.name is not None for item in self.items.values()):
-            names = [
-                [((item.name if item else None) or "").encode() for item in map(self.items.get, row)]
-                for row in self.ids.tolist()
-            ]
-            arrays["names"] = np.array(names).reshape(self.ids.shape)
-        return write_arrays(
-            path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
-        )
 
     def draw(
         self, items: Dataset, queries: Dataset | None, out: str | Path, *, overwrite: bool = False
@@ -159,25 +114,16 @@ class SearchResult(Shown):
         queries = self.queries if queries is None else queries
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images of the items (--images) and of the queries: give both")
-        ranked = self._ranked(items, queries)
-        if Path(out).suffix.lower() != ".html":
-            return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
-        results = [html.heading("Results"), html.table(self.rows()), html.note(self.description)]
-        title = f"{items.name}: {len(ranked)} queries"
-        return html.save_page(title, [html.gallery(ranked), *results], out, overwrite=overwrite)
-
-    def _ranked(self, items: ImageDataset | None, queries: ImageDataset) -> list[Ranked]:
-        """The pictures of queries and, with ``items``, of their results. Raises as :meth:`draw`."""
         rows = []
         places = rows_of(queries, self.query_ids).tolist()
         for place, ids, scores in zip(places, self.ids, self.scores, strict=True):
-            there, name = ids != -1, class_text(queries, place)
-            if items is None:
-                rows.append(Ranked(image_at(queries, place), [], query_name=name))
-            else:
-                of = rows_of(items, ids[there]).tolist()
-                rows.append(ranked(queries, place, items, of, name, scores[there].tolist()))
-        return rows
+            of, name = rows_of(items, ids[ids != -1]).tolist(), class_text(queries, place)
+            rows.append(ranked(queries, place, items, of, name, scores[ids != -1].tolist()))
+        if Path(out).suffix.lower() != ".html":
+            return save_gallery(rows, out, columns=self.ids.shape[1], overwrite=overwrite)
+        results = [html.heading("Results"), html.table(self.rows()), html.note(self.description)]
+        title = f"{items.name}: {len(rows)} queries"
+        return html.save_page(title, [html.gallery(rows), *results], out, overwrite=overwrite)
 
 
 def ranked(

@@ -122,7 +122,7 @@ def test_a_gpu_whose_memory_is_full_is_one_line(
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
-    monkeypatch.setattr(Encoder, "_on_device", full)
+    monkeypatch.setattr(Encoder, "_vectors", full)
     call, _ = stage_call("encode", shop, tmp_path)
     assert refused(*call).startswith("out of memory (CUDA out of memory")
 
@@ -154,8 +154,8 @@ def slow(function, seconds):
     return slowed
 
 gpq_faiss.training.loop.learning_rate = slow(gpq_faiss.training.loop.learning_rate, 0.02)
-gpq_faiss.encoder.Encoder._on_device = slow(gpq_faiss.encoder.Encoder._on_device, 0.05)
-gpq_faiss.stages.encode._FLUSH_SECONDS = 0.0
+gpq_faiss.encoder.Encoder._vectors = slow(gpq_faiss.encoder.Encoder._vectors, 0.05)
+gpq_faiss.stages.encode._COMMIT_SECONDS = 0.0
 print("ready", flush=True)
 cli(sys.argv[1:], prog_name="gpq")
 """
@@ -231,7 +231,7 @@ def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop: Sh
         assert one.ntotal == 1200
 
 
-@pytest.mark.parametrize("stage", [s for s in STAGES if s not in {"train", "encode"}])
+@pytest.mark.parametrize("stage", [s for s in STAGES if s not in {"train", "encode", "index"}])
 def test_a_signal_in_any_other_stage_leaves_nothing(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -292,7 +292,7 @@ def test_lack_of_memory_and_damage_are_told_apart(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(Encoder, "_on_device", fails)
+    monkeypatch.setattr(Encoder, "_vectors", fails)
     assert line in refused("search", shop.model, shop.index, shop.queries)
 
 

@@ -92,7 +92,6 @@ def test_one_file_as_two_outputs_is_refused(shop: Shop, tmp_path: Path) -> None:
     codes = tmp_path / "codes.h5"
     shutil.copy(shop.codes, codes)
     with untouched(tmp_path):
-        refused("encode", shop.model, shop.data, "--out", codes, "--features", codes, "--overwrite", code=2)
         refused("index", shop.model, codes, "--out", codes, "--overwrite", code=2)
 
 
@@ -122,7 +121,6 @@ train DATA --read max_bad=nan
 train sounds:x
 train ""
 encode MODEL DATA --batch-size -1
-encode MODEL DATA --no-features --features x.h5
 encode MODEL DATA --device tpu
 encode MODEL DATA --read rot=x
 encode MODEL DATA --read root
@@ -132,7 +130,7 @@ search MODEL INDEX QUERIES -k 100000
 search MODEL INDEX QUERIES --rows x
 search MODEL INDEX QUERIES --rows 100
 search MODEL INDEX QUERIES --rows ::0
-search MODEL INDEX QUERIES --format h5
+search MODEL INDEX QUERIES --format png
 search MODEL INDEX QUERIES --threads 0
 search MODEL INDEX QUERIES --nprobe 0
 search MODEL INDEX QUERIES --nprobe 3 --min-score 1

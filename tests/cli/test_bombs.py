@@ -382,7 +382,7 @@ def test_memory_that_torch_cannot_have_on_the_cpu_is_one_line(
 
     from gpq_faiss.encoder import Encoder
 
-    monkeypatch.setattr(Encoder, "_on_device", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
+    monkeypatch.setattr(Encoder, "_vectors", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
     for call in (
         ("encode", shop.model, shop.data, "--out", tmp_path / "c.h5"),
         ("search", shop.model, shop.index, shop.queries),
@@ -398,7 +398,7 @@ def test_other_errors_of_a_stage_are_not_called_a_lack_of_memory(
     def wrong(*_: object, **__: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(Encoder, "_on_device", wrong)
+    monkeypatch.setattr(Encoder, "_vectors", wrong)
     result = gpq("search", shop.model, shop.index, shop.queries)
     assert isinstance(result.exception, RuntimeError)
 

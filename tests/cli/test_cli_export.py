@@ -10,8 +10,6 @@ import pytest
 from commands import done, refused
 from model_factory import make_model
 
-import gpq_faiss as gpq
-
 
 @pytest.mark.parametrize(
     ("to", "array"), [("numpy", "codebooks"), ("nanopq", "codewords"), ("lancedb", "pq_codebook")]
@@ -32,15 +30,6 @@ def test_factory_string(tmp_path: Path) -> None:
     assert isinstance(faiss.read_index(str(out)), faiss.IndexPQFastScan)
     assert "PQ6x4" in refused(*call, "--overwrite", "--factory", "PQ8", code=2)
     assert isinstance(faiss.read_index(str(out)), faiss.IndexPQFastScan)
-
-
-def test_it_writes_what_the_command_of_that_form_writes(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model")
-    for name, call in (("a", ("export", model, "--to", "faiss")), ("b", ("export-faiss", model))):
-        done(*call, "--out", tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    done("export", model, "--to", "torch", "--out", tmp_path / "o.pt2")
-    assert gpq.info(tmp_path / "o.pt2")["kind"] == "encoder"
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:

@@ -124,12 +124,6 @@ def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     assert [int(row[2]) for row in rows] == [i for query in found["queries"] for i in query["ids"]]
     assert done(f"{search} --format json --out {tmp_path}/results.json") == ""
     assert json.loads((tmp_path / "results.json").read_text()) == found
-    assert done(f"{search} --format h5 --out {tmp_path}/results.h5") == f"{tmp_path}/results.h5\n"
-    with h5py.File(tmp_path / "results.h5") as file:
-        assert (file["ids"].dtype, file["scores"].dtype) == (np.int64, np.float32)
-        assert file["ids"][:].tolist() == [query["ids"] for query in found["queries"]]
-        np.testing.assert_allclose(file["scores"][:], [query["scores"] for query in found["queries"]])
-        assert file["query_ids"][:].tolist() == list(range(7))
 
 
 def test_every_form_of_queries_finds_the_same(shop: Shop, tmp_path: Path) -> None:
@@ -137,9 +131,7 @@ def test_every_form_of_queries_finds_the_same(shop: Shop, tmp_path: Path) -> Non
     np.savez(tmp_path / "queries.npz", features=queries)
     with h5py.File(tmp_path / "queries.h5", "w") as file:
         file["features"] = queries
-    done(f"encode {shop.model} features:{shop.queries} --out {tmp_path}/query-codes.h5")
-    # The third file holds vectors of the model itself: the network does not run.
-    files = [tmp_path / name for name in ("queries.npz", "queries.h5", "query-features.h5")]
+    files = [tmp_path / name for name in ("queries.npz", "queries.h5")]
     search = f"search {shop.model} {shop.index}"
     found = [
         answer(f"{search} {form}")["queries"] for form in (shop.queries, *files, f"features:{shop.queries}")

@@ -214,7 +214,7 @@ def test_a_train_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pyt
     names = {one.name for one in seen}
     assert {
         *("gpq train", "reading", "neighbours", "propagating labels", "training", "fitting codebooks"),
-        *("gpq encode", "encoding", "features to codes", "gpq index", "indexing", "writing the index"),
+        *("gpq encode", "encoding", "features to codes", "gpq index", "reading codes", "writing the index"),
         *("making lists", "sorting by lists"),
         *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),
     } <= names

@@ -40,8 +40,7 @@ def make(shop: Shop, root: Path) -> None:
         more = ("--kind", kind)
         done("index", model, root / "flat.faiss", *more, "--out", root / f"{kind}-of-index.faiss")
     search = ("search", model, root / "flat.faiss", shop.queries, "-k", 3)
-    for form in ("json", "h5"):
-        done(*search, "--format", form, "--out", root / f"found.{form}")
+    done(*search, "--format", "json", "--out", root / "found.json")
     pictures = ("search", shop.image_model, shop.image_index, shop.photo, "-k", 2)
     done(*pictures, "--images", f"folder:{shop.images}", "--format", "png", "--out", root / "found.png")
     for ending in ("png", "svg", "pdf"):

@@ -194,7 +194,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert large["pq_codebook"].shape[:2] == (2, 256)
 
 
-@pytest.mark.parametrize("to", ["faiss", "factory", "numpy", "nanopq", "lancedb"])
+@pytest.mark.parametrize("to", ["factory", "numpy", "nanopq", "lancedb"])
 def test_an_output_that_exists_is_kept_unless_asked_and_replaced_whole(tmp_path: Path, to: Any) -> None:
     model, out = make_model(tmp_path / "model"), tmp_path / "o"
     out.write_bytes(b"mine")
@@ -206,5 +206,5 @@ def test_an_output_that_exists_is_kept_unless_asked_and_replaced_whole(tmp_path:
     export(model, out, to=to, overwrite=True)
     assert out.read_bytes() == first != b"mine"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "o"} | (
-        {"o.json"} if to in ("faiss", "factory") else set()
+        {"o.json"} if to == "factory" else set()
     )

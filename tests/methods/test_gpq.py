@@ -29,8 +29,8 @@ from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
+from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
-from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index
 from gpq_faiss.store import RowReader
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from model_factory import make_model, random_input
 from PIL import Image
 
@@ -60,7 +59,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 def test_no_item_is_skipped_after_a_full_disk(
     tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
-    monkeypatch.setattr(stage, "_FLUSH_BYTES", 1)
+    monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=6)
     out = tmp_path / "codes.h5"
     with pytest.raises(DataError, match="disk is full"):
@@ -78,7 +77,7 @@ def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
 ) -> None:
     out = tmp_path / "codes.h5"
     encode(model, data, tmp_path / "other.h5", features=tmp_path / "features.h5")
-    monkeypatch.setattr(stage, "_FLUSH_BYTES", 4 * 72 * 100)  # 100 rows per block
+    monkeypatch.setattr(stage, "_BLOCK_BYTES", 4 * 72 * 100)  # 100 rows per block
     fail_once(monkeypatch, at=6)
     with pytest.raises(DataError, match="disk is full"):
         encode(model, data, out)
@@ -112,19 +111,6 @@ def test_the_network_that_is_chosen(
     assert backbone.spec.name == name
     layers = getattr(backbone, "layers", ())
     assert tuple(layer.out_features for layer in layers if hasattr(layer, "out_features")) == hidden
-
-
-def test_query_vectors_are_not_quantized_as_items(tmp_path: Path) -> None:
-    """Of a model whose items are codewords: those of queries are none."""
-    encoder = Encoder.load(make_model(tmp_path / "model", committee=2))
-    values = random_input("features", 50)
-    items, queries = (torch.from_numpy(encoder.embed(values, queries=q)[0]) for q in (False, True))
-    assert np.array_equal(encoder.quantize(items), encode_vectors(items.numpy(), encoder.model.codebooks))
-    with pytest.raises(DataError, match=r"vectors to quantize: rows 0, 1, .* query vectors"):
-        encoder.quantize(queries)
-    plain = Encoder.load(make_model(tmp_path / "plain"))
-    vectors = torch.from_numpy(plain.embed(values, queries=True)[0])
-    assert len(plain.quantize(vectors)) == 50
 
 
 def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> None:
@@ -224,7 +210,7 @@ def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
 ) -> None:
     model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
     data, out = loose(tmp_path, 1), tmp_path / "codes.h5"
-    monkeypatch.setattr(stage, "_FLUSH_BYTES", 1)
+    monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=5)
     with pytest.raises(DataError, match="disk is full"):
         encode(model, data, out, batch_size=4)

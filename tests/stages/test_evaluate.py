@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
 from gpq_faiss import train
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
@@ -97,9 +95,9 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ("seed", "another split (protocol 1, seed 1, 200 labelled)"),
-        ("labels", "210 labelled"),
-        ("two", "protocol 2, seed 0, 140 labelled"),
+        ("seed", "another split (protocol 1, seed 1)"),
+        ("labels", "another split"),
+        ("two", "protocol 2, seed 0"),
         ("data", "other data than"),
     ],
 )
@@ -138,7 +136,7 @@ def test_a_model_that_does_not_say_what_it_was_trained_on(
     config = json.loads((bad / "config.json").read_text())
     (bad / "config.json").write_text(json.dumps(config | damage))
     for model, compare in ((models / "ours", [str(bad)]), (bad, [])):
-        with pytest.raises(DataError, match=r"bad/config\.json does not say what the model was trained on"):
+        with pytest.raises(DataError, match=r"bad: config\.json does not say what the model was trained on"):
             evaluate(model, open_digits(), compare=compare)
 
 
@@ -190,27 +188,3 @@ def test_the_page_shows_what_the_best_and_worst_queries_find(models: Path, tmp_p
         for place in part.tolist()
     )
     assert page.count('class="right"') == relevant
-
-
-def test_what_plain_faiss_finds_of_an_index_is_measured(models: Path, tmp_path: Path) -> None:
-    data = open_digits()
-    codes = encode(models / "ours", data, tmp_path / "codes.h5")
-    encoder = Encoder.load(models / "ours")
-    for kind, exactly in (("flat", True), ("fastscan", False)):
-        path = index(models / "ours", codes, tmp_path / f"{kind}.faiss", kind=kind)
-        result = evaluate(models / "ours", data, index=path)
-        xq = encoder.embed_rows(data, result.queries, queries=True)[1]
-        exact = open_index(path)
-        truth = exact.search(xq, 10)[0]
-        ids = faiss.read_index(str(path)).search(xq, 10)[1]
-        scores = np.take_along_axis(
-            score_codes(xq, exact.codes, exact.codebooks), np.searchsorted(exact.ids, ids), axis=1
-        )
-        assert result.faiss_recall == pytest.approx(np.mean(scores >= truth[:, -1:]))
-        assert (result.faiss_recall > 0.999) == exactly
-        assert result.to_dict()["faiss_recall"] == result.faiss_recall
-        assert f"plain Faiss finds {result.faiss_recall:.3f} of the exact top 10" in result.notes[-1]
-    other = index(models / "longer", encode(models / "longer", data, tmp_path / "o.h5"), tmp_path / "o.faiss")
-    with pytest.raises(MismatchError, match="other codebooks"):
-        evaluate(models / "ours", data, index=other)
-    assert evaluate(models / "ours", data).to_dict()["faiss_recall"] is None

@@ -16,12 +16,9 @@ from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
-from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.stages import index as stage
-from gpq_faiss.stages.export import export
-from gpq_faiss.stages.export_faiss import export_faiss
+from gpq_faiss.stages.export import export, export_faiss
 from gpq_faiss.stages.index import index
 from gpq_faiss.store import codebooks_fingerprint
 
@@ -34,16 +31,6 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def codes(tmp_path: Path) -> Path:
     return make_rows(tmp_path / "codes.h5", "codes", encode(features(), codebooks()), IDS, codebooks())
-
-
-def test_read_model(model: Path) -> None:
-    header = read_model(model)
-    assert np.array_equal(header.codebooks, codebooks())
-    assert header.model_fingerprint == "model-1"
-    header = read_model(model)
-    Z, document = header.codebooks, header.document
-    assert np.array_equal(Z, codebooks())
-    assert document["codebooks_fingerprint"] == header.codebooks_fingerprint
 
 
 def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_path: Path) -> None:
@@ -61,12 +48,8 @@ def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_pa
     export_faiss(model, out, overwrite=True)
 
 
-@pytest.mark.parametrize("block", [7, 500, 65_536])
 @pytest.mark.parametrize("kind", ["codes", "features"])
-def test_codes_and_features_give_the_same_index(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, block: int
-) -> None:
-    monkeypatch.setattr(stage, "_BLOCK", block)
+def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kind: str) -> None:
     values = features() if kind == "features" else encode(features(), codebooks())
     source = make_rows(tmp_path / "rows.h5", kind, values, IDS, codebooks())
     out = index(model, source, tmp_path / "index.faiss")
@@ -151,17 +134,13 @@ def test_rows_of_another_model_are_a_mismatch(model: Path, tmp_path: Path) -> No
     assert not sidecar_path(tmp_path / "index.faiss").exists()
 
 
-def test_repeated_ids_are_refused(model: Path, tmp_path: Path) -> None:
-    ids = IDS.copy()
+def test_rows_that_cannot_be_indexed_are_refused(model: Path, tmp_path: Path) -> None:
+    ids, values = IDS.copy(), features()
     ids[400] = ids[3]
-    source = make_rows(tmp_path / "a.h5", "codes", encode(features(), codebooks()), ids, codebooks())
+    source = make_rows(tmp_path / "b.h5", "codes", encode(values, codebooks()), ids, codebooks())
     with pytest.raises(DataError, match=f"id {ids[3]} occurs more than once"):
         index(model, source, tmp_path / "index.faiss")
     assert not (tmp_path / "index.faiss").exists()
-
-
-def test_features_without_direction_are_refused_by_row(model: Path, tmp_path: Path) -> None:
-    values = features()
     values[321, d : 2 * d] = 0
     source = make_rows(tmp_path / "a.h5", "features", values, IDS, codebooks())
     with pytest.raises(DataError, match="no direction, in row 321"):
@@ -180,18 +159,6 @@ def test_outputs_are_protected(model: Path, codes: Path, tmp_path: Path) -> None
     with pytest.raises(UsageError, match="source itself"):
         index(model, codes, codes, overwrite=True)
     index(model, codes, out, overwrite=True)
-
-
-def test_an_interrupted_build_leaves_nothing(
-    model: Path, codes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stage, "save_index", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        index(model, codes, tmp_path / "index.faiss")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["codes.h5", "model"]
 
 
 def test_broken_models_are_refused(model: Path, tmp_path: Path) -> None:
@@ -243,15 +210,6 @@ def test_every_kind_holds_the_same_codes(
     D, found = open_file(path, "32MB").search(x[:5], 20)
     assert np.array_equal(found, truth[1])
     assert np.array_equal(D, truth[0])
-
-
-def test_what_cannot_be_built_is_refused(model: Path, codes: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="at least 16 MiB are needed"):
-        index(model, codes, tmp_path / "j.faiss", kind="ivf", memory=1000)
-    with pytest.raises(UsageError, match="choose from"):
-        index(model, codes, tmp_path / "j.faiss", kind="hnsw")
-    with pytest.raises(UsageError, match="nothing to index"):
-        index(model, [], tmp_path / "j.faiss")
 
 
 FORMS = ["flat", "fused", "fastscan", "ivf"]

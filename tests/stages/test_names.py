@@ -6,7 +6,6 @@ import json
 import logging
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from commands import done
@@ -97,9 +96,6 @@ def test_the_command_shows_names_in_every_form(folder: Path) -> None:
     found = json.loads(done(*call, "--format", "json"))["queries"][0]
     assert found["names"][0] in table
     assert found["title"][0] in table
-    done(*call, "--format", "h5", "--out", folder / "r.h5")
-    with h5py.File(folder / "r.h5") as h5:
-        assert h5["names"][0].tolist() == [name.encode() for name in found["names"]]
 
 
 def test_an_index_may_go_without(folder: Path) -> None:

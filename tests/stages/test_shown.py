@@ -1,10 +1,7 @@
-"""Results print as the tables of the commands, and in notebooks as HTML with pictures."""
+"""Results print as the tables of the commands, and in notebooks as HTML."""
 
 from __future__ import annotations
 
-import base64
-import io
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -88,33 +85,6 @@ def test_names_in_notebooks_stay_text() -> None:
     )
     assert tags(found._repr_html_()) == {"table", "thead", "tbody", "tr", "th", "td", "p"}
     assert "&lt;script&gt;" in found._repr_html_()
-
-
-def test_a_notebook_shows_pictures_of_queries_and_of_items_that_are_at_hand(shop: Path) -> None:
-    found = search(shop, shop / "images")
-    html = found._repr_html_()
-    sources = re.findall(r'src="data:image/png;base64,([^"]*)"', html)
-    assert len(sources) == 8 * (1 + 10)  # of 30 queries with 15 results each
-    dataset = gpq.open_data(shop / "images")
-    for at, row in ((0, int(found.query_ids[0])), (1, int(found.ids[0, 0])), (12, int(found.ids[1, 0]))):
-        shown = Image.open(io.BytesIO(base64.b64decode(sources[at])))
-        np.testing.assert_array_equal(np.asarray(shown), dataset.read([row])[0])
-    # Other queries: the items are not among them.
-    (shop / "one").mkdir(exist_ok=True)
-    (shop / "one" / "x.png").write_bytes((shop / "images" / "0" / "00.png").read_bytes())
-    alone = search(shop, shop / "one")._repr_html_()
-    assert alone.count("<img") == 1
-    assert alone.count("<tr>") == 16
-
-
-def test_queries_without_pictures_are_a_table(shop: Path, tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model")
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(20, 20)))
-    gpq.encode(model, tmp_path / "x.npy", tmp_path / "codes.h5")
-    gpq.index(model, tmp_path / "codes.h5", tmp_path / "index.faiss")
-    found = gpq.search(model, tmp_path / "index.faiss", tmp_path / "x.npy", k=1)
-    assert "<img" not in found._repr_html_()
-    assert found._repr_html_().count("<tr>") == 21
 
 
 def test_a_ranking_and_data_print_without_arrays(shop: Path) -> None:
