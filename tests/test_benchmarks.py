@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gpq_faiss.data.labels import Labels
 from gpq_faiss.methods.trainable import TrainingBatch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -56,19 +54,3 @@ def test_the_classifier_learns_the_shares_of_the_labels(load: Any) -> None:
     naive = -sum(float(y[i, c] / y[i].sum()) * float(p[i, c].log()) for i in range(6) for c in range(3)) / 6
     loss = method.losses(TrainingBatch(x, y, 0, 1, torch.Generator()), amp=False)["total"]
     assert float(loss.detach()) == pytest.approx(naive, rel=1e-5)
-
-
-def test_rules_of_nuswide_are_counted_over_all_choices(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    nuswide = load("nuswide")
-    monkeypatch.setattr(nuswide, "SEEN", 3)
-    dense = np.random.default_rng(0).random((40, 5)) < 0.4
-    dense[:, 0] |= ~dense.any(axis=1)
-    rows = {row["rule"]: row for row in nuswide.count_rules(Labels.from_multihot(dense, list("abcde")))}
-    for rule, least in (("any", 1e-9), ("half", 0.5), ("all", 1.0)):
-        shares = [
-            np.mean(dense[:, list(unseen)].sum(axis=1) / dense.sum(axis=1) >= least)
-            for unseen in combinations(range(5), 2)
-        ]
-        assert rows[rule]["choices"] == len(shares) == 10
-        assert rows[rule]["queries / database"] == pytest.approx(np.mean(shares))
-        assert rows[rule]["deviation"] == pytest.approx(np.std(shares))

@@ -5,8 +5,8 @@ CIFAR-10: 1,000 / 5,000 / 54,000. NUS-WIDE-21: 2,100 / 10,500 / the rest. *None*
 
 *Protocol 2* (retrieval of classes unseen in training; Sablayrolles et al. 2017, "How should we evaluate supervised hashing?"): three
 quarters of the classes are seen, and items are halved. Labelled is one half of the seen classes, queries are one half of the others, and
-the database, whose items are the unlabelled ones, is the rest. An item with several labels is unseen if any of its classes is
-(``benchmarks/nuswide.py``). *Transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database
+the database, whose items are the unlabelled ones, is the rest. An item with several labels is unseen if any of its classes is.
+*Transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database
 are the halves of the others, with the classes and queries of protocol 2.
 
 *gpq-authors*: the authors' scheme on CIFAR-10, sorted by class: every 60th item of a class a query, the first 500 of the others labelled.
