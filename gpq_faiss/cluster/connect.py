@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import secrets
@@ -20,16 +21,6 @@ LOCAL = "local"
 """Address of a temporary cluster on this machine."""
 
 
-def require_ray() -> Any:
-    """The module ``ray``. Raises UsageError: not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics; Ray reads it on import
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("the package ray is missing: pip install 'gpq-faiss[ray]'") from None
-    return ray
-
-
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """Context with the module ``ray`` connected to a cluster. An existing connection is reused, whatever the address.
@@ -44,7 +35,11 @@ def connected(address: str | None) -> Iterator[Any]:
     if address is None:
         yield None
         return
-    ray = require_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics; Ray reads it on import
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise UsageError("the package ray is missing: pip install 'gpq-faiss[ray]'") from None
     if ray.is_initialized():
         yield ray
         return
@@ -77,10 +72,9 @@ def connected(address: str | None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _tokens(*, own: bool) -> Iterator[None]:
-    """Context in which Ray reads its token from the environment, and with ``own`` has a random one unless the environment names one.
+    """Context in which Ray reads its token from the environment, or with ``own`` has a random one, unless the environment names one.
 
-    The ports of a cluster are open to the network: so only this process and its workers can use a cluster that it starts. Ray's
-    own default is a file in the home folder that all clusters share.
+    The ports of a cluster are open to the network: so only this process and its workers can use a cluster that it starts.
     """
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
@@ -89,8 +83,7 @@ def _tokens(*, own: bool) -> Iterator[None]:
     if own and not any(name in os.environ for name in names):
         chosen = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
-    def read() -> None:
-        """Ray reads both once for a process, perhaps for another cluster."""
+    def read() -> None:  # Ray does it once for a process, perhaps for another cluster
         Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
 
@@ -118,19 +111,10 @@ def messages_to_log(ray: Any) -> None:
 
 
 def work_in(folder: str) -> None:
-    """Set the working folder of a cluster process to that of the calling program, for relative paths.
-
-    Raises:
-        DataError: the folder does not exist on this node.
-    """
+    """Set the working folder of a cluster process to the caller's, for relative paths. Raises DataError: it is not on this node."""
     try:
         os.chdir(folder)
     except OSError as error:
         raise DataError(
             f"a node of the cluster has no {folder} ({error.strerror}): all nodes must see the same files under the same paths"
         ) from None
-
-
-def nodes(ray: Any) -> list[str]:
-    """Sorted ids of the live nodes that have CPUs."""
-    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))

@@ -1,8 +1,7 @@
 """Search of index shards in actors on the nodes of a Ray cluster. Results equal those of a single file.
 
-:class:`Holders` manages the actors; :class:`ClusterIndex` distributes the shards of one manifest among them. Actors open shards on
-demand, so an actor that Ray restarted, on any node, answers as before, and a new manifest can be opened in the same actors while the old
-one is still searched.
+Actors open shards on demand, so one that Ray restarted, on any node, answers as before, and a new manifest can be opened in the same
+actors while the old one is still searched.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..indexes.manifest import Manifest, read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex, ShardedIndex
 from ..progress import count
-from .connect import connected, nodes, work_in
+from .connect import connected, work_in
 
 TIMEOUT = 60.0
 """Seconds that a search waits for the shards of a dead node to be opened on another."""
@@ -34,7 +33,6 @@ class Holder:
     """The actor class: keeps shards open and searches them, one call at a time."""
 
     def __init__(self, folder: str = os.curdir) -> None:
-        """``folder``: the caller's working folder, for relative paths. Raises DataError: it does not exist on this node."""
         work_in(folder)
         self._held: dict[str, ShardedIndex] = {}
 
@@ -56,12 +54,8 @@ class Holders:
     """The actors, spread evenly over the nodes.
 
     Args:
-        address: of the cluster (:func:`.connect.connected`).
+        address: of the cluster; raises as :func:`.connect.connected`.
         workers: number of actors (default: one per node).
-
-    Raises:
-        UsageError: ``workers`` below 1, or see :func:`.connect.connected`.
-        DataError: see :func:`.connect.connected`.
     """
 
     def __init__(self, address: str, workers: int | None = None) -> None:
@@ -73,14 +67,14 @@ class Holders:
         self._actors: dict[tuple[str, int], Any] = {}
 
     def nodes(self) -> list[str]:
-        """Ids of the live nodes."""
-        return nodes(self.ray)
+        """Sorted ids of the live nodes that have CPUs."""
+        known = [node for node in self.ray.nodes() if node["Alive"]]
+        return sorted(node["NodeID"] for node in known if node["Resources"].get("CPU"))
 
     def actors(self) -> list[Any]:
         """The actors for the nodes that are live now; consecutive ones are on different nodes.
 
-        Ray restarts the actors of a dead node on another node, and repeats their calls. An actor no longer listed here ends when no index
-        uses it.
+        Ray restarts those of a dead node on another, and repeats their calls. One no longer listed here ends when no index uses it.
         """
         living = self.nodes()
         if not living:
@@ -106,15 +100,10 @@ class ClusterIndex(MergedIndex):
     """The shards of a manifest, opened in actors. Thread-safe for searches.
 
     Args:
-        path: ``manifest.json``.
+        path: ``manifest.json``; raises as :func:`..indexes.opening.open_shards`.
         holders: the actors.
         memory: budget of each actor in bytes.
-        timeout: seconds that a search waits for actors to be restarted.
-
-    Raises:
-        DataError: a shard is missing or damaged, or no node responds; names the shard.
-        MismatchError: a shard is of another model.
-        UsageError: see :func:`..indexes.opening.open_shards`.
+        timeout: seconds that a search waits for actors to be restarted; then it raises DataError.
     """
 
     def __init__(

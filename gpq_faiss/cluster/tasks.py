@@ -1,8 +1,7 @@
 """Function calls as tasks of a Ray cluster.
 
-Why plain tasks and not Ray Data: each call writes one file whose name is determined by its inputs, so a retried call, even beside one
-that is still running, finds that file or writes the same one. Blocks of Ray Data have no name that survives a retry. Tasks of a dead node
-run on another one; a pool of actors would wait for its node.
+Each call writes one file whose name is determined by its inputs, so a retried call, even beside one that is still running, finds that file
+or writes the same one. Tasks of a dead node run on another one.
 """
 
 from __future__ import annotations
@@ -39,33 +38,31 @@ def run_all(
     Args:
         function: from a module installed on all nodes; may run more than once per call.
         calls: arguments of each call.
-        address: of the cluster (:func:`.connect.connected`); None: run sequentially in this process.
+        address: of the cluster; None: run sequentially in this process.
         shared: leading arguments of all calls, sent to each node once.
         gpus: GPUs per task.
         workers: maximum number of concurrent tasks (default: limited by the cluster only).
         done: called with the index of each finished call.
 
-    Returns:
-        The results, in the order of ``calls``.
+    Returns the results, in the order of ``calls``.
 
     Raises:
         GpqError: the first error of a call; the remaining calls are cancelled.
         DataError: the worker of a call died repeatedly, or no node has the resources.
     """
+    results: list[Any] = [None] * len(calls)
     if address is None:
-        found = []
         for place, call in enumerate(calls):
-            found.append(_patient(os.curdir, function, *shared, *call))
+            results[place] = _patient(os.curdir, function, *shared, *call)
             if done is not None:
                 done(place)
-        return found
+        return results
     with connected(address) as ray:
         # max_calls=0: by default Ray ends a process after a task with a GPU, and its loaded model with it.
         task = ray.remote(max_calls=0)(_patient).options(
             num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
         held = [ray.put(value) for value in shared]
-        results: list[Any] = [None] * len(calls)
         waiting = list(enumerate(calls))[::-1]
         running: dict[Any, int] = {}
         try:
@@ -97,16 +94,7 @@ def split(tasks: Sequence[int], address: str) -> list[list[int]]:
     """Split ``tasks`` into one part per core of the cluster, without empty parts."""
     with connected(address) as ray:
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    parts = [list(tasks[place::cores]) for place in range(cores)]
-    return [part for part in parts if part]
-
-
-def has_gpus(address: str, device: str) -> bool:
-    """Whether the cluster has a GPU and ``device`` is ``auto``."""
-    if device != "auto":
-        return False
-    with connected(address) as ray:
-        return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+    return [list(tasks[place::cores]) for place in range(min(cores, len(tasks)))]
 
 
 def _patient(folder: str, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -141,23 +141,23 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
 
     @routes.get("/info")
-    async def about() -> requests.Info:
-        """What is served, and its limits."""
+    async def about() -> dict[str, Any]:
+        """What is served: numbers in a vector, the model's input and its size, names that filters may use, limits."""
         model, catalogue = service.encoder, service.catalogue
-        return requests.Info(
-            version=__version__,
-            ntotal=service.live.snapshot.ntotal,
-            bits=model.bits,
-            dimensions=model.shape[0] * model.shape[2],
-            input=model.input_kind,
-            input_size=model.image_size or model.input_width,
-            labels=list(catalogue.classes),
-            label_counts=catalogue.counts,
-            thumbnails=catalogue.dataset is not None and catalogue.dataset.kind == "images",
-            writable=service.live.writable,
-            max_k=settings.max_k,
-            max_upload=settings.max_upload,
-        )
+        return {
+            "version": __version__,
+            "ntotal": service.live.snapshot.ntotal,
+            "bits": model.bits,
+            "dimensions": model.shape[0] * model.shape[2],
+            "input": model.input_kind,
+            "input_size": model.image_size or model.input_width,
+            "labels": catalogue.classes,
+            "label_counts": catalogue.counts,
+            "thumbnails": catalogue.dataset is not None and catalogue.dataset.kind == "images",
+            "writable": service.live.writable,
+            "max_k": settings.max_k,
+            "max_upload": settings.max_upload,
+        }
 
     @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
     async def prometheus() -> Response:

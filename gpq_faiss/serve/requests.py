@@ -72,36 +72,19 @@ class Result(Item):
 
 
 class Listed(BaseModel):
-    """Some items."""
+    """Some items, of so many in the index."""
 
     items: list[Item]
-    ntotal: int = Field(description="Items in the index.")
+    ntotal: int
 
 
 class SearchResponse(BaseModel):
-    """Results, best first; equal scores by ascending id."""
+    """Results, best first; the best score that any code could have; milliseconds from the parsed request; items in the index."""
 
     results: list[Result]
-    best: float = Field(description="Score of the code most alike the query, which no item need have.")
-    took_ms: float = Field(description="Milliseconds from the parsed request to the results.")
-    ntotal: int = Field(description="Items in the index.")
-
-
-class Info(BaseModel):
-    """What is served, and its limits."""
-
-    version: str
+    best: float
+    took_ms: float
     ntotal: int
-    bits: int
-    dimensions: int = Field(description="Numbers in a vector.")
-    input: str = Field(description="images or features: what the model takes.")
-    input_size: int = Field(description="Side of images in pixels, or numbers in features.")
-    labels: list[str] = Field(description="Names that filters may use.")
-    label_counts: list[int] = Field(description="Items of the data with each label.")
-    thumbnails: bool
-    writable: bool
-    max_k: int
-    max_upload: int
 
 
 class Problem(BaseModel):

@@ -62,20 +62,16 @@ def serve(
         ray, workers: cluster for the shards of a manifest (:class:`.live.LiveIndex`).
 
     Raises:
-        UsageError: the port cannot be bound; writable without a token, with a network in ONNX or a manifest; a cluster without a manifest.
+        UsageError: the port cannot be bound, or options do not fit together.
         DataError, MismatchError, DeviceError: index, model or device are missing, damaged, or do not fit together.
     """
     settings, shards = settings or Settings(), is_manifest(index)
     if writable and settings.token is None:
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
     if writable and shards:
-        raise UsageError(
-            f"{index} is a manifest of shards, which is not --writable: change it by gpq index --add"
-        )
+        raise UsageError(f"{index} is a manifest of shards: not --writable, but changed by gpq index --add")
     if ray is not None and not shards:
-        raise UsageError(
-            f"{index} is no manifest of shards, which a cluster holds: gpq index --out NAME.json writes one"
-        )
+        raise UsageError(f"{index} is no manifest of shards, as gpq index --out NAME.json writes for --ray")
     with _bound(settings.host, settings.port) as bound:
         with stage("loading the model"):
             encoder = open_encoder(model, device)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..cluster.connect import connected
-from ..cluster.tasks import has_gpus, run_all
+from ..cluster.tasks import run_all
 from ..codes.bits import code_size
 from ..codes.encode import check_items, items_are_codewords
 from ..codes.encode import encode as encode_vectors
@@ -232,10 +232,11 @@ def encode_shards(
     size = batch_size or encoder.batch_size(dataset)
     step = -(-shard_items // size) * size
     folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
-    with connected(ray), unfinished(folder / ".encode.partial", folder, keep=()):
+    with connected(ray) as cluster, unfinished(folder / ".encode.partial", folder, keep=()):
         place = device
-        if ray is not None:
-            place = "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
+        if cluster is not None:
+            found = device == "auto" and cluster.cluster_resources().get("GPU", 0) >= 1
+            place = "cuda" if found or device.startswith("cuda") else "cpu"
         known = encoder.fingerprint, dataset.fingerprint
         common = str(model), place, amp, data, json.dumps(data_args, sort_keys=True), known, size
         calls = []

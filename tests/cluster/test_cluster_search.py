@@ -41,7 +41,6 @@ def asked(index: ClusterIndex, what: Callable[[Holder], Any]) -> list[Any]:
 
 
 def pids(index: ClusterIndex) -> list[int]:
-    """Of the actors."""
     return asked(index, lambda _: __import__("os").getpid())
 
 
@@ -63,22 +62,15 @@ def test_two_nodes_answer_as_one_file(holders: Holders, tmp_path: Path, form: st
         np.testing.assert_array_equal(spread.code_of(item), one.code_of(item))
 
 
-def test_an_actor_that_is_killed_comes_back(holders: Holders, tmp_path: Path) -> None:
+def test_actors_and_nodes_that_are_killed_are_replaced(
+    nodes: Nodes, holders: Holders, tmp_path: Path
+) -> None:
     made = make(tmp_path, 4, 300, 4)
     with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
         expected = one.search(made.queries, 20)
         for _ in range(2):
             kill(pids(spread)[0])
             same(spread.search(made.queries, 20), expected)
-
-
-def test_the_shards_of_a_node_that_is_killed_go_to_another(
-    nodes: Nodes, holders: Holders, tmp_path: Path
-) -> None:
-    made = make(tmp_path, 5, 300, 4)
-    with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
-        expected = one.search(made.queries, 20)
-        same(spread.search(made.queries, 20), expected)
         nodes.kill_second()
         same(spread.search(made.queries, 20), expected)
         nodes.two()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,70 +26,62 @@ from gpq_faiss.cluster import connect
 from gpq_faiss.cluster.connect import connected
 from gpq_faiss.errors import DataError
 
-WAITING = """
+SCRIPT = """
 import sys, time
 from pathlib import Path
 import gpq_faiss.stages.encode
-from gpq_cli.main import cli
-
-there = Path(sys.argv.pop())
-
-def work(*call):
-    there.touch()
-    time.sleep(600)
-
-gpq_faiss.stages.encode._encode_shard = work
-cli(sys.argv[1:], prog_name="gpq")
-"""
-
-STARTING = """
-import sys, time
-from pathlib import Path
 import ray._private.node
 from gpq_cli.main import cli
 
 there = Path(sys.argv.pop())
 start = ray._private.node.Node.start_ray_processes
 
-def stopped(self):
-    start(self)
+def work(*call):
     there.touch()
     time.sleep(600)
 
-ray._private.node.Node.start_ray_processes = stopped
+def stopped(self):
+    start(self)
+    work()
+
+if "local" in sys.argv:
+    ray._private.node.Node.start_ray_processes = stopped
+gpq_faiss.stages.encode._encode_shard = work
 cli(sys.argv[1:], prog_name="gpq")
 """
 
 
-AGENTS = {"", "ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+def ended(process: psutil.Process) -> bool:
+    """Or one of Ray's agents, which end by themselves, but one that has just started calls Ray's first process for a minute before."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        gone = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return gone or process.name() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    return True
 
 
-def name(process: psutil.Process) -> str:
-    """Empty if it has ended by now."""
-    try:
-        return str(process.name())
-    except psutil.NoSuchProcess:
-        return ""
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
-@pytest.mark.parametrize("script", [STARTING, WAITING], ids=["starting", "waiting"])
-def test_sigterm_ends_a_command_on_ray_as_any_other(nodes: Nodes, tmp_path: Path, script: str) -> None:
-    address = "local" if script == STARTING else nodes.address
+@pytest.mark.parametrize("when", ["starting", "waiting"])
+def test_sigterm_ends_a_command_on_ray_as_any_other(nodes: Nodes, tmp_path: Path, when: str) -> None:
+    address = "local" if when == "starting" else nodes.address
     make_model(tmp_path / "model")
     np.save(tmp_path / "x.npy", np.ones((8, 20), np.float32))
     there = tmp_path / "there"
     call = ["encode", tmp_path / "model", f"features:{tmp_path / 'x.npy'}", "--ray", address]
     child = subprocess.Popen(
-        [sys.executable, "-c", script, "-q", *map(str, call), "--out", str(tmp_path / "codes"), str(there)],
+        [sys.executable, "-c", SCRIPT, "-q", *map(str, call), "--out", str(tmp_path / "codes"), str(there)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        end = time.monotonic() + 120
-        while not there.exists() and child.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: there.exists() or child.poll() is not None, 120)
         family = psutil.Process(child.pid).children(recursive=True)
         child.send_signal(signal.SIGTERM)
         stderr = child.communicate(timeout=60)[1]
@@ -98,15 +91,11 @@ def test_sigterm_ends_a_command_on_ray_as_any_other(nodes: Nodes, tmp_path: Path
     line = only_line(stderr)
     assert child.returncode == 128 + signal.SIGTERM, line
     assert "ended by SIGTERM" in line
-    if script == WAITING:  # its task does not stay in the cluster
-        end = time.monotonic() + 30
-        while ray.available_resources().get("CPU", 0) < ray.cluster_resources()["CPU"]:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+    if when == "waiting":  # its task does not stay in the cluster
+        until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"], 30)
         return
     assert family
-    # Ray's agents end by themselves, but one that has just started calls Ray's first process for a minute or two before.
-    assert {name(process) for process in psutil.wait_procs(family, timeout=30)[1]} <= AGENTS
+    until(lambda: all(map(ended, family)), 30)
 
 
 OWN = """

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,19 +17,12 @@ from gpq_cli.main import cli
 ROOT = Path(__file__).parents[2]
 
 
-def starts(arguments: list[str]) -> click.Context:
+def starts(arguments: list[str]) -> dict[str, Any]:
+    """Parameters of a command."""
     name, *rest = arguments
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    return command.make_context(name, rest)
-
-
-def entry() -> tuple[list[str], list[str]]:
-    """ENTRYPOINT and CMD."""
-    text = (ROOT / "Dockerfile").read_text()
-    found = [json.loads(m) for m in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)]
-    assert found[0][0] == "gpq"
-    return found[0][1:], found[1]
+    return command.make_context(name, rest).params
 
 
 def test_the_dockerfile_is_linted() -> None:
@@ -49,10 +43,13 @@ def test_what_it_copies_is_there_and_sent_to_the_build() -> None:
 
 def test_the_commands_are_those_of_gpq() -> None:
     yaml = pytest.importorskip("yaml")
-    first, default = entry()
-    assert starts([*first, *default]).params["host"] == "0.0.0.0"  # noqa: S104
+    text = (ROOT / "Dockerfile").read_text()
+    found = [json.loads(m) for m in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)]
+    (gpq, *first), default = found
+    assert gpq == "gpq"
+    assert starts([*first, *default])["host"] == "0.0.0.0"  # noqa: S104
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    devices = {name: starts([*first, *one["command"]]).params["device"] for name, one in services.items()}
+    devices = {name: starts([*first, *one["command"]])["device"] for name, one in services.items()}
     assert devices == {"cpu": "auto", "gpu": "cuda"}
     for one in services.values():
         assert all(port.startswith("127.0.0.1:") for port in one["ports"])

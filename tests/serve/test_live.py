@@ -199,17 +199,6 @@ TestLife.settings = settings(
 )
 
 
-def test_there_is_a_largest_id(tmp_path: Path) -> None:
-    make_index(tmp_path / "index.faiss", [3, 9])
-    live = LiveIndex(tmp_path / "index.faiss", Z, writable=True)
-    code = draw(np.random.default_rng(0), 1)[0]
-    answers = live.commit([(2**63 - 1, code.tobytes(), None), (None, code.tobytes(), None)])
-    assert answers[0] == 2**63 - 1
-    assert isinstance(answers[1], ChangeError)
-    assert "no larger id" in str(answers[1])
-    live.close()
-
-
 def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.faiss"
     items = make_index(path, list(range(20)))
@@ -332,11 +321,15 @@ def test_publishing_waits_for_a_compaction_that_is_putting_its_files_there(
 
 def test_one_process_changes_an_index(tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
-    make_index(path, [0, 1])
+    make_index(path, [3, 9])
     live = LiveIndex(path, Z, writable=True)
     with pytest.raises(DataError, match="by another process"):
         LiveIndex(path, Z, writable=True)
     LiveIndex(path, Z).close()
+    code = draw(np.random.default_rng(0), 1)[0].tobytes()
+    answers = live.commit([(2**63 - 1, code, None), (None, code, None)])
+    assert answers[0] == 2**63 - 1
+    assert "no larger id" in str(answers[1])
     live.close()
     LiveIndex(path, Z, writable=True).close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,22 +50,18 @@ class Site:
     service: Service
 
 
-def _serve(encoder: Encoder, index: Path, settings: Settings, address: str = "127.0.0.1") -> Iterator[Site]:
+@contextmanager
+def serving(encoder: Encoder, made: Path, **options: Any) -> Iterator[Site]:
     """The service in a thread."""
-    service = Service(encoder, LiveIndex(index, encoder.model.codebooks), DIGITS)
-    with listening(service, settings, address) as (_, port):
+    service = Service(encoder, LiveIndex(made / "index.faiss", encoder.model.codebooks), DIGITS)
+    with listening(service, Settings(rate=0, **options)) as (address, port):
         yield Site(f"http://{address}:{port}", service)
 
 
 @pytest.fixture(scope="module")
 def site(encoder: Encoder, made: Path) -> Iterator[Site]:
-    yield from _serve(encoder, made / "index.faiss", Settings(rate=0, max_upload=20_000, max_k=120))
-
-
-@pytest.fixture(scope="module")
-def closed_site(encoder: Encoder, made: Path) -> Iterator[Site]:
-    """As others reach it: with a token."""
-    yield from _serve(encoder, made / "index.faiss", Settings(host="192.0.2.1", token=TOKEN, rate=0))
+    with serving(encoder, made, max_upload=20_000, max_k=120) as site:
+        yield site
 
 
 class Tab:
@@ -93,6 +90,12 @@ class Tab:
         self.page.wait_for_selector("body:not(.busy)")
         return [int(one.get_attribute("data-id")) for one in self.page.query_selector_all("#results button")]
 
+    def shows(self, wanted: list[int]) -> None:
+        assert self.results(wanted[0]) == wanted
+
+    def error(self, text: str) -> None:
+        self.page.wait_for_selector(f"#error:visible:has-text('{text}')")
+
 
 @pytest.fixture
 def tab(browser: Any, site: Site) -> Iterator[Tab]:
@@ -118,7 +121,7 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     page = tab.page
     page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
     wanted = nearest(site, 7, 24)
-    assert tab.results(wanted[0]) == wanted
+    tab.shows(wanted)
     assert page.inner_text("#status").startswith("24 results, ")
     assert page.inner_text("#status").endswith("of 1,797 items")
     assert page.inner_text("#asked-text") == "seven.png"
@@ -129,16 +132,16 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     page.click(f"#results button[data-id='{other}']")
     after = nearest(site, other, 24)
     until(page, f"document.querySelector('#asked-text').textContent === 'item {other}'")
-    assert tab.results(after[0]) == after
+    tab.shows(after)
     assert page.url.endswith(f"#{other}")
     third = next(i for i in after if i not in (other, wanted[0]))
     page.click(f"#results button[data-id='{third}']")
-    assert tab.results(nearest(site, third, 1)[0]) == nearest(site, third, 24)
+    tab.shows(nearest(site, third, 24))
     page.go_back()
-    assert tab.results(after[0]) == after
+    tab.shows(after)
     page.go_back()
     page.wait_for_selector("#asked-text:text-is('seven.png')")
-    assert tab.results(wanted[0]) == wanted
+    tab.shows(wanted)
     assert tab.complaints == []
 
 
@@ -148,14 +151,14 @@ def test_filters_by_labels_and_ids(tab: Tab, site: Site) -> None:
     classes = DIGITS.labels.class_ids()
     page.fill("#id", "3")
     page.click("#query button[type=submit]")
-    assert tab.results(nearest(site, 3, 1)[0]) == nearest(site, 3, 24)
+    tab.shows(nearest(site, 3, 24))
     page.check("#labels input[value='8']")
     eights = nearest(site, 3, 24, where=lambda ids: classes[ids] == 8)
-    assert tab.results(eights[0]) == eights
+    tab.shows(eights)
     page.fill("#deny", f"{eights[0]}, {eights[1]}")
     page.press("#deny", "Enter")
     rest = nearest(site, 3, 24, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2]))
-    assert tab.results(rest[0]) == rest
+    tab.shows(rest)
     assert tab.complaints == []
 
 
@@ -181,18 +184,18 @@ def test_it_opens_with_items_of_every_label_and_a_click_searches_by_one(tab: Tab
     tab.results(began[0])
     page.click(f"#results button[data-id='{began[12]}']")
     wanted = nearest(site, began[12], 24)
-    assert tab.results(wanted[0]) == wanted
+    tab.shows(wanted)
     page.wait_for_selector(f"#asked-labels:text-is('{labels_of(began)[12]}')")
     assert page.inner_text("#asked-text") == f"item {began[12]}"
     assert page.get_attribute("#asked-image", "alt") == f"Query: item {began[12]}"
     assert page.evaluate("document.activeElement.id") == "asked"
     page.go_back()
-    assert tab.results(began[0]) == began
+    tab.shows(began)
     assert page.is_hidden("#asked")
     page.go_forward()
-    assert tab.results(wanted[0]) == wanted
+    tab.shows(wanted)
     page.click("text=All items")
-    assert tab.results(began[0]) == began
+    tab.shows(began)
     assert page.url == f"{site.address}/"
     assert tab.complaints == []
 
@@ -233,7 +236,7 @@ def test_a_score_is_shown_as_a_part_of_the_best_possible_one(tab: Tab, site: Sit
     page.fill("#id", "0")
     page.press("#id", "Enter")
     wanted = nearest(site, 0, 24)
-    assert tab.results(wanted[0]) == wanted
+    tab.shows(wanted)
     Z = site.service.encoder.model.codebooks  # type: ignore[union-attr]
     vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([0])), queries=True)
     best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
@@ -263,15 +266,11 @@ def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> N
             [event, property_, data],
         )
         wanted = nearest(site, row, 24)
-        assert tab.results(wanted[0]) == wanted
+        tab.shows(wanted)
 
 
 def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
-    page = tab.page
-
-    def error(text: str) -> None:
-        page.wait_for_selector(f"#error:visible:has-text('{text}')")
-
+    page, error = tab.page, tab.error
     page.click("#query button[type=submit]")
     error("Choose an image, or give an item")
     (tmp_path / "text.png").write_text("no image")
@@ -296,14 +295,8 @@ def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_all_of_it(browser: Any, site: Site, tmp_path: Path, scheme: str) -> None:
-    tab = Tab(
-        browser,
-        site,
-        viewport={"width": 360, "height": 640},
-        is_mobile=True,
-        has_touch=True,
-        color_scheme=scheme,
-    ).ready()
+    phone = {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True}
+    tab = Tab(browser, site, **phone, color_scheme=scheme).ready()
     page = tab.page
     page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
     page.wait_for_selector("#results li")
@@ -317,19 +310,21 @@ def test_a_phone_shows_all_of_it(browser: Any, site: Site, tmp_path: Path, schem
     page.context.close()
 
 
-def test_a_closed_service_asks_for_the_token(browser: Any, closed_site: Site, tmp_path: Path) -> None:
-    tab = Tab(browser, closed_site)
-    page = tab.page
-    page.wait_for_selector("#sign-in:visible")
-    page.fill("#token", "wrong-token-wrong-token")
-    page.press("#token", "Enter")
-    page.wait_for_selector("#error:has-text('token')")
-    page.fill("#token", TOKEN)
-    page.press("#token", "Enter")
-    tab.ready()
-    assert page.is_hidden("#sign-in")
-    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
-    wanted = nearest(closed_site, 7, 24)
-    assert tab.results(wanted[0]) == wanted
-    until(page, "document.querySelector('#results img').naturalWidth === 8")
-    page.context.close()
+def test_a_closed_service_asks_for_the_token(
+    browser: Any, encoder: Encoder, made: Path, tmp_path: Path
+) -> None:
+    with serving(encoder, made, host="192.0.2.1", token=TOKEN) as site:
+        tab = Tab(browser, site)
+        page = tab.page
+        page.wait_for_selector("#sign-in:visible")
+        for token in ("wrong-token-wrong-token", TOKEN):
+            page.fill("#token", token)
+            page.press("#token", "Enter")
+            if token != TOKEN:
+                tab.error("token")
+        tab.ready()
+        assert page.is_hidden("#sign-in")
+        page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
+        tab.shows(nearest(site, 7, 24))
+        until(page, "document.querySelector('#results img').naturalWidth === 8")
+        page.context.close()
