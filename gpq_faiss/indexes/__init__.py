@@ -2,5 +2,5 @@
 
 - ``memory``, ``file``, ``sharded``, ``manifest``, ``opening``: the indexes, and how a file becomes one
 - ``codeword_lists``: the search, by the compiled loops of ``kernels``; ``stored`` has the same over the lists of a file
-- ``items``, ``filters``, ``ranges``, ``best``, ``threads``, ``protocol``: what they share
+- ``base``, ``items``, ``filters``, ``threads``: what they share
 """

@@ -18,7 +18,7 @@ from ..codes.checks import (
     Ids,
     check_codebooks,
 )
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, UsageError
 from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.storage import Form, check_form, faiss_index
 from .base import Index
@@ -32,7 +32,7 @@ _FEW = 32  # a filter that passes less than this part of the items has lists of 
 class MemoryIndex(Index):
     """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`.
 
-    Modification (:meth:`add`, :meth:`remove`, :meth:`merge`) is not thread-safe.
+    Modification (:meth:`add`, :meth:`remove`) is not thread-safe.
     """
 
     def __init__(self, items: Items, codebooks: Floats, *, model_fingerprint: str | None = None) -> None:
@@ -190,26 +190,6 @@ class MemoryIndex(Index):
             mask[at] = False
             self._replace(self._items.keep(mask))
         return len(at)
-
-    def merge(self, *others: MemoryIndex) -> None:
-        """Add the items of other indexes in memory, which are not modified.
-
-        Raises:
-            MismatchError: other codebooks.
-            DataError: a repeated id; the index is then unchanged.
-        """
-        items = self._items
-        for number, other in enumerate(others, 1):
-            if not isinstance(other, MemoryIndex):
-                raise UsageError(
-                    f"shard {number} is a {type(other).__name__}: only indexes in memory can be merged; merge files by gpq index A B"
-                )
-            if other.fingerprint != self.fingerprint:
-                raise MismatchError(
-                    f"shard {number} has codebooks {other.fingerprint}, not {self.fingerprint}: encode it with this model"
-                )
-            items = items.join(other._items, what=f"shard {number}")
-        self._replace(items)
 
     def _replace(self, items: Items) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ import pytest
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.faissio.io import load_index, save_index
 from gpq_faiss.faissio.storage import FORMS as NAMES
 from gpq_faiss.indexes.codeword_lists import CodewordLists
@@ -234,19 +234,16 @@ def test_a_filter_function_that_searches_the_same_file_is_an_error_and_no_stands
 # ----------------------------------------------------------------------------------------------------------- changes
 
 
-def test_adding_removing_and_merging_equal_building_anew() -> None:
+def test_adding_and_removing_equal_building_anew() -> None:
     rng = np.random.default_rng(12)
     Z, codes, xq = books(6), draw(3000, 6, distinct=1500), ask(5, 24)
     ids = rng.permutation(np.arange(3000) * 5 - 4000)
     ids[ids == -1] = 20001
 
-    def make(part: slice) -> MemoryIndex:
-        return MemoryIndex.build(codes[part], Z, ids[part])
-
-    engine = make(slice(0, 1000))
+    engine = MemoryIndex.build(codes[:1000], Z, ids[:1000])
     engine.search(xq, 5)
     engine.add(codes[1000:1500], ids[1000:1500])
-    engine.merge(make(slice(1500, 2000)), make(slice(2000, 3000)))
+    engine.add(codes[1500:], ids[1500:])
     assert engine.ntotal == 3000
     gone = rng.choice(ids, 700, replace=False)
     assert engine.remove(gone) == 700
@@ -257,17 +254,12 @@ def test_adding_removing_and_merging_equal_building_anew() -> None:
         engine.remove(gone)
     with pytest.raises(DataError, match="is already in use"):
         engine.add(codes[:1], [int(ids[kept][0])])
-    with pytest.raises(DataError, match="is already in use"):
-        engine.merge(engine)
     with pytest.raises(DataError, match="every item"):
         engine.remove(engine.ids)
     assert engine.ntotal == 2300
     largest = int(engine.ids[-1])
     engine.add(codes[:2])
     assert engine.ids[-2:].tolist() == [largest + 1, largest + 2]
-    foreign = MemoryIndex.build(codes, books(6, seed=1))
-    with pytest.raises(MismatchError, match="shard 1 has codebooks"):
-        engine.merge(foreign)
 
 
 def test_extreme_ids_are_kept() -> None:
@@ -398,10 +390,9 @@ def test_a_range_that_cannot_be_is_a_usage_error(tmp_path: Path, slip: dict[str,
                 index.range_search(**({"xq": ask(1, 12), "min_score": 1.0} | slip))
 
 
-def test_an_index_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_is_one_line() -> None:
     Z, codes = books(3), draw(20, 3)
     engine = MemoryIndex.build(codes, Z)
-    engine.save(tmp_path / "a.faiss")
     ragged: Any = [[1, 2], [3]]
     far = np.array([2**64 - 700], np.uint64)
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
@@ -430,8 +421,6 @@ def test_an_index_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     for error, message, call in calls:
         with pytest.raises(error, match=message):
             call()
-    with open_file(tmp_path / "a.faiss") as disk, pytest.raises(UsageError, match="FileIndex"):
-        engine.merge(disk)  # type: ignore[arg-type]
     assert engine.ids.tolist() == list(range(20))
     huge = np.broadcast_to(np.zeros((1, 2), np.uint8), (1 << 32, 2))
     with pytest.raises(UsageError, match="too many for one search in memory"):
