@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from gpq_faiss.data.open import open_data
-
 
 def png(seed: int, size: int = 4) -> bytes:
     out = io.BytesIO()
@@ -65,21 +63,17 @@ def data_folder() -> Path:
     return Path(os.environ["GPQ_DATA"])
 
 
-def open_folder(path: str | Path, **options: Any) -> Any:
-    return open_data(f"folder:{path}", **options)
+class Items:
+    """A map-style data set; exceptions are raised."""
 
+    def __init__(self, values: list[Any], **attributes: Any) -> None:
+        self.values = values
+        self.__dict__.update(attributes)
 
-def open_list(path: str | Path, **options: Any) -> Any:
-    return open_data(f"list:{path}", **options)
+    def __len__(self) -> int:
+        return len(self.values)
 
-
-def open_table(path: str | Path, form: str = "csv", **options: Any) -> Any:
-    return open_data(f"{form}:{path}", **options)
-
-
-def open_features(path: str | Path, **options: Any) -> Any:
-    return open_data(f"features:{path}", **options)
-
-
-def open_nuswide(path: str | Path, **options: Any) -> Any:
-    return open_data(f"nuswide:{path}", **options)
+    def __getitem__(self, i: int) -> Any:
+        if isinstance(self.values[i], Exception):
+            raise self.values[i]
+        return self.values[i]

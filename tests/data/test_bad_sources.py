@@ -1,20 +1,26 @@
-"""Every reader on what it cannot use: one line that says what, where and what to do, whichever the form."""
+"""Every source on what it cannot use: one line that says what, where and what to do, whichever the form."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import pickle
 import re
+import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
-from image_files import png, put, raw_tar, save
+from image_files import Items, png, put, raw_tar, save
+from torch.utils.data import IterableDataset
 
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
@@ -187,6 +193,71 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+X40, PIXELS = X[:40], np.zeros((40, 8, 8, 3), np.uint8)
+HUB = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+PICTURES = datasets.Dataset.from_dict(
+    {"image": [{"bytes": png(i), "path": None} for i in range(3)], "label": [0, 1, 0]}, features=HUB
+)
+
+
+def frame(**more: Any) -> pd.DataFrame:
+    return pd.DataFrame({"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **more})
+
+
+def hub(**columns: Any) -> datasets.Dataset:
+    return datasets.Dataset.from_dict(columns)
+
+
+class Changing(Items):
+    def __getitem__(self, i: int) -> Any:
+        return np.random.default_rng().integers(0, 256, (8, 8, 3), dtype=np.uint8), 0
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from X
+
+
+OBJECTS: list[tuple[Any, dict[str, Any], str]] = [
+    (frame(), {}, "no column of vectors"),
+    (frame(v=list(X40), w=list(X40)), {}, r"which column holds the vectors\? .there are: v, w"),
+    (frame(v=list(X40)), {"labels": "kind"}, r"no column 'kind' \(it has 'id', 'path', 'label', 'v'\)"),
+    (frame(v=list(X40)), {"vectors": "path"}, "'path' is not a column of lists"),
+    (frame(v=list(X40)), {"vectors": ["v", "id"]}, "'v' is not of numbers: a column of lists, or columns of"),
+    (frame(v=list(X40)), {"ids": "path"}, "'path' is .*string.*: ids are whole numbers"),
+    (frame(v=[x[: 1 + i % 2] for i, x in enumerate(X40)]), {}, "'v' has 2 numbers at rows 1, 3"),
+    (frame(v=[None, *X40[1:]]), {}, "'v' has no vector at row 0"),
+    (frame(v=[[1, "a"]] * 40), {}, "a column that cannot be converted"),
+    (frame(v=list(X40)), {"root": "x"}, "--read root does not apply to a table"),
+    (frame(v=list(X40)), {"labels": "label", "label_column": "x"}, "give one"),
+    (X40, {"labels": Y[:5]}, "5 labels, the data has 40 items"),
+    (X40, {"labels": 3}, "labels: int is not a list of labels"),
+    (X40, {"names": ["a"]}, "names: 1 names, array has 40 items"),
+    (X40, {"ids": IDS[:5]}, "5 ids, array has 40 items"),
+    (X40, {"ids": IDS[:40] / 2}, "ids are float64"),
+    (X40[0], {}, r"array is float32 \[7\]"),
+    (PIXELS / 255, {}, "images are uint8"),
+    (Items([]), {}, "Items has no items"),
+    (Items([{"image": 1}]), {}, "item 0: dict is not an array of numbers, nor an image"),
+    (Items([(X[0], 0)]), {}, r"item 0: \[7\], expected \[H, W, 3\]"),
+    (Changing([0] * 9), {}, "differs at each read"),
+    (Stream(), {}, "Stream has no access by index"),
+    (3, {}, "int has no access by index"),
+    ({}, {}, "dict has no items"),
+    (PICTURES, {"image_column": "picture"}, "--read image_column=picture: no column of images"),
+    (PICTURES, {"label_column": "kind"}, "no column 'kind'"),
+    (PICTURES, {"vectors": "label"}, "'label' is not a column of lists"),
+    (PICTURES, {"keep": "url"}, "no column 'url'"),
+    (PICTURES, {"root": "x"}, "--read root does not apply"),
+    (PICTURES.to_iterable_dataset(), {}, "cannot be read by position"),
+    (hub(a=[[1.0]], b=[[1.0]]), {}, "which column holds the vectors"),
+    (hub(v=[[1.0]], label=["a"]), {"ids": "label"}, "ids are whole numbers"),
+    (hub(v=[[1.0], [1.0, 2.0]]), {}, "'v' has 2 numbers at row 1, 1 elsewhere"),
+    (hub(v=[["a"], ["b"]]), {}, "vectors of numbers are needed"),
+    (hub(v=[]), {}, "which column holds|has no rows"),
+]
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four vectors, a folder of images and a table, in the working directory."""
@@ -281,3 +352,29 @@ def test_what_is_no_regular_file_is_missing(here: Path) -> None:
         False,
     ]
     assert "is a device or a pipe" in refused("features:x.npy", labels="/dev/zero")
+
+
+@pytest.mark.parametrize(("source", "options", "why"), OBJECTS)
+def test_objects(source: Any, options: dict[str, Any], why: str) -> None:
+    assert_says(refused(source, **options), why, "")
+
+
+@pytest.mark.parametrize("wrong", [["z"], 3])
+def test_hub_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: object) -> None:
+    for name in ("hub", "cut"):
+        PICTURES.save_to_disk(str(tmp_path / name))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    (arrow,) = (tmp_path / "cut").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:100])
+    for name in ("empty", "file", "cut"):
+        assert "is not a data set that save_to_disk wrote, or it is damaged" in refused(
+            f"hf:{tmp_path}/{name}"
+        )
+    about = tmp_path / "hub" / "dataset_info.json"
+    info = json.loads(about.read_text())
+    info["features"]["label"]["names"] = ["a", wrong]
+    about.write_text(json.dumps(info))
+    assert "class names of the labels are not texts" in refused(f"hf:{tmp_path}/hub")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "needs the package datasets: pip install 'gpq-faiss[hf]'" in refused(f"hf:{tmp_path}/hub")

@@ -1,4 +1,4 @@
-"""Labels, ids and names from lists and tables, and lists and tables of images."""
+"""Labels, ids and names beside the data, and in the columns of tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import open_folder, open_list, open_table, put, save
+from image_files import put, save
 
 from gpq_faiss.data.arrays import stable_id
 from gpq_faiss.data.open import open_data
@@ -58,11 +58,11 @@ def test_labels_in_order_are_for_any_source(tmp_path: Path) -> None:
     (tmp_path / "img.txt").write_text("images/a/0.png\nimages/b/1.png\nimages/b/2.png\n")
     np.save(tmp_path / "ids.npy", np.array([3, 1, -1]))
     for data in (
-        open_list(tmp_path / "img.txt", labels=str(tmp_path / "ids.npy")),
-        open_folder(tmp_path / "images", labels=str(tmp_path / "ids.npy")),
+        open_data(tmp_path / "img.txt", labels=str(tmp_path / "ids.npy")),
+        open_data(tmp_path / "images", labels=str(tmp_path / "ids.npy")),
     ):
         assert data.labels.class_ids().tolist() == [3, 1, -1]
-    assert open_list(tmp_path / "img.txt").labels is None
+    assert open_data(tmp_path / "img.txt").labels is None
 
 
 # Labels of a table that names the items ---------------------------------------------------------------------------------
@@ -107,13 +107,13 @@ def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
         "kind": ["k", "", "l"],
     }
     given = str(save(tmp_path / "l.parquet", table))
-    found = open_folder(tmp_path / "images", labels=given)
+    found = open_data(tmp_path / "images", labels=given)
     by_name = dict(zip(found.texts["name"].tolist(), names_of(found), strict=True))
     assert by_name == {"a.png": ("y",), "c.png": ("x", "y"), f"{NFC}/b.png": ()}
-    kinds = open_folder(tmp_path / "images", labels=given, label_column="kind")
+    kinds = open_data(tmp_path / "images", labels=given, label_column="kind")
     assert sorted(names_of(kinds)) == [(), ("k",), ("l",)]
     with pytest.raises(DataError, match="no column 'colour'"):
-        open_folder(tmp_path / "images", labels=given, label_column="colour")
+        open_data(tmp_path / "images", labels=given, label_column="colour")
 
 
 # Ids and names ----------------------------------------------------------------------------------------------------------
@@ -121,11 +121,11 @@ def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
 
 def test_ids_of_paths_stay_when_others_come(tmp_path: Path) -> None:
     put(tmp_path, "cat/b.png", "dog/c.png")
-    before = open_folder(tmp_path, id_from="path")
+    before = open_data(tmp_path, id_from="path")
     assert before.ids.tolist() == [stable_id(b"cat/b.png"), stable_id(b"dog/c.png")]
     put(tmp_path, "cat/a.png")
-    assert open_folder(tmp_path, id_from="path").ids[1:].tolist() == before.ids.tolist()
-    assert open_folder(tmp_path).ids.tolist() == [0, 1, 2]
+    assert open_data(tmp_path, id_from="path").ids[1:].tolist() == before.ids.tolist()
+    assert open_data(tmp_path).ids.tolist() == [0, 1, 2]
 
 
 def test_files_of_ids_and_names(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_files_of_ids_and_names(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("70\n-5 # a comment\n")
     (tmp_path / "names.txt").write_text("one\ntwo\n")
     given: dict[str, Any] = {"ids": str(tmp_path / "ids.txt"), "names": str(tmp_path / "names.txt")}
-    data = open_folder(tmp_path / "data", **given)
+    data = open_data(tmp_path / "data", **given)
     assert data.ids.tolist() == [70, -5]
     assert data.texts["name"].tolist() == ["one", "two"]
     assert (
         len(
             {
                 data.fingerprint,
-                *(open_folder(tmp_path / "data", **{k: v}).fingerprint for k, v in given.items()),
+                *(open_data(tmp_path / "data", **{k: v}).fingerprint for k, v in given.items()),
             }
         )
         == 3
@@ -152,55 +152,13 @@ def test_files_of_ids_and_names(tmp_path: Path) -> None:
     ):
         (tmp_path / "ids.txt").write_text(content)
         with pytest.raises(DataError, match=why):
-            open_folder(tmp_path / "data", ids=str(tmp_path / "ids.txt"))
+            open_data(tmp_path / "data", ids=str(tmp_path / "ids.txt"))
     with pytest.raises(UsageError, match="both say"):
-        open_folder(tmp_path / "data", ids=str(tmp_path / "ids.txt"), id_from="path")
+        open_data(tmp_path / "data", ids=str(tmp_path / "ids.txt"), id_from="path")
     assert open_data(np.eye(3), ids=[7, 7, 8]).notes[-1] == "1 of the 3 ids are repeated"
 
 
-# Lists and tables of images ---------------------------------------------------------------------------------------------
-
-
-def test_list_of_hashing_papers(tmp_path: Path) -> None:
-    put(tmp_path, "images/a.png", "images/b c.png", "images/d.png")
-    lines = "images/a.png 1 0 1\r\n\nimages/b c.png  0 0 0 \nimages\\d.png 0 1 0\n"
-    (tmp_path / "train.txt").write_text(lines)
-    dataset = open_list(tmp_path / "train.txt")
-    assert names_of(dataset) == [("0", "2"), (), ("1",)]
-    assert all(image is not None for image in dataset.read(slice(None)))
-    (tmp_path / "classes.txt").write_text("sky\nsea\nsun\n")
-    assert open_list(tmp_path / "train.txt").labels.class_names == ("sky", "sea", "sun")
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "ids.txt").write_text("a.png 12\nd.png -1\n")
-    ids = open_list(tmp_path / "x" / "ids.txt", root=str(tmp_path / "images"))
-    assert ids.labels.class_ids().tolist() == [12, -1]
-
-
-def test_missing_images_of_a_list_are_bad_images(tmp_path: Path) -> None:
-    put(tmp_path, *(f"{i}.png" for i in range(20) if i != 6))
-    (tmp_path / "l.txt").write_text("".join(f"{i}.png {i % 2} 1\n" for i in range(20)))
-    with pytest.raises(DataError, match=r"1 of 20 images cannot be read \(.*6.png: not found"):
-        open_list(tmp_path / "l.txt")
-    dataset = open_list(tmp_path / "l.txt", max_bad=0.05)
-    assert dataset.bad.positions == [6]
-    assert [image is None for image in dataset.read(slice(5, 8))] == [False, True, False]
-
-
-def test_csv(tmp_path: Path) -> None:
-    put(tmp_path / "pictures", "a.png", "b.png", "c,d.png")
-    (tmp_path / "t.csv").write_text(
-        '\ufeffid,image,label,title\n7,a.png,sea|sky,x\n-9223372036854775808,b.png,,y\n\n3,"c,d.png", sky | ,\n'
-    )
-    dataset = open_table(tmp_path / "t.csv", root=str(tmp_path / "pictures"), keep="title")
-    assert dataset.ids.tolist() == [7, -(2**63), 3]
-    assert names_of(dataset) == [("sea", "sky"), (), ("sky",)]
-    assert all(image is not None for image in dataset.read(slice(None)))
-    texts = {name: column.tolist() for name, column in dataset.texts.items()}
-    assert texts == {"name": ["a.png", "b.png", "c,d.png"], "title": ["x", "y", ""]}
-    assert dataset.fingerprint != open_table(tmp_path / "t.csv", root=str(tmp_path / "pictures")).fingerprint
-    (tmp_path / "t.tsv").write_text("file\tkind\na.png\t10\nb.png\t9\n")
-    given = {"image_column": "file", "label_column": "kind", "root": str(tmp_path / "pictures")}
-    assert open_table(tmp_path / "t.tsv", **given).labels.class_names == ("9", "10")
+# Columns ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +174,7 @@ def test_csv(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path, labels: Any, expected: list[tuple[str, ...]]) -> None:
     put(tmp_path, "a.png", "b.png", "c.png")
     save(tmp_path / "t.parquet", {"image": ["a.png", "b.png", "c.png"], "label": labels, "id": [5, 6, 7]})
-    dataset = open_table(tmp_path / "t.parquet", form="parquet")
+    dataset = open_data(f"parquet:{tmp_path}/t.parquet")
     assert names_of(dataset) == expected
     assert dataset.ids.tolist() == [5, 6, 7]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import open_nuswide, put
+from image_files import put
 from numpy.typing import NDArray
 
 from gpq_faiss.data.base import load_batch
@@ -161,9 +161,8 @@ def test_offline_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (FashionMNIST, "fashion-mnist", "idx files"),
     ):
         monkeypatch.setattr(kind, "download", offline)
-        with pytest.raises(DataError, match=f"is not available.*{part}.*FOLDER") as caught:
+        with pytest.raises(DataError, match=f"is not available.*{part}.*{tmp_path}/new.*FOLDER") as caught:
             open_data(f"{form}:{tmp_path}/new")
-        assert str(tmp_path / "new") in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
@@ -201,7 +200,7 @@ def nuswide(root: Path, n: int = 30, *, crlf: bool = False) -> NDArray[np.bool_]
 @pytest.mark.parametrize("crlf", [False, True])
 def test_nuswide_official_layout(crlf: bool, tmp_path: Path) -> None:
     matrix = nuswide(tmp_path, crlf=crlf)
-    dataset = open_nuswide(tmp_path, concepts=5)
+    dataset = open_data(f"nuswide:{tmp_path}", concepts=5)
     kept = np.flatnonzero(matrix.any(axis=1))
     assert dataset.ids.tolist() == kept.tolist()
     assert dataset.labels is not None
@@ -214,14 +213,14 @@ def test_nuswide_official_layout(crlf: bool, tmp_path: Path) -> None:
 def test_nuswide_takes_the_most_frequent_concepts(tmp_path: Path) -> None:
     matrix = nuswide(tmp_path)
     top = sorted(np.argsort(-matrix.sum(axis=0), kind="stable")[:2].tolist())
-    dataset = open_nuswide(tmp_path, concepts=2)
+    dataset = open_data(f"nuswide:{tmp_path}", concepts=2)
     kept = np.flatnonzero(matrix[:, top].any(axis=1))
     assert dataset.ids.tolist() == kept.tolist()
     assert dataset.labels is not None
     assert np.array_equal(dataset.labels.dense(dtype=bool), matrix[kept][:, top])
     for wrong in (0, 6):
         with pytest.raises(UsageError, match="1 to 5 are there"):
-            open_nuswide(tmp_path, concepts=wrong)
+            open_data(f"nuswide:{tmp_path}", concepts=wrong)
 
 
 def test_nuswide_missing_images(tmp_path: Path) -> None:
@@ -229,8 +228,8 @@ def test_nuswide_missing_images(tmp_path: Path) -> None:
     (tmp_path / "Flickr" / "sky" / "0003_21.png").unlink()
     (tmp_path / "Flickr" / "actor" / "0010_70.png").unlink()  # has no label, so it is not missed
     with pytest.raises(DataError, match="1 of 27 images cannot be read"):
-        open_nuswide(tmp_path, concepts=5)
-    dataset = open_nuswide(tmp_path, concepts=5, max_bad=0.04)
+        open_data(f"nuswide:{tmp_path}", concepts=5)
+    dataset = open_data(f"nuswide:{tmp_path}", concepts=5, max_bad=0.04)
     assert len(dataset) == 27
     assert dataset.ids[dataset.bad.positions].tolist() == [3]
 
@@ -256,13 +255,13 @@ def test_nuswide_damaged_parts(file: str, text: str | None, why: str, tmp_path: 
     else:
         (tmp_path / file).write_text(text)
     with pytest.raises(DataError, match=why):
-        open_nuswide(tmp_path, concepts=5)
+        open_data(f"nuswide:{tmp_path}", concepts=5)
 
 
 def test_nuswide_without_its_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not found"):
-        open_nuswide(__file__)
+        open_data(f"nuswide:{__file__}")
     nuswide(tmp_path)
     (tmp_path / "Flickr").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="Flickr not found"):
-        open_nuswide(tmp_path)
+        open_data(f"nuswide:{tmp_path}")
