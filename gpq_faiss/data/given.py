@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ IdFrom = Literal["position", "path"]
 _ZEROS_AND_ONES = re.compile(r"[01](?:[,;\s]+[01])+")
 _COLUMNS = re.compile(r".*[,;\t].*|\d+(?:\s+\d+)+")
 _TABLE = (
-    "a table with a column of ids or names (id, name, path) and one of labels (label, or --read label_column)"
+    "a table with a column of ids or names (id, name ...) and one of labels (label, or --read label_column)"
 )
 
 
@@ -108,13 +109,11 @@ def _guess(names: Sequence[str], there: Sequence[str]) -> str | None:
 def is_label_table(path: str, label_column: str | None) -> bool:
     """Whether a file of labels names its items: Parquet, or CSV with a header that contains one of :data:`.tables.ITEMS`, and
     ``label_column`` or one of :data:`.tables.LABELS`. Other files have one label per line, in the order of the items."""
-    file = local_path(path)
+    file, header = local_path(path), list[str]()
     if is_parquet(file) or file.suffix.lower() == ".npy":
         return is_parquet(file)
-    try:
+    with contextlib.suppress(DataError):  # the reader of plain lists reports it
         header, _ = csv_header(read_text(file, "labels"))
-    except DataError:
-        return False  # the reader of plain lists reports the error
     return _guess(ITEMS, header) is not None and (
         label_column in header or _guess(LABELS, header) is not None
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -48,7 +49,9 @@ def is_image_name(name: str) -> bool:
 
 
 def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
-    """uint8 [H, W, 3] of a loaded image in any mode. Raises ValueError: 32-bit modes, whose range of values is unknown."""
+    """uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises ValueError: 32-bit modes, of unknown range."""
+    with contextlib.suppress(Exception):  # damaged EXIF data is ignored
+        image = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
     mode = image.mode
     if mode.startswith("I;16") or (mode == "I" and form in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
@@ -63,14 +66,6 @@ def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """A loaded image turned by its EXIF orientation; damaged EXIF data is ignored."""
-    try:
-        return ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
-    except Exception:
-        return image
-
-
 def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """An opened Pillow image as upright uint8 [H, W, 3]. Raises BrokenImageError."""
     width, height = image.size
@@ -82,7 +77,7 @@ def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX
         image.load()
         if image.size != (width, height):
             raise ValueError("its header and its pixels differ in size")
-        return _to_rgb(_upright(image), image.format)
+        return _to_rgb(image, image.format)
     except Exception as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
         raise BrokenImageError(name, f"cannot be decoded ({one_line(error)})") from None
 
@@ -90,36 +85,25 @@ def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX
 def decode_image(
     source: bytes | str | os.PathLike[str], *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
-    """Decode an image to upright RGB.
+    """Decode an image (encoded bytes, or a file) to upright RGB, uint8 [H, W, 3], H and W at least 2.
 
-    Applies EXIF orientation; converts grey (8 and 16 bits), palette and CMYK to RGB; puts transparency on white;
-    takes the first frame of animations.
-
-    Args:
-        source: encoded bytes, or the path of a file.
-        name: for errors (default: the path).
-        max_pixels: maximum H * W, checked by the header before decoding.
-
-    Returns:
-        uint8 [H, W, 3], H and W at least 2.
+    Grey (8 and 16 bits), palette and CMYK become RGB, transparency white; of animations the first frame counts. ``name`` is for errors
+    (default: the path); ``max_pixels`` the maximum H * W, checked by the header before decoding.
 
     Raises:
         BrokenImageError: (a DataError) missing, not an image of a known format, truncated, too large (a
             decompression bomb), or with a side of one pixel.
     """
-    if name is None:
-        name = "image" if isinstance(source, bytes) else shown(os.fspath(source))
+    name = name or ("image" if isinstance(source, bytes) else shown(os.fspath(source)))
     try:
         with _opened(source) as image:
             return pillow_to_rgb(image, name, max_pixels)
     except BrokenImageError:
         raise
-    except FileNotFoundError:
-        raise BrokenImageError(name, "not found") from None
-    except UnidentifiedImageError:
-        raise BrokenImageError(name, "not an image, or of an unknown format") from None
     except Exception as error:
-        raise BrokenImageError(name, f"cannot be decoded ({one_line(error)})") from None
+        why = f"cannot be decoded ({one_line(error)})"
+        why = "not an image, or of an unknown format" if isinstance(error, UnidentifiedImageError) else why
+        raise BrokenImageError(name, "not found" if isinstance(error, FileNotFoundError) else why) from None
 
 
 def image_size(source: bytes | str) -> tuple[int, int]:
@@ -150,9 +134,8 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         return image
     side = min(height, width)
     left, top = (width - side) / 2, (height - side) / 2
-    out = Image.fromarray(image).resize(
-        (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
-    )
+    box = (left, top, left + side, top + side)
+    out = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box)
     return np.asarray(out, dtype=np.uint8)
 
 
@@ -217,10 +200,10 @@ def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
         array = array.transpose(1, 2, 0)
     if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
         raise DataError(f"{where}: {list(array.shape)}, expected {_PLACES}")
-    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
+    low, high = float(array.min()), float(array.max())
+    if array.dtype.kind == "f" and low >= 0 and high <= 1:
         array = np.round(array * 255)
     elif array.dtype != np.uint8:
-        low, high = float(array.min()), float(array.max())
         found = f"{array.dtype} from {low:g} to {high:g}"
         raise DataError(f"{where}: {found}: uint8, or floats from 0 to 1, are needed")
     return np.ascontiguousarray(array, dtype=np.uint8)
@@ -232,9 +215,7 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     if array.ndim == 1 and array.shape[0] == width:
         array = array[None]
     if array.ndim != 2 or array.shape[1] != width:
-        found = f"{array.dtype} {list(array.shape)}"
-        raise DataError(
-            f"items to embed: {found}, expected numbers [n, {width}], as the model was trained on"
-        )
+        what = f"expected numbers [n, {width}], as the model was trained on"
+        raise DataError(f"items to embed: {array.dtype} {list(array.shape)}, {what}")
     # As torch requires: contiguous and writable.
     return np.require(array.astype(np.float32, copy=False), requirements=("C", "W"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from .images import shown
 from .in_memory import open_array, open_items
 from .labels import labels_of
 from .paths import files_of, is_url, without_secrets
-from .standard import open_cifar10, open_digits, open_fashion_mnist
+from .standard import open_digits, open_published
 from .tables import Options, parquet_table
 from .tabular import SUFFIXES, open_features, open_frame, open_hf, open_list, open_table
 
@@ -42,8 +43,8 @@ FORMS = (
 Opener = Callable[[Any, Options], Dataset]
 _SOURCES: dict[str, tuple[Opener, str]] = {
     "digits": (open_digits, ""),
-    "cifar10": (open_cifar10, ""),
-    "fashion-mnist": (open_fashion_mnist, ""),
+    "cifar10": (partial(open_published, name="cifar10"), ""),
+    "fashion-mnist": (partial(open_published, name="fashion-mnist"), ""),
     "nuswide": (open_nuswide, "concepts"),
     "folder": (open_folder, ""),
     "list": (open_list, "root"),
@@ -64,11 +65,6 @@ def is_form(text: str) -> bool:
     return find_plugin("data", scheme, _SOURCES) is not None or scheme in _SOURCES
 
 
-def _unknown(spec: str) -> UsageError:
-    forms = " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", _SOURCES))])
-    return UsageError(f"unknown data {without_secrets(spec)!r}: no such path, and the forms are {forms}")
-
-
 def form_of(path: str, image_column: str | None = None) -> str:
     """The scheme of a path without prefix, by its ending, and for folders, archives and Parquet by what is in them."""
     bare = without_secrets(path)
@@ -80,7 +76,7 @@ def form_of(path: str, image_column: str | None = None) -> str:
         is_hub = there & {"dataset_info.json", "dataset_dict.json"}
         return "hf" if is_hub else "nuswide" if "ImageList" in there else "folder"
     if ending in (".parquet", ".pq"):
-        return _form_of_parquet(path, image_column or "image")
+        return _form_of_parquet(path, name, image_column or "image")
     if ending in (".tar", ".tgz"):
         files = files_of(path)
         return "webdataset" if len(files) > 1 or has_samples(files[0]) else "folder"
@@ -90,22 +86,22 @@ def form_of(path: str, image_column: str | None = None) -> str:
     if os.path.exists(local):
         what = f"its ending tells no form ({', '.join([*of_ending, '.tar'])} do)"
         raise UsageError(
-            f"{name}: {what}: rename it, write list:{name} if it lists images, or give their folder"
+            f"{name}: {what}: rename it, or give list:{name} if it lists images, or their folder"
         )
     if local and "\0" not in local and (ending or "/" in bare):
         raise DataError(f"{name} not found: give a path that exists, or a form such as features:FILES")
-    raise _unknown(path)
+    forms = " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", _SOURCES))])
+    raise UsageError(f"unknown data {bare!r}: no such path, and the forms are {forms}")
 
 
-def _form_of_parquet(path: str, image_column: str) -> str:
+def _form_of_parquet(path: str, name: str, image_column: str) -> str:
     table = parquet_table(files_of(path)[0], "a Parquet file of vectors, or of paths of images,")
     # Several lists: one of them is the vectors, the others may be labels.
     vectors = any(table.kind(name) == "list" for name in table.names if name != image_column)
     images = image_column in table.names and table.kind(image_column) == "text"
     if vectors == images:
-        what = f"a column of vectors (lists of numbers){' and' if vectors else ', nor'} a column {image_column!r} of image paths"
-        has = f"has {'' if vectors else 'neither '}{what} (it has {', '.join(table.names[:20])})"
-        name = shown(without_secrets(path))
+        what = "both vectors (lists of numbers) and" if vectors else "neither vectors (lists of numbers) nor"
+        has = f"has {what} a column {image_column!r} of image paths (it has {', '.join(table.names[:20])})"
         raise UsageError(f"{name} {has}: write features:{path} or parquet:{path}, or --read image_column=")
     return "features" if vectors else "parquet"
 
@@ -169,12 +165,11 @@ def open_data(  # noqa: PLR0913
         source: one of :data:`FORMS` or a plugin's form; a path (:func:`form_of`); a table of pandas, pyarrow and others in Arrow's form, a
             Hugging Face data set, an array or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of
             torch, or a :class:`.base.Dataset`.
-        labels: file of labels, one per line in the order of the items, or a table that names items
-            (:func:`.given.with_label_table`). For a table or a Hugging Face data set: a column name. Or the labels themselves
-            (:func:`.labels.labels_of`).
-        ids: file of ids, one per item (:func:`.arrays.read_ids`), or the ids themselves. For a table or a Hugging Face data set: a column.
-        names: file of names, one per item, replacing those of the source, or the names themselves. For a table or a Hugging Face
-            data set: a column (default: ``name``, ``path``, ``key`` ...).
+        labels: file of labels, one per line in the order of the items, or a table that names items (:func:`.given.with_label_table`); a
+            column of a table or a Hugging Face data set in memory; or the labels themselves (:func:`.labels.labels_of`).
+        ids: file of ids, one per item (:func:`.arrays.read_ids`), a column of such a table, or the ids themselves.
+        names: file of names, one per item, replacing those of the source, a column of such a table (default: ``name``, ``path``, ``key``
+            ...), or the names themselves.
         vectors: column of vectors; of a table in memory also columns of numbers, one per dimension.
         id_from: source of ids if none are given: ``position``, or ``path`` for hashes of the names.
         keep: text columns of tables to show in results; a list, or separated by commas.
@@ -207,32 +202,24 @@ def open_data(  # noqa: PLR0913
     labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
     by_column, file = scheme in {_TABLE, _HUB}, isinstance(labels, str)
     if by_column and file and label_column is not None:
-        both = f"labels {labels} and label_column {label_column}"
-        raise UsageError(f"{both} both name the column of labels: give one")
+        raise UsageError(f"labels {labels} and label_column {label_column} both name a column: give one")
     from_table = file and not by_column and is_label_table(labels, label_column)
     # Texts that the opener itself takes: columns of tables, and files in place of what files of features hold.
-    own: dict[str, Any] = {}
-    if by_column:
-        own = {"label_column": labels, "ids": ids, "names": names}
-    elif scheme == "features":
-        own = {"label_file": None if from_table else labels, "id_file": ids}
-    own = {option: value for option, value in own.items() if isinstance(value, str)}
-    options = {
-        "vectors": vectors,
-        "keep": keep or None,
-        "root": root,
-        "image_column": image_column,
-        "label_column": None if from_table else label_column,
-        "concepts": concepts,
-    }
-    options = {option: value for option, value in options.items() if value is not None}
+    columns = {"label_column": labels, "ids": ids, "names": names}
+    files = {"label_file": None if from_table else labels, "id_file": ids}
+    taken = columns if by_column else files if scheme == "features" else {}
+    own = {option: value for option, value in taken.items() if isinstance(value, str)}
+    column = None if from_table else label_column
+    given = {"vectors": vectors, "keep": keep or None, "root": root, "concepts": concepts}
+    given |= {"image_column": image_column, "label_column": column}
+    options = {option: value for option, value in given.items() if value is not None}
     if wrong := options.keys() - set(takes.split()):
         option = min(wrong)
         others = ", ".join(name for name, (_, some) in _SOURCES.items() if option in some.split())
         raise UsageError(f"--read {option} does not apply to {scheme}: it is for {others}")
     inside = labels is None if opener is open_items else "label_file" not in own
-    rest = {"max_bad": max_bad, "download": download, "memory": memory, "want_labels": inside}
-    dataset = opener(opened, Options(**options | rest | own))
+    rest = Options(max_bad=max_bad, download=download, memory=memory, want_labels=inside)
+    dataset = opener(opened, replace(rest, **options | own))
     if keep:
         dataset = dataset.having("keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep))
     if names is not None and "names" not in own:

@@ -22,9 +22,7 @@ CACHE = Path("~/.cache/gpq-faiss")
 _TIMEOUT = 30.0  # of a download in seconds
 
 
-def _array_images(
-    name: str, images: NDArray[np.uint8], labels: Labels, *, mirrors: bool = True
-) -> ArrayImages:
+def _array_images(name: str, images: NDArray[np.uint8], labels: Labels, mirrors: bool) -> ArrayImages:
     pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     ids = np.arange(len(images), dtype=np.int64)
     mark = fingerprint(name, str(images.shape), pixels, labels.fingerprint(), ids.tobytes())
@@ -36,20 +34,30 @@ def open_digits(_: None = None, o: Options = PLAIN) -> ArrayImages:
     found = importlib.util.find_spec("sklearn")  # importing scikit-learn takes seconds
     if found is None or found.origin is None:
         raise UsageError("digits are inside scikit-learn: pip install 'gpq-faiss[train]'")
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    table = np.loadtxt(path, delimiter=",")
+    table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     images = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     labels = Labels.from_ids(table[:, -1].astype(np.int64), tuple("0123456789"))
     return _array_images("digits", images, labels, mirrors=False)
 
 
-def _by_torchvision(name: str, kind: Any, root: str | None, download: bool, files: str) -> ArrayImages:
-    """The training images, then the test images of a data set of torchvision. Raises DataError: ``files`` are not there, or damaged."""
+def open_published(root: str | None, o: Options, *, name: str) -> ArrayImages:
+    """``cifar10`` and ``fashion-mnist`` by torchvision, in or for the folder ``root``: the training images first, then the test images.
+
+    CIFAR-10's batches are pickles. torchvision compares the MD5 of batches and class names with published values before unpickling, so
+    foreign files are rejected, never executed.
+    """
+    from torchvision.datasets import CIFAR10, FashionMNIST
+
+    kind: Any = CIFAR10 if name == "cifar10" else FashionMNIST
+    packed = (
+        f"{CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/"
+    )
+    files = packed if name == "cifar10" else "its four idx files in FashionMNIST/raw/"
     folder = (CACHE if root is None else Path(root)).expanduser()
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT)  # which torchvision lacks
     try:
-        parts = [kind(str(folder), train=train, download=download) for train in (True, False)]
+        parts = [kind(str(folder), train=train, download=o.download) for train in (True, False)]
     # RuntimeError is torchvision's, for a missing or altered file and for mirrors that cannot be reached; it asserts the rest.
     except (OSError, RuntimeError, AssertionError, ValueError) as error:
         remedy = f"put {files} in {folder}, or name its folder ({name}:FOLDER); images by class are read by folder:PATH"
@@ -57,28 +65,5 @@ def _by_torchvision(name: str, kind: Any, root: str | None, download: bool, file
     finally:
         socket.setdefaulttimeout(before)
     labels = Labels.from_ids(np.concatenate([np.asarray(part.targets) for part in parts]), parts[0].classes)
-    return _array_images(name, np.concatenate([np.asarray(part.data) for part in parts]), labels)
-
-
-def open_cifar10(root: str | None = None, o: Options = PLAIN) -> ArrayImages:
-    """CIFAR-10: 32 x 32 RGB, ten classes; the 50,000 training images first, then the 10,000 of the test batch.
-
-    ``root`` is the folder with (or for) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``. The batches are pickles.
-    torchvision compares the MD5 of batches and class names with published values before unpickling, so foreign files are rejected,
-    never executed.
-    """
-    from torchvision.datasets import CIFAR10
-
-    packed = (
-        f"{CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/"
-    )
-    return _by_torchvision("cifar10", CIFAR10, root, o.download, packed)
-
-
-def open_fashion_mnist(root: str | None = None, o: Options = PLAIN) -> ArrayImages:
-    """Fashion-MNIST: the 60,000 training images first, then the 10,000 test images, from ``FashionMNIST/raw/`` below ``root``."""
-    from torchvision.datasets import FashionMNIST
-
-    return _by_torchvision(
-        "fashion-mnist", FashionMNIST, root, o.download, "its four idx files in FashionMNIST/raw/"
-    )
+    pixels = np.concatenate([np.asarray(part.data) for part in parts])
+    return _array_images(name, pixels, labels, mirrors=True)

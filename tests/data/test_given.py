@@ -55,14 +55,10 @@ def test_label_texts(vectors: str, tmp_path: Path, content: str, expected: list[
 
 def test_labels_in_order_are_for_any_source(tmp_path: Path) -> None:
     put(tmp_path / "images", "a/0.png", "b/1.png", "b/2.png")
-    (tmp_path / "img.txt").write_text("images/a/0.png\nimages/b/1.png\nimages/b/2.png\n")
-    np.save(tmp_path / "ids.npy", np.array([3, 1, -1]))
-    for data in (
-        open_data(tmp_path / "img.txt", labels=str(tmp_path / "ids.npy")),
-        open_data(tmp_path / "images", labels=str(tmp_path / "ids.npy")),
-    ):
-        assert data.labels.class_ids().tolist() == [3, 1, -1]
-    assert open_data(tmp_path / "img.txt").labels is None
+    listed = save(tmp_path / "img.txt", "images/a/0.png\nimages/b/1.png\nimages/b/2.png\n")
+    for source in (listed, tmp_path / "images"):
+        data = open_data(source, labels=save(tmp_path / "y.npy", np.array([3, 1, -1])))
+        assert data.require_labels().class_ids().tolist() == [3, 1, -1]
 
 
 # Labels of a table that names the items ---------------------------------------------------------------------------------
@@ -101,11 +97,8 @@ def test_labels_follow_the_ids_in_any_order(
 
 def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
     put(tmp_path / "images", "a.png", f"{NFD}/b.png", "c.png")
-    table = {
-        "path": ["c.png", "a.png", f"{NFC}/b.png"],
-        "labels": [["x", "y"], ["y"], None],
-        "kind": ["k", "", "l"],
-    }
+    table: dict[str, Any] = {"path": ["c.png", "a.png", f"{NFC}/b.png"], "kind": ["k", "", "l"]}
+    table["labels"] = [["x", "y"], ["y"], None]
     given = str(save(tmp_path / "l.parquet", table))
     found = open_data(tmp_path / "images", labels=given)
     by_name = dict(zip(found.texts["name"].tolist(), names_of(found), strict=True))
@@ -136,20 +129,10 @@ def test_files_of_ids_and_names(tmp_path: Path) -> None:
     data = open_data(tmp_path / "data", **given)
     assert data.ids.tolist() == [70, -5]
     assert data.texts["name"].tolist() == ["one", "two"]
-    assert (
-        len(
-            {
-                data.fingerprint,
-                *(open_data(tmp_path / "data", **{k: v}).fingerprint for k, v in given.items()),
-            }
-        )
-        == 3
-    )
-    for content, why in (
-        ("70\n", "1 ids"),
-        ("7\nx\n", "not a list of ids"),
-        (f"{2**64}\n1", "not a list of ids"),
-    ):
+    marks = [open_data(tmp_path / "data", **{k: v}).fingerprint for k, v in given.items()]
+    assert len({data.fingerprint, *marks}) == 3
+    no_list = "not a list of ids"
+    for content, why in (("70\n", "1 ids"), ("7\nx\n", no_list), (f"{2**64}\n1", no_list)):
         (tmp_path / "ids.txt").write_text(content)
         with pytest.raises(DataError, match=why):
             open_data(tmp_path / "data", ids=str(tmp_path / "ids.txt"))
@@ -179,17 +162,15 @@ def test_parquet(tmp_path: Path, labels: Any, expected: list[tuple[str, ...]]) -
     assert dataset.ids.tolist() == [5, 6, 7]
 
 
-@pytest.mark.parametrize("form", ["parquet", "dictionary", "csv"])
+@pytest.mark.parametrize("form", ["parquet", "parquet-dictionary", "csv"])
 def test_texts_in_a_column_of_ids_are_names(
     tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path, "a.png", "b.png")
-    column = pa.array(["ab", "cd"])
-    if form == "csv":
-        path = save(tmp_path / "i.csv", "image,id\na.png,ab\nb.png,cd\n")
-    else:
-        column = column.dictionary_encode() if form == "dictionary" else column
-        path = save(tmp_path / "i.parquet", {"id": column, "emb": [[1.0, 0.0], [0.0, 1.0]]})
+    path, column = tmp_path / f"i.{form.partition('-')[0]}", pa.array(["ab", "cd"])
+    column = column.dictionary_encode() if form.endswith("dictionary") else column
+    table = {"id": column, "emb": [[1.0, 0.0], [0.0, 1.0]]}
+    save(path, "image,id\na.png,ab\nb.png,cd\n" if form == "csv" else table)
     with caplog.at_level("INFO", logger="gpq_faiss"):
         data = open_data(path)
     assert data.ids.tolist() == [0, 1]
