@@ -68,9 +68,8 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
         raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
     whole = header.offset + math.prod(header.shape) * dtype.itemsize
     if size != whole:
-        raise DataError(
-            f"{where} is truncated or damaged: {size:,} bytes, its array ends at {whole:,}; copy it again"
-        )
+        what = f"{size:,} bytes, its array ends at {whole:,}"
+        raise DataError(f"{where} is truncated or damaged: {what}; copy it again")
     return header
 
 
@@ -116,9 +115,7 @@ def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
     except ZIP_ERRORS as error:
         why = one_line(error, 80)
-        raise DataError(
-            f"{path} is not an .npz archive, or it is truncated or damaged ({why}): make it again"
-        ) from None
+        raise DataError(f"{path} is not an .npz archive, or truncated or damaged ({why})") from None
 
 
 def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
@@ -182,7 +179,8 @@ def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
 def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
     """An array of integers as int64 [n]. Raises DataError: it is none, or out of range."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise DataError(f"{what}: ids are {ids.dtype} {list(ids.shape)}, a list of whole numbers is needed")
+        found = f"{ids.dtype} {list(ids.shape)}"
+        raise DataError(f"{what}: ids are {found}, not whole numbers of 64 bits (texts may be names)")
     return as_int64(ids, what)
 
 

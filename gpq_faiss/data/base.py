@@ -158,12 +158,13 @@ class FeatureDataset(Dataset):
         # 0 for a zero row, not finite for NaN and infinity; float64 avoids overflow and underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
         infinite, zero = at[~np.isfinite(square)], at[square == 0.0]
-        if len(infinite) or len(zero):
-            what = (
-                f"{rows_that(infinite, 'hold')} NaN or infinity" if len(infinite) else rows_that(zero, "are")
-            )
-            what += "" if len(infinite) else " all zero (no direction)"
-            raise DataError(f"{self.name}: {what}: repair such rows or leave them out")
+        for bad, verb, what in (
+            (infinite, "hold", "NaN or infinity"),
+            (zero, "are", "all zero (no direction)"),
+        ):
+            if len(bad):
+                where = f"{self.name}: {rows_that(bad, verb)}"
+                raise DataError(f"{where} {what}: repair such rows or leave them out")
         return x
 
 
@@ -190,9 +191,12 @@ def features(name: str, matrix: Matrix, about: About, content: str = "") -> Feat
 
 def held_features(name: str, array: NDArray[Any], about: About) -> FeatureDataset:
     """:func:`features` of the rows of an array in memory."""
-    return features(
-        name, HeldArray(array), about, hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-    )
+    return features(name, HeldArray(array), about, digest(array))
+
+
+def digest(array: NDArray[Any]) -> str:
+    """Hash of the numbers of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 # Images -----------------------------------------------------------------------------------------------------------------

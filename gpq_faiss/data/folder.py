@@ -128,9 +128,8 @@ def open_tar(path: Path) -> Tar:
     except FileNotFoundError:
         raise DataError(f"{path} not found: give an archive of images") from None
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not a readable tar archive ({one_line(error)}): damaged or foreign"
-        ) from None
+        why = one_line(error)
+        raise DataError(f"{path} is not a readable tar archive ({why}): damaged or foreign") from None
 
 
 def _tar_images(
@@ -306,15 +305,12 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     samples = [one for tar in archives for one in _samples(tar, o.image_column, o.label_column, *o.keep)]
     chosen = [(sample.archive, sample.image(o.image_column)) for sample in samples]
     if not any(member for _, member in chosen):
-        raise DataError(
-            f"{name} has no images: tar files of KEY.jpg and KEY.cls (or .json, .txt) are expected"
-        )
+        raise DataError(f"{name} has no images: tar files of KEY.jpg and KEY.cls (.json, .txt) are expected")
     there = set().union(*(sample.members for sample in samples))
     described = [] if "cls" in there else [sample for sample in samples if "json" in sample.members]
     fields = described[0].value(None) if described else ()
-    label = o.label_column or first_of(
-        ("cls", *(one for one in LABELS if one in fields), "txt"), [*there, *fields]
-    )
+    usual = ("cls", *(one for one in LABELS if one in fields), "txt")
+    label = o.label_column or first_of(usual, [*there, *fields])
     columns = {*there, *fields, *o.keep} | ({label} if label else set())
     table = Table(name, list(columns), lambda column: [sample.value(column) for sample in samples])
     labels = None if label is None else table.labels(label)
@@ -352,9 +348,7 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
     folder, concepts = Path(root).expanduser(), 21 if o.concepts is None else o.concepts
     lacking = [part for part in (_LIST, _LABELS, _CONCEPTS, _IMAGES) if not (folder / part).exists()]
     if lacking:
-        raise DataError(
-            f"nuswide: {', '.join(lacking)} not found in {folder}: put that part of NUS-WIDE there"
-        )
+        raise DataError(f"nuswide: {', '.join(lacking)} not found in {folder}: put that part there")
     names = [line.replace("\\", "/") for _, line in read_lines(folder / _LIST, "image names, one per line")]
     known = [line for _, line in read_lines(folder / _CONCEPTS, "concept names, one per line")]
     for name in known:  # a concept name from a file is used as a file name: it must not contain a path

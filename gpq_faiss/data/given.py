@@ -114,9 +114,8 @@ def is_label_table(path: str, label_column: str | None) -> bool:
         return is_parquet(file)
     with contextlib.suppress(DataError):  # the reader of plain lists reports it
         header, _ = csv_header(read_text(file, "labels"))
-    return _guess(ITEMS, header) is not None and (
-        label_column in header or _guess(LABELS, header) is not None
-    )
+    labels = label_column in header or _guess(LABELS, header) is not None
+    return labels and _guess(ITEMS, header) is not None
 
 
 def with_label_table(dataset: Dataset, path: str, label_column: str | None = None) -> Dataset:

@@ -98,9 +98,7 @@ class Labels:
         if not 1 <= self.n_classes <= MAX_CLASSES:
             raise DataError(f"labels have {self.n_classes:,} classes: 1 to {MAX_CLASSES:,} are possible")
         if (packed[:, -1] & ((1 << (8 * width - self.n_classes)) - 1)).any():
-            raise DataError(
-                f"packed labels have bits set beyond {self.n_classes} classes: damaged or foreign"
-            )
+            raise DataError(f"packed labels have bits set beyond {self.n_classes} classes: damaged")
 
     @classmethod
     def _of_pairs(cls, n: int, rows: Any, classes: Any, names: tuple[str, ...]) -> Labels:
@@ -130,6 +128,7 @@ class Labels:
         if wrong.size:
             what = f"label {int(array[wrong[0]]):,} at {named_rows(wrong)} is out of range"
             raise DataError(f"{what}: class numbers are from 0 (-1: none), at most {limit:,} classes")
+        array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
         names = _names(class_names, max(1, int(array.max(initial=-1)) + 1))
         return cls._of_pairs(len(array), rows, array[rows], names)
@@ -270,9 +269,7 @@ def label_cell(value: Any) -> tuple[str, ...]:
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
         return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
     if isinstance(value, list | dict):
-        raise DataError(
-            "a label is a list in a list, or a table: a name, a number, or a list of these is needed"
-        )
+        raise DataError("a label is a list in a list: a name, a number, or a list of these is needed")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # pandas converts integer columns with gaps to float
     return () if value == -1 else (str(value),)

@@ -26,12 +26,20 @@ from .given import (
     with_names,
 )
 from .images import shown
-from .in_memory import open_array, open_items
 from .labels import labels_of
 from .paths import files_of, is_url, without_secrets
 from .standard import open_digits, open_published
 from .tables import Options, parquet_table
-from .tabular import SUFFIXES, open_features, open_frame, open_hf, open_list, open_table
+from .tabular import (
+    SUFFIXES,
+    open_array,
+    open_features,
+    open_frame,
+    open_hf,
+    open_items,
+    open_list,
+    open_table,
+)
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +93,7 @@ def form_of(path: str, image_column: str | None = None) -> str:
         return of_ending[ending]
     if os.path.exists(local):
         what = f"its ending tells no form ({', '.join([*of_ending, '.tar'])} do)"
-        raise UsageError(
-            f"{name}: {what}: rename it, or give list:{name} if it lists images, or their folder"
-        )
+        raise UsageError(f"{name}: {what}: rename it, or give list:{name}, or give their folder")
     if local and "\0" not in local and (ending or "/" in bare):
         raise DataError(f"{name} not found: give a path that exists, or a form such as features:FILES")
     forms = " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", _SOURCES))])

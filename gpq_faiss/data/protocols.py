@@ -115,9 +115,8 @@ def load_split(path: str | Path) -> Split:
         if version != _FORMAT:
             raise DataError(f"{path} has split format {version}, not {_FORMAT}: make it again")
         # Decompresses n bytes at most.
-        data = zlib.decompressobj().decompress(
-            base64.b64decode(value["roles"], validate=True), max(1, int(n))
-        )
+        packed = base64.b64decode(value["roles"], validate=True)
+        data = zlib.decompressobj().decompress(packed, max(1, int(n)))
         roles = np.frombuffer(data, dtype=np.uint8)
         if len(roles) != int(n):
             raise ValueError("length")
@@ -222,9 +221,8 @@ def _labelled(
         rows = read_rows(str(spec), ids, labels=labels)
         clash = rows[~free[rows]]
         if clash.size:
-            raise DataError(
-                f"--labelled {spec}: {named_rows(clash)} cannot be used ({reserved}): leave such rows out"
-            )
+            what = f"{named_rows(clash)} cannot be used ({reserved}): leave such rows out"
+            raise DataError(f"--labelled {spec}: {what}")
     elif str(spec).endswith("-per-class"):
         lack = f" (the others: {reserved}); --labelled {spec} needs {int(number):,}: lower --labelled"
         rows = _draw(labels, free, lambda total: int(number), seed, _LABELLED, lack)
@@ -265,9 +263,7 @@ def _protocol1(
         lack = "" if queries is None and from_file else f"; {reserved} are requested: lower --queries"
         query = _draw(labels, free, lambda n: queries or max(n // 60, min(10, n // 10)), seed, _QUERY, lack)
     if not len(query) and name == "1":
-        raise DataError(
-            f"{len(labels):,} items are too few to set queries apart: take more, or protocol none"
-        )
+        raise DataError(f"{len(labels):,} items are too few to set queries apart: take protocol none")
     free = labels.has()
     free[query] = False
     chosen = _labelled(labelled, labels, free, seed, ids, reserved)
@@ -371,9 +367,7 @@ def split_of(
     """:func:`make_split` of labels alone. ``ids`` default to the row numbers."""
     name = check_protocol(protocol)
     if queries is not None and name != "1":
-        raise UsageError(
-            f"protocol {protocol} chooses queries itself: leave out --queries, or use protocol 1"
-        )
+        raise UsageError(f"protocol {protocol} chooses queries itself: leave out --queries")
     if seed < 0:
         raise UsageError(f"seed {seed}: it must not be negative")
     if isinstance(queries, str) and (number := _number(queries, "--queries")) is not None:

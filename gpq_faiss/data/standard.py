@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import socket
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
-from .base import ArrayImages
+from .base import ArrayImages, digest
 from .labels import Labels
 from .tables import PLAIN, Options
 
@@ -23,9 +22,8 @@ _TIMEOUT = 30.0  # of a download in seconds
 
 
 def _array_images(name: str, images: NDArray[np.uint8], labels: Labels, mirrors: bool) -> ArrayImages:
-    pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     ids = np.arange(len(images), dtype=np.int64)
-    mark = fingerprint(name, str(images.shape), pixels, labels.fingerprint(), ids.tobytes())
+    mark = fingerprint(name, str(images.shape), digest(images), labels.fingerprint(), ids.tobytes())
     return ArrayImages(name=name, mirrors=mirrors, images=images, ids=ids, labels=labels, fingerprint=mark)
 
 
@@ -49,9 +47,7 @@ def open_published(root: str | None, o: Options, *, name: str) -> ArrayImages:
     from torchvision.datasets import CIFAR10, FashionMNIST
 
     kind: Any = CIFAR10 if name == "cifar10" else FashionMNIST
-    packed = (
-        f"{CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/"
-    )
+    packed = f"{CIFAR10.filename} (MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/"
     files = packed if name == "cifar10" else "its four idx files in FashionMNIST/raw/"
     folder = (CACHE if root is None else Path(root)).expanduser()
     before = socket.getdefaulttimeout()

@@ -23,7 +23,7 @@ from ..codes.checks import named_rows
 from ..errors import DataError, one_line
 from ..inputs import check_file, check_memory, read_text
 from ..store import Hdf5Array, Texts, as_texts, read_hdf5_array
-from .arrays import HeldArray, Matrix, as_int64, npz_array, open_npz, whole_numbers
+from .arrays import HeldArray, Matrix, npz_array, open_npz, whole_numbers
 from .labels import Labels, errors_of, label_cell, labels_of
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr_0")
@@ -169,20 +169,14 @@ class Table:
 
     def ids(self, name: str) -> NDArray[np.int64]:
         """Raises DataError: not whole numbers of 64 bits, or one is missing."""
-        column, where = self.array(name), f"{self.where}: {name!r}"
-        if isinstance(column, np.ndarray):
-            return whole_numbers(column, where)
+        column = self.array(name)
         if isinstance(column, list):
-            try:
-                return np.array([int(text) for text in column], dtype=np.int64)
-            except (ValueError, OverflowError) as error:
-                raise DataError(f"{where}: ids are whole numbers of 64 bits ({one_line(error)})") from None
-        if column.null_count or self.kind(name) != "integer":
-            found = f"{column.type}, {column.null_count:,} cells are empty"
-            raise DataError(
-                f"{where} is {found}: ids are whole numbers, one in each row; texts may be names (names=...)"
-            )
-        return as_int64(column.to_numpy(), where)
+            texts = np.array(column)
+            with contextlib.suppress(ValueError, OverflowError):
+                texts = np.array([int(text) for text in column], dtype=np.int64)
+            column = texts
+        column = column if isinstance(column, np.ndarray) else column.to_numpy()  # float64 if cells are empty
+        return whole_numbers(column, f"{self.where}: {name!r}")
 
     def texts(self, name: str, remedy: str = "") -> Texts:
         """A column as texts; empty where there is no value."""
@@ -212,13 +206,13 @@ class Table:
         """The column of vectors: ``wanted``, one of :data:`FEATURES`, or the only unused list; None: there is no list."""
         lists = [name for name in self.names if name not in used and self.kind(name) == "list"]
         found = wanted or first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
-        if (found is None and lists) or (found is not None and found not in lists):
-            if found is not None:
-                self.check(found)
-            what = f"{found!r} is not a column of lists" if found else "which column holds the vectors?"
-            there = ", ".join(lists[:20]) or "none"
-            raise DataError(f"{self.where}: {what} (there are: {there}): name it with --read vectors")
-        return found
+        if found is not None:
+            self.check(found)
+        if found in lists or not (found or lists):
+            return found
+        what = f"{found!r} is not a column of lists" if found else "which column holds the vectors?"
+        there = ", ".join(lists[:20]) or "none"
+        raise DataError(f"{self.where}: {what} (there are: {there}): name it with --read vectors")
 
     def matrix(self, name: str) -> Matrix:
         """A column of vectors. Raises DataError: not numbers, or of unlike widths."""
@@ -247,19 +241,18 @@ def csv_table(path: Path, what: str) -> Table:
     if not any(header):
         raise DataError(f"{path} is empty, or its first line is: {what} with a header line is needed")
     reader = csv.reader(io.StringIO(text), delimiter=separator, strict=True)
-    columns: list[list[Any]] = [[] for _ in header]
+    rows: list[list[str]] = []
     try:
         next(reader)
         for row in reader:
-            if not any(cell.strip() for cell in row):
-                continue
-            if len(row) != len(header):
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                rows.append(cells)
+            if any(cells) and len(row) != len(header):
                 raise csv.Error(f"{len(row)} fields, the header has {len(header)}")
-            for column, cell in zip(columns, row, strict=True):
-                column.append(cell.strip())
     except csv.Error as error:
         raise DataError(f"{path} line {reader.line_num} is not CSV: {error}") from None
-    return Table(str(path), header, lambda name: columns[header.index(name)])
+    return Table(str(path), header, lambda name: [row[header.index(name)] for row in rows])
 
 
 def is_parquet(path: Path) -> bool:
@@ -338,9 +331,7 @@ def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[A
         raise DataError(f"{path} does not fit in memory: write it with smaller row groups") from None
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
         why = one_line(error, 120)
-        raise DataError(
-            f"{path} is not a Parquet file, or it is empty, truncated or damaged ({why})"
-        ) from None
+        raise DataError(f"{path} is not a Parquet file, or empty, truncated or damaged ({why})") from None
 
 
 def leaves(file: Any, column: str) -> list[int]:
@@ -393,10 +384,8 @@ def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDA
     width = width or (int(lengths[0]) if len(lengths) else 0)
     wrong = np.flatnonzero(lengths != width)
     if wrong.size:
-        rows = named_rows(wrong + start)
-        raise DataError(
-            f"{where} has {int(lengths[wrong[0]])} numbers at {rows}, {width} elsewhere: one width is needed"
-        )
+        found = f"{int(lengths[wrong[0]])} numbers at {named_rows(wrong + start)}"
+        raise DataError(f"{where} has {found}, {width} elsewhere: one width is needed")
     return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
 
 

@@ -50,6 +50,8 @@ def test_ids_round_trip(ids: list[int]) -> None:
     np.testing.assert_array_equal(labels.class_ids(), np.array(ids, dtype=np.int64))
     assert labels.n_classes == max([0, *ids]) + 1
     assert not labels.multi_label
+    small = np.array([i for i in ids if i >= 0], np.uint8)
+    np.testing.assert_array_equal(Labels.from_ids(small).class_ids(), small)
 
 
 def test_block_edges() -> None:
