@@ -216,7 +216,7 @@ def open_data(  # noqa: PLR0913
     taken = columns if by_column else files if scheme == "features" else {}
     own = {option: value for option, value in taken.items() if isinstance(value, str)}
     column = None if from_table else label_column
-    given = {"vectors": vectors, "keep": keep or None, "root": root, "concepts": concepts}
+    given: dict[str, Any] = {"vectors": vectors, "keep": keep or None, "root": root, "concepts": concepts}
     given |= {"image_column": image_column, "label_column": column}
     options = {option: value for option, value in given.items() if value is not None}
     if wrong := options.keys() - set(takes.split()):
