@@ -91,9 +91,7 @@ def likeness(
     """Compare a ranking of a database of codes with the neighbours by input.
 
     Args:
-        scorer: tables float32 [Q, M, K] or a score function of all the queries, as for :func:`.ranking.rank_codes`. Equal
-            codes have equal scores.
-        codes: uint8 [N, W]; with tables, codeword numbers.
+        scorer, codes: as for :func:`.ranking.rank_codes`, of all the queries.
         neighbours: from :func:`nearest`, of the :func:`spaced_queries`.
         n_queries: Q, the number of all queries.
         k: number of results.

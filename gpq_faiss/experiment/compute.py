@@ -7,7 +7,6 @@ does, what that index is searched with, and the labels of both sides.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,47 +61,32 @@ class TrainingCache:
     """The latest training of a process, for runs that differ from it only in how codes are made from it: other lengths of
     class-posterior codes, for example. Their results are those of a training of their own."""
 
+    spec: RunSpec | None = None
     fitted: Fitted | None = None
-    key: str = ""
 
     def get(self, spec: RunSpec) -> Fitted | None:
         """The training, if it can be reused for ``spec``."""
-        same = self.fitted is not None and self.key == _without(spec, type(self.fitted.method).codes_only)
+        if self.spec is None or self.fitted is None or self.spec.method != spec.method:
+            return None
+        settings = [dict(of.settings) for of in (self.spec, spec)]
+        for name in type(self.fitted.method).codes_only:
+            section, _, key = name.partition(".")
+            for of in settings:
+                of[section] = {k: v for k, v in of[section].items() if k != key}
+        same = settings[0] == settings[1] and self.spec.split_hash == spec.split_hash
         return self.fitted if same else None
-
-    def keep(self, spec: RunSpec, fitted: Fitted) -> None:
-        """Store the training of ``spec``, or nothing if others cannot reuse it."""
-        codes_only = type(fitted.method).codes_only
-        shared = bool(codes_only) and not fitted.held
-        self.fitted, self.key = (fitted, _without(spec, codes_only)) if shared else (None, "")
-
-
-def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
-    """Everything that a training depends on: the settings of a run except ``codes_only``."""
-    settings = {
-        f"{section}.{key}": value
-        for section, values in spec.settings.items()
-        if isinstance(values, dict)
-        for key, value in values.items()
-        if f"{section}.{key}" not in codes_only
-    }
-    return json.dumps([spec.method, spec.split_hash, settings], sort_keys=True)
 
 
 def compute(
     spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: TrainingCache
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The arrays of the file of a run, and its attributes, as far as they are measured.
+    """The arrays of the file of a run, and its attributes, as far as they are measured. Raises GpqError: from the method, the data or the
+    device.
 
     Args:
-        spec: the run.
-        dataset: its data.
         partial: folder for checkpoints of a trained method; an existing checkpoint is continued.
         options: of its training.
         cache: the latest training on these data; updated with the training of this run.
-
-    Raises:
-        GpqError: from the method, the data or the device.
     """
     split = make_split(dataset, **spec.split_args)
     if not len(split.query) or not len(split.database):
@@ -168,7 +152,8 @@ def _train_and_encode(
         options=options,
         earlier=cache.get(spec),
     )
-    cache.keep(spec, fitted)
+    reusable = type(fitted.method).codes_only and not fitted.held
+    cache.spec, cache.fitted = (spec, fitted) if reusable else (None, None)
     start = time.perf_counter()
     method, coder = fitted.method, fitted.method.coder()
     with Reader(dataset, fitted.image_size) as reader:

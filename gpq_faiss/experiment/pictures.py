@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,9 @@ class _Pictures:
         self.made[caption] = self.folder / f"{name}.{self.ending}"
         return self.made[caption]
 
-    @contextmanager
-    def figure(self, name: str, caption: str, *size: float, dpi: int = 160) -> Iterator[Any]:
-        """A figure that becomes the picture."""
-        with picture(self.file(name, caption), *size, overwrite=self.overwrite, dpi=dpi) as figure:
-            yield figure
+    def figure(self, name: str, caption: str, *size: float, dpi: int = 160) -> Any:
+        """Context with a figure that becomes the picture."""
+        return picture(self.file(name, caption), *size, overwrite=self.overwrite, dpi=dpi)
 
     def title(self, at: str = "") -> str:
         """Data and protocol of the experiment."""
@@ -211,46 +208,41 @@ def cell_borders(codewords: NDArray[Any]) -> NDArray[np.float64]:
     return np.sort((middle + math.pi) % (2 * math.pi) - math.pi)
 
 
-def _points(figure: Any, title: str, panels: Mapping[str, Panel], class_names: Sequence[str]) -> None:
+def _draw_points(
+    pictures: _Pictures,
+    name: str,
+    caption: str,
+    title: str,
+    panels: Mapping[str, Panel],
+    class_names: Sequence[str],
+) -> None:
     """Panels of points, coloured by class; with codewords on the unit circle, these and their Voronoi cells. Points of such a panel lie
     on the circle; they are drawn at random distances from it so that they do not overlap."""
-    across = min(len(panels), 3)
-    for i, (name, (points, classes, codewords)) in enumerate(panels.items()):
-        axes = figure.add_subplot(-(-len(panels) // across), across, i + 1, xticks=[], yticks=[])
-        axes.set_title(name, fontsize=10)
-        axes.spines[["left", "bottom"]].set_color("#DDDDDD")
-        radius: Any = 1.0
-        if codewords is not None:
-            for angle in cell_borders(codewords):
-                axes.plot(
-                    [0, 1.45 * math.cos(angle)], [0, 1.45 * math.sin(angle)], color="#AAAAAA", linewidth=0.7
-                )
-            axes.scatter(
-                codewords[:, 0],
-                codewords[:, 1],
-                marker="*",
-                s=110,
-                color="#111111",
-                edgecolors="white",
-                zorder=3,
-            )
-            axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
-            axes.set_axis_off()
-            radius = 1 + 0.12 * np.random.default_rng(0).standard_normal((len(points), 1)).clip(-2.5, 2.5)
-        colours = [f"C{c % 10}" if c >= 0 else "#BBBBBB" for c in classes.tolist()]
-        x, y = (points * radius).T
-        axes.scatter(x, y, c=colours, s=5, linewidths=0, alpha=0.75)
-    handles = [
-        axes.scatter([], [], color=f"C{c % 10}", label=name) for c, name in enumerate(class_names[:20])
-    ]
-    figure.legend(handles=handles, loc="outside right upper")
-    figure.suptitle(title, x=0.01, ha="left")
-
-
-def _size(panels: int) -> tuple[float, float]:
-    """Inches of a figure of so many panels."""
-    across = min(panels, 3)
-    return _PANEL * across + 1.4, _PANEL * -(-panels // across) + 0.4
+    across, down = min(len(panels), 3), -(-len(panels) // 3)
+    size = _PANEL * across + 1.4, _PANEL * down + 0.4
+    with pictures.figure(name, caption, *size, dpi=120) as figure:  # many points make large files
+        for i, (head, (points, classes, codewords)) in enumerate(panels.items()):
+            axes = figure.add_subplot(down, across, i + 1, xticks=[], yticks=[])
+            axes.set_title(head, fontsize=10)
+            axes.spines[["left", "bottom"]].set_color("#DDDDDD")
+            radius: Any = 1.0
+            if codewords is not None:
+                angles = cell_borders(codewords)
+                ends = 1.45 * np.stack([np.cos(angles), np.sin(angles)])
+                axes.plot([0 * ends[0], ends[0]], [0 * ends[1], ends[1]], color="#AAAAAA", linewidth=0.7)
+                x, y = codewords.T
+                axes.scatter(x, y, marker="*", s=110, color="#111111", edgecolors="white", zorder=3)
+                axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
+                axes.set_axis_off()
+                off = np.random.default_rng(0).standard_normal((len(points), 1))
+                radius = 1 + 0.12 * off.clip(-2.5, 2.5)
+            x, y = (points * radius).T
+            colours = [f"C{c % 10}" if c >= 0 else "#BBBBBB" for c in classes.tolist()]
+            axes.scatter(x, y, c=colours, s=5, linewidths=0, alpha=0.75)
+        named = enumerate(class_names[:20])
+        handles = [axes.scatter([], [], color=f"C{c % 10}", label=label) for c, label in named]
+        figure.legend(handles=handles, loc="outside right upper")
+        figure.suptitle(title, x=0.01, ha="left")
 
 
 def _tsne(pictures: _Pictures) -> None:
@@ -267,8 +259,7 @@ def _tsne(pictures: _Pictures) -> None:
     if len(every) > len(runs):
         caption += f"; {len(every) - len(runs)} more rows have no panel"
     title = f"t-SNE of {n:,} database items by (first) class: {pictures.title(experiment.at)}"
-    with pictures.figure("tsne", caption, *_size(len(panels)), dpi=120) as figure:
-        _points(figure, title, panels, runs[0].class_names)
+    _draw_points(pictures, "tsne", caption, title, panels, runs[0].class_names)
 
 
 def _codebooks(pictures: _Pictures) -> None:
@@ -289,8 +280,7 @@ def _codebooks(pictures: _Pictures) -> None:
         caption = f"Codebooks in two dimensions, {name}, with {len(x):,} items of the database drawn at random by seed {run.seed}"
         caption += f"; the first {_PANELS} of {M}" if M > _PANELS else ""
         file = f"voronoi-{i + 1}" if i else "voronoi"
-        with pictures.figure(file, caption, *_size(len(panels)), dpi=120) as figure:  # many points
-            _points(figure, title, panels, run.class_names)
+        _draw_points(pictures, file, caption, title, panels, run.class_names)
 
 
 # Galleries --------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from experiment.experiments import DIGITS, ONE, SMALL, WHOLE, assert_same, small
 from gpq_faiss import files
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import Split
+from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import BusyError, DataError, UsageError
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import run as running
@@ -91,7 +91,7 @@ def test_transfer_searches_classes_that_no_run_was_trained_on(tmp_path: Path) ->
     summary = run_experiment(grid, DIGITS, tmp_path)
     assert (summary.made, summary.failed) == (2, {})
     class_of = DIGITS.require_labels().class_ids()
-    split = Split.load(next(tmp_path.glob("split_*.json")))
+    split = load_split(next(tmp_path.glob("split_*.json")))
     assert set(class_of[np.concatenate([split.labelled, split.unlabelled])]) == set(range(8))
     for path in tmp_path.glob("*.h5"):
         held, about = read_arrays(path, "a run")
