@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import DataError
 from ..losses.npair import multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
 from .pq import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
-_PER_CODEWORD = 256  # items per codeword that k-means uses at most
+PER_CODEWORD = 256
+"""Items per codeword that k-means uses at most."""
 
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
@@ -43,15 +43,6 @@ def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
     target = 2 * (y @ y.T > 0).to(z.dtype) - 1
     pairs = known[:, None] * known[None, :]
     return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
-
-
-def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = None, seed: int = 0) -> Floats:
-    """As :func:`.pq.fit_codebooks`, of labelled items. Raises DataError: fewer items than codewords."""
-    if len(x) < K:
-        raise DataError(
-            f"{len(x)} labelled items are too few for codebooks of {K} codewords: label at least {K}"
-        )
-    return fit_codebooks(x, M, K, start=start, rows=_PER_CODEWORD, seed=seed)
 
 
 class DQN(Alternating):
@@ -84,7 +75,7 @@ class DQN(Alternating):
     def refit(self, at: Tensor, x: Floats) -> Floats:
         """k-means from the present codebooks on."""
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
-        return fit_product_codebooks(x, self.M, self.K, start=start, seed=self.seed)
+        return fit_codebooks(x, self.M, self.K, start=start, rows=PER_CODEWORD, seed=self.seed)
 
     def coder(self) -> ProductCoder:
         return ProductCoder(self.codewords.cpu().numpy(), "l2")

@@ -37,7 +37,8 @@ from ..codes.codebooks import product_index
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats, checked_codebooks
-from .dqn import fit_product_codebooks
+from .dqn import PER_CODEWORD
+from .pq import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 WIDTH = 64
@@ -216,7 +217,7 @@ class DTQ(Alternating):
         C = np.zeros((self.M, self.K, WIDTH), np.float32)
         residual = x.copy()
         for m in range(self.M):
-            C[m] = fit_product_codebooks(residual, 1, self.K, seed=self.seed + m)[0]
+            C[m] = fit_codebooks(residual, 1, self.K, rows=PER_CODEWORD, seed=self.seed + m)[0]
             residual -= reconstruct(iterated_conditional_modes(residual, C[m : m + 1]), C[m : m + 1])
         return C
 

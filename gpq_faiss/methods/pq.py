@@ -52,10 +52,7 @@ class InParts(Coder):
             raise UsageError(
                 f"{self.name}: {self.bits} bits need {self.M} parts, but the vectors have width {x.shape[1]}"
             )
-        if len(x) < CODEWORDS:
-            raise DataError(
-                f"{self.name}: {len(x)} training vectors are too few for {CODEWORDS} codewords: give at least {CODEWORDS}"
-            )
+        check_rows(x, CODEWORDS)
         self._learn(x)
 
     def _learn(self, x: Floats) -> None:
@@ -148,6 +145,12 @@ def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> 
     return np.ascontiguousarray(found.centroids, dtype=np.float32)
 
 
+def check_rows(x: Floats, K: int) -> None:
+    """Raises DataError: fewer rows than codewords."""
+    if len(x) < K:
+        raise DataError(f"{len(x)} items are too few to learn {K} codewords: give, or label, at least {K}")
+
+
 def untrained_quantizer(width: int, M: int, K: int = CODEWORDS, *, seed: int) -> Any:
     """A ``faiss.ProductQuantizer`` that will be trained on all rows."""
     pq = faiss.ProductQuantizer(width, M, K.bit_length() - 1)
@@ -162,7 +165,8 @@ def fit_codebooks(
     x: Floats, M: int, K: int = CODEWORDS, *, start: Floats | None = None, rows: int | None = None, seed: int
 ) -> Floats:
     """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M·d], from the codebooks ``start`` on (None: random rows), with
-    at most ``rows`` rows per codeword."""
+    at most ``rows`` rows per codeword. Raises DataError: fewer rows than codewords."""
+    check_rows(x, K)
     pq = untrained_quantizer(x.shape[1], M, K, seed=seed)
     if rows is not None:
         pq.cp.max_points_per_centroid = rows

@@ -30,9 +30,10 @@ from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
 from gpq_faiss.methods.bgdh import context_loss, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
-from gpq_faiss.methods.dqn import fit_product_codebooks, pairwise_cosine
+from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets, reconstruct
 from gpq_faiss.methods.ninh import SLICE, DivideAndEncode, piecewise_threshold
+from gpq_faiss.methods.pq import fit_codebooks
 from gpq_faiss.methods.pqn import asymmetric_triplets, soft_quantise
 from gpq_faiss.methods.ssdh import batch_graph, contrast, same_class
 from gpq_faiss.methods.ssgah import draw_triplets
@@ -333,15 +334,15 @@ def test_dqn_counts_the_distance_to_the_nearest_codewords_once_they_are_fitted()
 
 def test_codebooks_go_on_from_where_they_are_and_never_get_worse() -> None:
     x = np.random.default_rng(0).standard_normal((300, 12)).astype(np.float32)
-    first = fit_product_codebooks(x, 3, 16, seed=1)
+    first = fit_codebooks(x, 3, 16, seed=1)
     assert first.shape == (3, 16, 4)
     assert error_of(x, first) < 0.75 * error_of(x, x[:16].reshape(16, 3, 4).transpose(1, 0, 2))
-    again = fit_product_codebooks(x, 3, 16, start=first)
+    again = fit_codebooks(x, 3, 16, start=first, seed=0)
     assert error_of(x, again) <= error_of(x, first) + 1e-5
     assert np.abs(again - first).max() < 0.5, "a fit from the start would have numbered the codewords anew"
-    np.testing.assert_array_equal(first, fit_product_codebooks(x, 3, 16, seed=1))
-    with pytest.raises(DataError, match="label at least 16"):
-        fit_product_codebooks(x[:15], 3, 16)
+    np.testing.assert_array_equal(first, fit_codebooks(x, 3, 16, seed=1))
+    with pytest.raises(DataError, match="at least 16"):
+        fit_codebooks(x[:15], 3, 16, seed=0)
 
 
 def test_codewords_are_the_means_of_their_items_after_training() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.error
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from gpq_faiss import evaluate, train
-from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.losses.classification import shares, subspace_classification
 from gpq_faiss.losses.npair import npair
 from gpq_faiss.methods.gpq import GPQ
@@ -128,83 +128,22 @@ def test_without_unlabelled_items_there_is_one_batch() -> None:
 # Weights and images --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("pictures")
-    for number, name in enumerate("ab"):
-        (root / name).mkdir()
-        for i in range(30):
-            pixels = np.random.default_rng([number, i]).integers(
-                60 * number, 180 + 60 * number, (16, 16, 3), np.uint8
-            )
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return f"folder:{root}"
-
-
-@pytest.fixture
-def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where torch keeps the weights; a network without a connection."""
+def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, root = np.random.default_rng(0), tmp_path / "pictures"
+    for number, i in itertools.product(range(2), range(30)):
+        (root / "ab"[number]).mkdir(exist_ok=True, parents=True)
+        pixels = rng.integers(60 * number, 180 + 60 * number, (16, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(root / "ab"[number] / f"{i}.png")
+    pictures = f"folder:{root}"
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-
-    def offline(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     place = tmp_path / "torch" / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
     place.parent.mkdir(parents=True)
-    return place
-
-
-def short(**training: Any) -> Config:
-    changes = {"quantizer": {"codebooks": 2}, "training": {"steps": 1, "batch_unlabelled": 20, **training}}
-    return merge(preset("authors"), changes)
-
-
-def test_without_imagenet_weights_it_is_an_error(pictures: str, imagenet: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"cannot download vgg16_bn-6c64b313\.pth .*set network.weights"
-    ) as caught:
-        train(pictures, tmp_path / "model", config=short(), labelled="5-per-class")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "model").exists()
-    np.savez(tmp_path / "f.npz", features=np.ones((40, 4), np.float32), labels=np.arange(40) % 2)
-    for data, message in (
-        ("digits", "vgg needs images of at least 16 pixels"),
-        (f"features:{tmp_path}/f.npz", "vgg takes images, but the data are features"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            train(data, tmp_path / "model", config=short(), labelled="5-per-class")
-
-
-def test_it_starts_from_the_imagenet_weights_and_ends_in_a_model(
-    pictures: str, imagenet: Path, tmp_path: Path
-) -> None:
-    vgg = build_backbone(
-        BackboneSpec("vgg", "images", 4, image_size=16), generator=torch.Generator().manual_seed(99)
-    )
+    spec = BackboneSpec("vgg", "images", 4, image_size=16)
+    vgg = build_backbone(spec, generator=torch.Generator().manual_seed(99))
     state = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.")}
-    torch.save(state, imagenet)
-    config = short(learning_rate=1e-9)
-    out = train(pictures, tmp_path / "model", config=config, labelled="5-per-class")
-    trained = load_file(out / "model.safetensors")
-    for name, tensor in state.items():
-        if "running" not in name and "num_batches" not in name:
-            torch.testing.assert_close(trained[f"network.backbone.{name}"], tensor, atol=1e-7, rtol=0)
-    assert int(trained["network.backbone.features.1.num_batches_tracked"]) == 2, "a batch each, one step"
-    encoder = Encoder.load(out)
-    backbone = encoder.model.network.get_submodule("backbone")
-    assert isinstance(backbone, VGG)
-    assert backbone.spec.tap == "pool", "as it was trained"
-    assert evaluate(out, pictures).method == "gpq (authors)"
-
-
-def test_crops_are_padded_by_the_mean_colour(
-    pictures: str, imagenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vgg = build_backbone(
-        BackboneSpec("vgg", "images", 4, image_size=16), generator=torch.Generator().manual_seed(99)
-    )
-    torch.save(vgg.state_dict(), imagenet)
+    torch.save(state, place)
     seen: list[torch.Tensor | None] = []
 
     def spy(x: torch.Tensor, *args: Any, colour: torch.Tensor | None, **options: Any) -> torch.Tensor:
@@ -212,22 +151,25 @@ def test_crops_are_padded_by_the_mean_colour(
         return random_flip_crop(x, *args, colour=colour, **options)
 
     monkeypatch.setattr("gpq_faiss.training.loop.random_flip_crop", spy)
-    for details in ("authors", "paper"):
-        config = merge(short(augment="crop"), {"gpq": {"details": details}})
-        train(pictures, tmp_path / details, config=config, labelled="5-per-class")
+    training = {"steps": 1, "batch_unlabelled": 20, "learning_rate": 1e-9, "augment": "crop"}
+    config = merge(preset("authors"), {"quantizer": {"codebooks": 2}, "training": training})
+    model = train(pictures, tmp_path / "model", config=config, labelled="5-per-class")
+    paper = merge(config, {"gpq": {"details": "paper"}})
+    train(pictures, tmp_path / "paper", config=paper, labelled="5-per-class")
     mean, black = seen
     assert black is None
     assert mean is not None
     torch.testing.assert_close(mean.flatten(), torch.tensor([0.485, 0.456, 0.406]), check_dtype=False)
+    trained = load_file(model / "model.safetensors")
+    for name, tensor in state.items():
+        if "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(trained[f"network.backbone.{name}"], tensor, atol=1e-7, rtol=0)
+    assert int(trained["network.backbone.features.1.num_batches_tracked"]) == 2, "a batch each, one step"
+    backbone: Any = Encoder.load(model).model.network.get_submodule("backbone")
+    assert (type(backbone), backbone.spec.tap) == (VGG, "pool"), "as it was trained"
+    assert evaluate(model, pictures).method == "gpq (authors)"
 
 
-@pytest.mark.parametrize(
-    ("start", "changes", "message"),
-    [
-        ("authors", {"training": {"batch_unlabelled": 1}}, "one item has no batch statistics"),
-        ("paper", {"gpq": {"details": "mine"}}, "gpq.details = 'mine': input should be 'paper' or 'authors'"),
-    ],
-)
-def test_settings_that_cannot_be_together(start: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        validate(merge(preset(start), changes))
+def test_one_unlabelled_item_has_no_statistics() -> None:
+    with pytest.raises(UsageError, match="one item has no batch statistics"):
+        validate(merge(preset("authors"), {"training": {"batch_unlabelled": 1}}))
