@@ -28,13 +28,10 @@ _BLOCK_BYTES = 32 << 20  # of temporary arrays
 
 
 class Coder(ABC):
-    """Codes of ``bits`` bits for similarity search, fitted by ``seed``.
+    """Codes of ``bits`` bits for similarity search, fitted by ``seed``. Raises UsageError: a number of bits that the method cannot have.
 
     Sub-classes implement ``_fit`` (unless their codewords are given), ``_encode``, and ``_tables`` (if the score of a code is a sum of M
     entries of the query's table [M, K]) or ``_score``. Their arguments are checked, and scaled if the method is :attr:`unit`.
-
-    Raises:
-        UsageError: ``bits`` is not positive or not supported by the method.
     """
 
     name: str = ""
@@ -57,11 +54,7 @@ class Coder(ABC):
         self.code_size = (bits + 7) // 8
 
     def fit(self, x: NDArray[Any], labels: Labels | None = None) -> Self:
-        """Learn from a training set.
-
-        Args:
-            x: float32 [N, width], labelled and unlabelled rows of the training set.
-            labels: of these rows (unlabelled rows have none); unsupervised methods ignore them.
+        """Learn from labelled and unlabelled rows float32 [N, width]; unsupervised methods ignore the labels.
 
         Raises:
             DataError: rows that are not finite, too few rows, or missing labels.
@@ -203,11 +196,8 @@ def checked_codebooks(codebooks: Floats) -> Floats:
 
 
 class ProductCoder(Coder):
-    """Product codes: M codebooks, one per part of the vector; the nearest codewords in L2, asymmetric scores.
-
-    Args:
-        codebooks: float32 [M, K, d], K a power of two from 4 to 256.
-        metric: ``ip``: codewords are unit-norm, and scores inner products; ``l2``: scores are negative squared distances.
+    """Product codes: M codebooks, one per part of the vector, float32 [M, K, d]; the nearest codewords in L2, asymmetric scores:
+    ``ip``, inner products with unit-norm codewords, or ``l2``, negative squared distances.
 
     Raises:
         DataError: codebooks of another shape, not finite, or not unit-norm.
@@ -248,7 +238,7 @@ class ProductCoder(Coder):
 
 
 class BinaryMethod(Coder):
-    """A method whose codes are bits compared by Hamming distance; sub-classes implement :meth:`_project`.
+    """A method whose codes are bits, compared by Hamming distance; sub-classes implement ``_fit`` and ``_project``.
 
     Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them. The padding bits of
     the last byte are 0. The score is the negative Hamming distance. Groups of four bits are numbers below K = 16, so binary codes are

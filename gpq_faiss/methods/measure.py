@@ -45,12 +45,10 @@ class Coded:
     """Queries and database of a split as encoded by a method.
 
     Attributes:
-        coder: makes and scores the codes.
         query_rows, base_rows: int64 [Q] and [N], rows in the data set, without unreadable items.
         xq: float32 [Q, width], coder input of the queries.
         codes: uint8 [N, code_size].
         vectors, vector_rows: float32 [n, width] and int64 [n], of some database items, for plots.
-        fit_seconds, encode_seconds: duration in seconds.
         extra: further values stored with the run.
     """
 
@@ -71,9 +69,7 @@ class Coded:
 
     @cached_property
     def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
-        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has tables (much faster), else a function
-        and codes.
-        """
+        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has tables, else a function and codes."""
         tables = self.coder.score_tables(self.xq)
         if tables is None:
             return self.score, self.codes

@@ -51,7 +51,7 @@ class DivideAndEncode(nn.Module):
 
 
 def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
-    """Values above 0.5 + ε become 1, values below 0.5 - ε become 0, without gradient; others are unchanged."""
+    """g(s), which has no gradient where it is 0 or 1."""
     s = torch.where(s > 0.5 + epsilon, torch.ones_like(s), s)
     return torch.where(s < 0.5 - epsilon, torch.zeros_like(s), s)
 

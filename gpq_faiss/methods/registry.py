@@ -65,11 +65,7 @@ class MethodEntry:
         return "backbone" in self.changes.get("network", {})
 
     def load(self) -> Any:
-        """Import the class or the builder.
-
-        Raises:
-            UsageError: it is not installed.
-        """
+        """The imported class or builder. Raises UsageError: it is not installed."""
         name = importlib.util.resolve_name(self.module, __package__)
         try:
             return getattr(importlib.import_module(name), self.attribute)
@@ -163,20 +159,12 @@ ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
 
 
 def method_names() -> list[str]:
-    """All short names, those of plugins last.
-
-    Raises:
-        UsageError: a plugin's method has the name of another method.
-    """
+    """All short names, those of plugins last. Raises UsageError: a plugin's method has the name of another method."""
     return [*METHODS, *plugin_names("methods", METHODS)]
 
 
 def find_method(name: str) -> MethodEntry:
-    """Look up a short name.
-
-    Raises:
-        UsageError: unknown name (the message lists all), or its plugin cannot be loaded.
-    """
+    """The entry of a short name. Raises UsageError: unknown name (the message lists all), or its plugin cannot be loaded."""
     plugin = find_plugin("methods", name, METHODS)
     if plugin is not None:
         entry = plugin.load()
@@ -191,11 +179,7 @@ def find_method(name: str) -> MethodEntry:
 
 
 def make_method(name: str, bits: int, seed: int = 0) -> Coder:
-    """Create an unfitted array method.
-
-    Raises:
-        UsageError: unknown name (the message lists all), a trained method, or an unsupported number of bits.
-    """
+    """An unfitted array method. Raises UsageError: unknown name, a trained method, or an unsupported number of bits."""
     from .coders import Coder
 
     entry = find_method(name)

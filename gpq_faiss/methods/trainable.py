@@ -104,11 +104,8 @@ class TrainableMethod(nn.Module, ABC):
         return [module for module in self.modules() if isinstance(module, Backbone)]
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """Standardise features with a mean per dimension and one standard deviation, from at most 50,000 training rows.
-
-        One deviation for all dimensions, because the last dimensions of a PCA are noise, which one per dimension would
-        amplify (measured with GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP).
-        """
+        """Standardise features, from at most 50,000 training rows: a mean per dimension, and one deviation for all, as the last dimensions
+        of a PCA are noise, which one per dimension would amplify (GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP)."""
         if isinstance(reader.dataset, FeatureDataset):
             values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
             for backbone in self.extractors():

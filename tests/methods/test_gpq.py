@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from importlib.util import find_spec
@@ -20,7 +19,8 @@ from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.losses.npair import npair, triplet
+from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
+from gpq_faiss.losses.npair import npair, soft_npair, triplet
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables
 from gpq_faiss.methods.registry import METHODS, make_builder
@@ -60,52 +60,7 @@ def batch() -> TrainingBatch:
     return TrainingBatch(x, torch.eye(C)[torch.arange(LABELLED) % C], 0, 10, generator)
 
 
-def test_the_paper_has_the_losses_that_are_printed() -> None:
-    """The preset ``paper`` from its equations (N-pair, eq. 2; classification as the authors' code has it; entropy, eq. 4)."""
-    config = preset("paper")
-    config = dataclasses.replace(config, quantizer=dataclasses.replace(config.quantizer, codebooks=M))
-    gpq = GPQ(build_network(config, {"kind": "features", "width": WIDTH}, C), config)
-    given = batch()
-    parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
-    net = gpq.network
-    with torch.no_grad():
-        split = net.backbone(given.x).reshape(ITEMS, M, -1)
-        x = (split / split.norm(dim=2, keepdim=True)).double().numpy()
-        Z, W = (
-            t / np.linalg.norm(t, axis=2, keepdims=True)
-            for t in (net.codewords.raw.numpy(), net.classifier.raw.numpy())
-        )
-
-    def soft(v: Any, words: Any) -> Any:
-        weight = np.exp(20 * words @ v)
-        mean = weight @ words
-        return mean / np.linalg.norm(mean)
-
-    books = [[soft(Z[m, k], W[m]) for k in range(16)] for m in range(M)]
-    q = np.array([[soft(x[i, m], np.array(books[m])) for m in range(M)] for i in range(LABELLED)])
-    y = given.y.numpy()
-    npair = classification = entropy = 0.0
-    for i in range(LABELLED):
-        s = np.array([sum(x[i, m] @ q[j, m] for m in range(M)) for j in range(LABELLED)])
-        t = y @ y[i]
-        npair -= (t / t.sum()) @ (s - np.log(np.exp(s).sum())) / LABELLED
-        vote = np.mean([16 * W[m] @ x[i, m] for m in range(M)], axis=0)
-        classification -= y[i] @ (vote - np.log(np.exp(vote).sum())) / LABELLED
-    for i, m in itertools.product(range(LABELLED, ITEMS), range(M)):
-        p = np.exp(4 * W[m] @ x[i, m])
-        p /= p.sum()
-        entropy -= p @ np.log(p) / (M * (ITEMS - LABELLED))
-    expected = {
-        "total": npair + 0.1 * classification - 0.1 * entropy,
-        "npair": npair,
-        "classification": classification,
-        "entropy": entropy,
-    }
-    assert parts == pytest.approx(expected, rel=1e-5)
-
-
 def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
-    """All terms against loops over items, sub-spaces and pairs."""
     gpq = method(loss={"lambda1": 0.9, "lambda2": 0.3}, posterior={"propagation": 0.0})
     given = batch()
     parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
@@ -113,36 +68,22 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
     net = gpq.network
     with torch.no_grad():
         p = net.eval().posterior(given.x)
-        x = net.subvectors(p).double().numpy()
-        Z, W, scale = (t.double().numpy() for t in (net.codewords(), net.classifier(), net.log_scale.exp()))
-    p = p.double().numpy()
-    told = p.copy()
-    told[:LABELLED] = given.y.numpy()
-    npair = classification = 0.0
-    for i in range(ITEMS):
-        s = scale * np.array(
-            [
-                np.mean([told[i] @ W[m] @ Z[m, (Z[m] @ x[j, m]).argmax()] for m in range(M)])
-                for j in range(ITEMS)
-            ]
-        )
-        t = told @ told[i]
-        npair -= t @ (s - np.log(np.exp(s).sum())) / t.sum() / ITEMS
-        for m in range(M):
-            vote = 20 * W[m] @ x[i, m]
-            classification -= told[i] @ (vote - np.log(np.exp(vote).sum())) / M / ITEMS
-    entropy = 0.0
-    for i, m in itertools.product(range(LABELLED, ITEMS), range(M)):
-        soft = np.exp(20 * W[m] @ x[i, m])
-        soft /= soft.sum()
-        entropy -= soft @ np.log(np.maximum(soft, 1e-300)) / (M * (ITEMS - LABELLED))
-    assert parts["npair"] == pytest.approx(npair, rel=1e-4)
-    assert parts["classification"] == pytest.approx(classification, rel=1e-4)
-    assert parts["entropy"] == pytest.approx(entropy, rel=1e-4, abs=1e-6)
-    assert parts["total"] == pytest.approx(
-        theirs["total"] + npair + 0.9 * classification - 0.3 * entropy, rel=1e-4
-    )
-    assert {k.removeprefix("class_") for k in parts if k.startswith("class_")} == set(theirs) - {"total"}
+        x, Z, W = net.subvectors(p), net.codewords(), net.classifier()
+        told = torch.cat([given.y, p[LABELLED:]])
+        expected: dict[str, float] = {
+            "classification": float(subspace_classification(x, W, told, 20.0)),
+            "entropy": float(subspace_entropy(x[LABELLED:], W, 20.0)),
+        }
+        # Items score by their nearest codewords, queries by the sub-prototypes that they expect.
+        tables = torch.einsum("mcd,mkd->mck", W, Z)
+        scores = torch.zeros(ITEMS, ITEMS)
+        for i, j, m in itertools.product(range(ITEMS), range(ITEMS), range(M)):
+            scores[i, j] += told[i] @ tables[m, :, (Z[m] @ x[j, m]).argmax()] / M
+        expected["npair"] = float(soft_npair(net.log_scale.exp() * scores, told, told))
+    total = theirs.pop("total") + expected["npair"]
+    total += 0.9 * expected["classification"] - 0.3 * expected["entropy"]
+    expected |= {"total": total} | {f"class_{name}": value for name, value in theirs.items()}
+    assert parts == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_the_pairs_teach_the_codes_and_not_the_class_networks() -> None:
@@ -261,10 +202,16 @@ def test_a_variant_is_its_losses(variant: str, base: str) -> None:
     labelled = intra_normalize(net.backbone(x[:12]), 3)
     metric = "triplet" if variant == "gpq-t" else "npair"
     loss = {"triplet": triplet, "npair": npair}[metric]
-    torch.testing.assert_close(parts[metric], loss(labelled, soft_assign(labelled, net.codebooks(), 20.0), y))
+    expected = {metric: loss(labelled, soft_assign(labelled, net.codebooks(), 20.0), y)}
     weights = {metric: 1.0}
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
+        W, beta, others = net.classifier.raw, config.loss.beta, intra_normalize(net.backbone(x[12:]), 3)
+        kind = config.gpq.classification
+        expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
+        expected["entropy"] = subspace_entropy(others, W, beta)
+    for name, value in expected.items():
+        torch.testing.assert_close(parts[name], value)
     assert set(parts) == {"total", *weights}
     torch.testing.assert_close(parts["total"], sum(weight * parts[name] for name, weight in weights.items()))
     parts["total"].backward()  # type: ignore[no-untyped-call]
