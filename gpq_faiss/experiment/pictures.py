@@ -57,12 +57,13 @@ class _Pictures:
     def runs(self, *names: str) -> list[Run]:
         """The runs at the longest code of the first seed, with these arrays."""
         experiment = self.experiment
-        runs = [experiment.runs[i] for i in experiment.longest]
-        found = [read_run(run.path, names) for run in runs if run.seed == experiment.seeds[0]]
+        seed, lengths = experiment.seeds[0], (0, max(experiment.bits))
+        runs = [run for run in experiment.runs if run.seed == seed and run.bits in lengths]
+        found = [read_run(run.path, names) for run in runs]
         found = [run for run in found if names[0] in run.arrays]
         if not found:
             raise DataError(
-                f"{experiment.folder}: no run of {experiment.at}, seed {experiment.seeds[0]}, keeps {names[0]}: run it again, "
+                f"{experiment.folder}: no run of {experiment.at}, seed {seed}, keeps {names[0]}: run it again, "
                 "for vectors with vectors = 2000 in the grid"
             )
         return found
@@ -112,24 +113,21 @@ def _curves(pictures: _Pictures) -> None:
 
     if len(experiment.bits) > 1:
         lines = {}
-        for row in experiment.by_length():
+        for row in experiment.means(map(str, experiment.bits), longest=False):
             there = [(b, row[str(b)]) for b in experiment.bits if row[str(b)]]
             lines[row["method"]] = np.array([(b, of.mean, of.deviation or 0.0) for b, of in there]).T
         labels = {"x": "bits per code", "y": "mAP", "title": pictures.title()}
         draw("map", "mAP over the length of the code", lines, from_zero=False, **labels)
-    for name, head, x, across, up in (
-        ("pr", "", "pr_recall", "recall", "precision"),
-        ("precision", "P@", "ks", "k", "precision at k"),
-        ("recall", "R@", "ks", "k", "recall at k"),
+    for name, column, x, across, up in (
+        ("pr", "{:.2f}", "pr_recall", "recall", "precision"),
+        ("precision", "P@{}", "ks", "k", "precision at k"),
+        ("recall", "R@{}", "ks", "k", "recall at k"),
     ):
-        places = {f"{head}{at:g}": at for run in experiment.runs for at in run.arrays[x]}
+        places = {column.format(at): at for run in experiment.runs for at in run.arrays[x]}
         curves = {}
         for row in experiment.means(list(places)):
-            of = [column for column in places if row.get(column)]
-            curves[row["method"]] = (
-                [places[column] for column in of],
-                [row[column].mean for column in of],
-            )
+            known = {at: row[place].mean for place, at in places.items() if row.get(place)}
+            curves[row["method"]] = list(known), list(known.values())
         caption = f"{up[0].upper()}{up[1:]} over {across} at {bits} bits"
         draw(name, caption, curves, x=across, y=up, title=title, log_x=across == "k")
     rows = [row for row in experiment.means(("NN10@100", "mAP")) if row.get("NN10@100")]

@@ -96,13 +96,13 @@ def tables_of(experiment: Experiment) -> dict[str, Table]:
     # A copied table must itself tell that it is incomplete.
     short = f" ({missing:,} of {len(about.planned):,} runs missing)" if missing else ""
     caption = f"{about.title}: {about.data['name']}, {experiment.over_seeds}"
-    rows = experiment.by_length()
+    rows = experiment.means(map(str, experiment.bits), longest=False)
     likeness = {row["method"]: row["NN10@100"] for row in experiment.means(["NN10@100"]) if len(row) > 1}
     if likeness:
         rows = [row | {"NN10@100": likeness.get(row["method"])} for row in rows]
         caption += f"; NN10@100 at {at}"
-    depth = experiment.means([f"{letter}@{k}" for letter in "PR" for k in KS])
-    curve = experiment.means([f"{level:g}" for level in LEVELS])
+    depth = experiment.means(f"{letter}@{k}" for letter in "PR" for k in KS)
+    curve = experiment.means(f"{level:.2f}" for level in LEVELS)
     seconds = experiment.means(("fit", "encode", "rank"), longest=False)
     return {
         "map": Table(caption + short, rows, "bits"),

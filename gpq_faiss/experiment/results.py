@@ -7,7 +7,7 @@ A *row* of a report is a method in one variation; columns are code lengths.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -159,43 +159,25 @@ class Experiment:
 
     @cached_property
     def table(self) -> list[dict[str, Any]]:
-        """The figures of each run, one after another."""
+        """The figures of each run, one after another: mAP also by code length, where a method without codes has one figure for all."""
         lines = []
         for run in self.runs:
             line = {"method": self.row_name(run), "bits": run.bits, "seed": run.seed, "mAP": run.map}
-            line |= run.seconds | ({"NN10@100": run.likeness.nn10_at_100} if run.likeness else {})
-            for head, x, y in (
-                ("P@", "ks", "precision"),
-                ("R@", "ks", "recall"),
-                ("", "pr_recall", "pr_precision"),
-            ):
-                pairs = zip(run.arrays[x], run.arrays[y], strict=True)
-                line |= {f"{head}{across:g}": float(up) for across, up in pairs}
-            lines.append(line)
+            line |= {str(bits): run.map for bits in self.bits if run.bits in (0, bits)} | run.seconds
+            line |= {"NN10@100": run.likeness.nn10_at_100} if run.likeness else {}
+            arrays = run.arrays
+            for head, ups in (("P@", arrays["precision"]), ("R@", arrays["recall"])):
+                line |= {f"{head}{k}": float(up) for k, up in zip(arrays["ks"], ups, strict=True)}
+            curve = zip(arrays["pr_recall"], arrays["pr_precision"], strict=True)
+            lines.append(line | {f"{level:.2f}": float(up) for level, up in curve})
         return lines
 
-    @property
-    def longest(self) -> list[int]:
-        """Positions of the runs at the longest code, and of methods without codes."""
-        return [i for i, run in enumerate(self.runs) if run.bits in (0, max(self.bits))]
-
-    def means(self, columns: Sequence[str], *, longest: bool = True) -> list[dict[str, Any]]:
-        """A line per row with the means of columns of the table that any run has: of :attr:`longest`, or of all runs."""
-        lines = [self.table[i] for i in self.longest] if longest else self.table
+    def means(self, columns: Iterable[str], *, longest: bool = True) -> list[dict[str, Any]]:
+        """A line per row with the means of columns of the table that any run has: of the runs at the longest code (and of methods without
+        codes), or of all."""
+        lines = [line for line in self.table if not longest or line["bits"] in (0, max(self.bits))]
         there = [name for name in columns if any(name in line for line in lines)]
         return summarise(lines, by=["method"], values=there)
-
-    def by_length(self) -> list[dict[str, Any]]:
-        """A line per row with the means of mAP by code length. A method without codes has one figure for all."""
-        names = dict.fromkeys(line["method"] for line in self.table)
-        rows: dict[str, dict[str, Any]] = {
-            name: {"method": name, **dict.fromkeys(map(str, self.bits))} for name in names
-        }
-        for bits in self.bits:
-            lines = [line for line in self.table if line["bits"] in (0, bits)]
-            for found in summarise(lines, ["method"], ["mAP"]):
-                rows[found["method"]][str(bits)] = found["mAP"]
-        return list(rows.values())
 
     def missing(self) -> list[str]:
         """Names of the requested runs that are not there, or are of other settings, data or versions than requested last."""

@@ -62,12 +62,12 @@ def test_tables_are_the_means_of_the_files(done: Path) -> None:
             "NN10@100": run.likeness and run.likeness.nn10_at_100,
             **run.seconds,
         }
-        for head, x, y in (
-            ("P@", "ks", "precision"),
-            ("R@", "ks", "recall"),
-            ("", "pr_recall", "pr_precision"),
+        for column, x, y in (
+            ("P@{}", "ks", "precision"),
+            ("R@{}", "ks", "recall"),
+            ("{:.2f}", "pr_recall", "pr_precision"),
         ):
-            line |= {f"{head}{a:g}": b for a, b in zip(run.arrays[x], run.arrays[y], strict=True)}
+            line |= {column.format(a): b for a, b in zip(run.arrays[x], run.arrays[y], strict=True)}
         assert {name: runs[run.identity][name] for name in line} == pytest.approx(line, abs=1e-12)
         row = {"gpq": "gpq (λ2 = 0)" if run.variation else "gpq", "float": rows_of(done)[-1]}
         lines.append(line | {"row": row.get(run.method, run.method), "bits": run.bits})
@@ -75,7 +75,7 @@ def test_tables_are_the_means_of_the_files(done: Path) -> None:
     assert {name: list(rows[0])[1:] for name, rows in found.items()} == {
         "map": ["12", "24", "NN10@100"],
         "depth": [f"{letter}@{k}" for letter in "PR" for k in (1, 10, 100, 1000)],
-        "pr": [f"{i / 10:g}" for i in range(1, 11)],
+        "pr": [f"{i / 10:.2f}" for i in range(1, 11)],
         "seconds": ["fit", "encode", "rank"],
     }
     for name, rows in found.items():
