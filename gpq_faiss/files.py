@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -24,11 +25,6 @@ from typing import IO, Any
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
 from .inputs import parse_json, read_text
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock: nothing is refused there, and nothing swept
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +40,6 @@ LOCK = "lock"
 """The file by whose lock a folder of unfinished work is its owner's."""
 _OWNER, _JOURNAL, _OLD, _GONE = ".owner", ".journal", ".old", ".gone"  # in a workspace, beside the output
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-
-
-# Errors -------------------------------------------------------------------------------------------------------------------
 
 
 def write_error(path: Path, error: OSError) -> DataError:
@@ -96,17 +89,11 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     return path
 
 
-# Locks --------------------------------------------------------------------------------------------------------------------
-
-
 def lock(file: Path) -> int | None:
-    """Lock ``file``, creating it and its folder if missing.
+    """Lock ``file``, creating it and its folder if missing. Raises OSError: it cannot be created, or is a symbolic link.
 
     Returns:
         A descriptor that holds the lock until it is closed or the process ends. None: locked by another process.
-
-    Raises:
-        OSError: it cannot be created, or is a symbolic link.
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,8 +108,7 @@ def _take(file: Path) -> int | None:
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
         try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
         if os.fstat(descriptor).st_ino != os.stat(file, follow_symlinks=False).st_ino:
@@ -133,13 +119,7 @@ def _take(file: Path) -> int | None:
 
 @contextlib.contextmanager
 def _publishing(folder: Path) -> Iterator[None]:
-    """Context in which no other process or thread puts a finished output into ``folder``. It waits for those that do.
-
-    The lock is on the folder itself, so a killed process leaves nothing. It is held for renames only.
-    """
-    if fcntl is None:
-        yield
-        return
+    """Context, for renames only, in which no other process or thread puts an output into ``folder``, by a lock on the folder itself."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -153,15 +133,9 @@ def _publishing(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# Unfinished work ----------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[None]:
-    """Context with the locked folder of unfinished work on ``out``.
-
-    Args:
-        keep: on exit (also by an error) the folder is removed unless it has one of these files.
+    """Context with the locked folder of unfinished work on ``out``, removed on exit unless it has one of the files ``keep``.
 
     Raises:
         BusyError: locked by another process.
@@ -186,11 +160,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
 
 
 def open_own(path: Path, mode: str = "r+b", *, keep: int | None = None) -> IO[bytes]:
-    """``open`` without a buffer for our own binary files; symbolic links are errors.
-
-    Args:
-        keep: create it if missing, cut it to so many bytes, and go on after them.
-    """
+    """``open`` without a buffer for our own binary files, not through symbolic links; ``keep``: to go on after so many bytes."""
     flags = _NO_LINK | (0 if keep is None else os.O_CREAT)
     file: IO[bytes] = open(  # noqa: SIM115
         path, mode, buffering=0, opener=lambda name, given: os.open(name, given | flags, 0o666)
@@ -209,9 +179,6 @@ def write_at(file: IO[bytes], offset: int, data: Any) -> None:
         view = view[file.write(view) :]
 
 
-# Workspaces ---------------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _workspace(path: Path) -> Iterator[Path]:
     """A new workspace beside ``path``, removed at the end; after an error it stays if its journal has steps to complete."""
@@ -219,8 +186,7 @@ def _workspace(path: Path) -> Iterator[Path]:
     descriptor = None
     while descriptor is None:
         workspace = path.with_name(f".{path.name}.tmp-{secrets.token_hex(6)}")
-        # Of a name that is taken, by a link too, nothing is made. A sweep may come before the lock is ours, and take the folder for
-        # a left one.
+        # Nothing is made of a name that is taken, by a link too. A sweep may come before the lock, and remove the folder.
         with contextlib.suppress(FileExistsError):
             workspace.mkdir(mode=0o700)
             with contextlib.suppress(FileNotFoundError):
@@ -244,7 +210,7 @@ def recover(path: str | Path) -> None:
     found: list[Path] = []
     # There may be no such folder, or it may not be read: then nothing is to be found in it.
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries if fcntl is not None else ():
+        for entry in entries:
             if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
                 found += [path.with_name(entry.name)] * ours
@@ -323,9 +289,6 @@ def fsync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# Outputs ------------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
