@@ -46,50 +46,43 @@ def read_folder(out: Path) -> str:
 # Kills --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_old_or_new_after_every_kill_and_the_next_start_sweeps(tmp_path: Path) -> None:
-    out = tmp_path / "out.bin"
+def make_pair(out: Path, text: str) -> None:
+    """As an index and its sidecar."""
+    with atomic_paths(out, f"{out}.json") as (first, second):
+        second.write_text(text)
+        first.write_text(text)
+
+
+def read_pair(out: Path) -> str:
+    text = out.read_text()
+    assert Path(f"{out}.json").read_text() == text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "made"),
+    [
+        (write_text, Path.read_text, ["out"]),
+        (make_folder, read_folder, ["out"]),
+        (make_pair, read_pair, ["out", "out.json"]),
+    ],
+)
+def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
+    tmp_path: Path,
+    write: Callable[[Path, str], None],
+    read: Callable[[Path], str],
+    made: list[str],
+) -> None:
+    """In between a folder may be gone, and of two files the second, but never is it of another first."""
+    out, beside = tmp_path / "out", tmp_path / "out.json"
     seen = set()
-    write_text(out, "old")
-    for _ in every_kill(lambda: write_text(out, "new"), tmp_path):
-        seen.add(out.read_bytes())
-        check_output(out, overwrite=True)
-        assert names(tmp_path) == ["out.bin"]
-        out.write_bytes(b"old")
-    assert seen == {b"old", b"new"}
-
-
-def test_a_folder_is_old_or_new_after_every_kill(tmp_path: Path) -> None:
-    """In between it may be gone; the next start puts it in place."""
-    out = tmp_path / "m"
-    seen = set()
-    make_folder(out, "old")
-    for _ in every_kill(lambda: make_folder(out, "new"), tmp_path):
-        check_output(out, overwrite=True, folder=True)
-        assert names(tmp_path) == ["m"]
-        seen.add(read_folder(out))
-        shutil.rmtree(out)
-        make_folder(out, "old")
-    assert seen == {"old", "new"}
-
-
-def test_two_files_belong_together_after_every_kill(tmp_path: Path) -> None:
-    """As an index and its sidecar: the second is never of another first."""
-    one, two = tmp_path / "i", tmp_path / "i.json"
-
-    def write(text: str) -> None:
-        with atomic_paths(one, two) as (first, second):
-            second.write_text(text)
-            first.write_text(text)
-
-    seen = set()
-    write("old")
-    for _ in every_kill(lambda: write("new"), tmp_path):
-        assert not two.exists() or two.read_text() == one.read_text()
-        recover(one)
-        assert names(tmp_path) == ["i", "i.json"]
-        assert one.read_text() == two.read_text()
-        seen.add(one.read_text())
-        write("old")
+    write(out, "old")
+    for _ in every_kill(lambda: write(out, "new"), tmp_path):
+        assert not beside.exists() or beside.read_text() == out.read_text()
+        check_output(out, overwrite=True, folder=write is make_folder)
+        assert names(tmp_path) == made
+        seen.add(read(out))
+        write(out, "old")
     assert seen == {"old", "new"}
 
 
