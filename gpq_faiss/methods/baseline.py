@@ -22,7 +22,7 @@ from .trainable import TrainableMethod, TrainingBatch
 
 
 class Output(nn.Module):
-    """The extractor and a function of its output: input to vectors float32 [B, E]."""
+    """The extractor and a function of its features: input to vectors float32 [B, E]."""
 
     def __init__(self, backbone: Backbone, then: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Output(nn.Module):
     def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
         """The vectors of items, or of items after the extractor's normalisation."""
         v = x if normalised else self.backbone.input(x)
-        return self.then(self.backbone.head(self.backbone.trunk_features(v)).float())
+        return self.then(self.backbone.trunk_features(v))
 
 
 class Baseline(TrainableMethod):
@@ -58,7 +58,7 @@ class Baseline(TrainableMethod):
         self.draws = torch.Generator().manual_seed(self.seed)
         description = input_description(dataset, image_size)
         backbone = build_extractor(config, description, self.output_width(), self.draws)
-        self.network: nn.Module = Output(backbone, self.vectors)
+        self.network: nn.Module = Output(backbone, self.of_features)
         self.build()
 
     def output_width(self) -> int:
@@ -68,6 +68,10 @@ class Baseline(TrainableMethod):
     def vectors(self, raw: Tensor) -> Tensor:
         """The exported vectors of the extractor's output; by default unchanged."""
         return raw
+
+    def of_features(self, deep: Tensor) -> Tensor:
+        """The exported vectors of the extractor's features."""
+        return self.vectors(self.extractor.head(deep).float())
 
     def build(self) -> None:
         """Add what the method has beside the extractor."""

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from ..errors import DataError
 from ..losses.npair import label_pairs
-from ..nn.backbones import Backbone
 from .baseline import Baseline, make_linear, squared_distances, start_small
 from .pq import kmeans
 from .trainable import TrainingBatch, weighted
@@ -108,27 +107,6 @@ class BipartiteGraph(nn.Module):
         return at
 
 
-class HashNetwork(nn.Module):
-    """Network whose hash layer takes the deep features and the embedding. The extractor's output is the embedding e(x)."""
-
-    def __init__(self, backbone: Backbone, bits: int, draws: torch.Generator) -> None:
-        super().__init__()
-        self.backbone = backbone
-        deep, embedding = cast(nn.Linear, backbone.head).in_features, backbone.spec.out_width
-        self.hidden = make_linear(embedding, embedding, draws)
-        self.hash = nn.Linear(deep + embedding, bits)
-        start_small(self.hash, draws)
-
-    def both(self, deep: Tensor) -> tuple[Tensor, Tensor]:
-        """Deep features float [n, W] to u, float [n, bits], and e, float [n, E]."""
-        e = self.backbone.head(deep)
-        return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Items to u."""
-        return self.both(self.backbone.trunk_features(self.backbone.input(x)))[0]
-
-
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over those that do not, a scalar, for u float
     [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j / 2, i != j."""
@@ -150,7 +128,8 @@ def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> T
 
 
 class BGDH(Baseline):
-    """See the module docstring. The exported network gives u, whose sign is the code."""
+    """See the module docstring. The hash layer takes the deep features and the embedding, which is the extractor's output; the sign of its
+    output u is the code."""
 
     name = "bgdh"
     uses_unlabelled = True
@@ -163,17 +142,27 @@ class BGDH(Baseline):
 
     def build(self) -> None:
         backbone = self.extractor
-        self.network: HashNetwork = HashNetwork(backbone, self.bits, self.draws)
+        deep = cast(nn.Linear, backbone.head).in_features
+        self.hidden = make_linear(EMBEDDING, EMBEDDING, self.draws)
+        self.hash = nn.Linear(deep + EMBEDDING, self.bits)
+        start_small(self.hash, self.draws)
         self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
         # What the graph sees: the input, or a frozen copy, as features of the network in training would drift away from the anchors.
         self.view = copy.deepcopy(backbone).requires_grad_(False) if backbone.spec.kind == "images" else None
-        width = backbone.spec.in_width or cast(nn.Linear, backbone.head).in_features
         anchors = max(self.nearest, min(500, self.items // 10))
-        self.graph = BipartiteGraph(anchors, width, self.nearest)
+        self.graph = BipartiteGraph(anchors, backbone.spec.in_width or deep, self.nearest)
         self.contexts = nn.Parameter(torch.randn(anchors, EMBEDDING, generator=self.draws) / EMBEDDING**0.5)
 
     def output_width(self) -> int:
         return EMBEDDING
+
+    def both(self, deep: Tensor) -> tuple[Tensor, Tensor]:
+        """u float [n, bits] and e float [n, E]."""
+        e = self.extractor.head(deep)
+        return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
+
+    def of_features(self, deep: Tensor) -> Tensor:
+        return self.both(deep)[0]
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
@@ -182,7 +171,7 @@ class BGDH(Baseline):
         if step < start or int(self.graph.used):
             return
         if self.view is not None:
-            self.view.load_state_dict(self.network.backbone.state_dict())
+            self.view.load_state_dict(self.extractor.state_dict())
         self.graph.fit(torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed)
 
     @torch.no_grad()
@@ -194,7 +183,7 @@ class BGDH(Baseline):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         x = batch.x
-        u, e = self.network.both(self.deep(x, amp))
+        u, e = self.both(self.deep(x, amp))
         labelled = u[: len(batch.y)]
         parts = {
             "pairs": pairwise_likelihood(labelled, batch.y),

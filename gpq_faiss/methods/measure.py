@@ -153,26 +153,19 @@ def encode_blocks(
 ) -> dict[str, Any]:
     """Encode a database in blocks: ``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of :class:`Coded`, where
     ``read`` gives the vectors of rows, and the readable rows."""
-    codes, base_rows, vectors, vector_rows = [], [], [], []
-    seconds = 0.0
+    parts, seconds = [], 0.0
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), BLOCK):
             x, rows = read(database[first : first + BLOCK])
             encoding.done = min(first + BLOCK, len(database))
             start = time.perf_counter()
-            codes.append(coder.encode(x))
+            codes = coder.encode(x)
             seconds += time.perf_counter() - start
-            base_rows.append(rows)
-            chosen = np.isin(rows, keep)
-            vectors.append(x[chosen])
-            vector_rows.append(rows[chosen])
-    return {
-        "base_rows": np.concatenate(base_rows),
-        "codes": np.concatenate(codes),
-        "vectors": np.concatenate(vectors),
-        "vector_rows": np.concatenate(vector_rows),
-        "encode_seconds": seconds,
-    }
+            kept = np.isin(rows, keep)
+            parts.append((rows, codes, x[kept], rows[kept]))
+    names = ("base_rows", "codes", "vectors", "vector_rows")
+    whole = map(np.concatenate, zip(*parts, strict=True))
+    return {**dict(zip(names, whole, strict=True)), "encode_seconds": seconds}
 
 
 def needs_perceptron(dataset: Dataset) -> bool:

@@ -20,7 +20,6 @@ triplets of long codes soon have no loss, so it is bits / 12: the paper's for 12
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -32,22 +31,6 @@ SLICE = 50
 """Features per bit, as in the paper."""
 EPSILON = 0.4
 """ε of the piece-wise threshold; β is 1."""
-
-
-class DivideAndEncode(nn.Module):
-    """From features [B, bits · SLICE] to s, float [B, bits], one number per slice; initial weights by the generator."""
-
-    def __init__(self, bits: int, draws: torch.Generator) -> None:
-        super().__init__()
-        # Initialised like torch's linear layers with `SLICE` inputs.
-        bound = 1 / math.sqrt(SLICE)
-        self.weight = nn.Parameter((torch.rand(bits, SLICE, generator=draws) * 2 - 1) * bound)
-        self.bias = nn.Parameter(torch.zeros(bits))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """s before the threshold."""
-        slices = features.view(len(features), *self.weight.shape)
-        return torch.sigmoid((slices * self.weight).sum(dim=2) + self.bias)
 
 
 def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
@@ -63,14 +46,18 @@ class NINH(Baseline):
 
     def build(self) -> None:
         self.margin = self.bits / 12
-        self.network.encode = self.encode = DivideAndEncode(self.bits, self.draws)
+        # Initialised like torch's linear layers with `SLICE` inputs.
+        weight = torch.rand(self.bits, SLICE, generator=self.draws) * 2 - 1
+        self.weight = nn.Parameter(weight * (1 / math.sqrt(SLICE)))
+        self.bias = nn.Parameter(torch.zeros(self.bits))
 
     def output_width(self) -> int:
         return self.bits * SLICE
 
     def encoded(self, raw: Tensor) -> Tensor:
         """s of the extractor's output, float [B, bits]."""
-        return cast(Tensor, self.encode(raw.relu()))
+        slices = raw.relu().view(len(raw), self.bits, SLICE)
+        return torch.sigmoid((slices * self.weight).sum(dim=2) + self.bias)
 
     def vectors(self, raw: Tensor) -> Tensor:
         """s - 0.5. The threshold moves no value across 0.5, so codes do not need it."""

@@ -73,10 +73,13 @@ class SH(BinaryMethod):
         return np.asarray((x - self._mean) @ self.axes.T, dtype=np.float32)
 
     def _project(self, x: Floats) -> Floats:
-        y = self._coordinates(x)
         axis, k = self.modes.T
         low, high = self.box[axis].T
-        return eigenfunction(y[:, axis], k, low, high)
+        # Periodic outside of the box.
+        phase = np.pi / 2 + k * np.pi * (self._coordinates(x)[:, axis].astype(np.float64) - low) / (
+            high - low
+        )
+        return np.asarray(np.sin(phase), dtype=np.float32)
 
 
 def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
@@ -91,9 +94,3 @@ def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
     k = np.concatenate([np.arange(1, n + 1) for n in most])
     order = np.argsort(k / lengths[axis], kind="stable")[:count]
     return np.stack([axis[order], k[order]], axis=1)
-
-
-def eigenfunction(x: NDArray[Any], k: NDArray[np.int64], low: NDArray[Any], high: NDArray[Any]) -> Floats:
-    """Φ_k at coordinates x [n, bits] in the boxes [low, high] [bits]: float32 [n, bits]; periodic outside."""
-    phase = np.pi / 2 + k * np.pi * (x.astype(np.float64) - low) / (high - low)
-    return np.asarray(np.sin(phase), dtype=np.float32)

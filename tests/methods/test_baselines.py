@@ -32,7 +32,7 @@ from gpq_faiss.methods.bgdh import context_loss, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets, reconstruct
-from gpq_faiss.methods.ninh import SLICE, DivideAndEncode, piecewise_threshold
+from gpq_faiss.methods.ninh import SLICE, piecewise_threshold
 from gpq_faiss.methods.pq import fit_codebooks
 from gpq_faiss.methods.pqn import asymmetric_triplets, soft_quantise
 from gpq_faiss.methods.ssdh import batch_graph, contrast, same_class
@@ -244,11 +244,12 @@ def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise(
     out.sum().backward()
     assert s.grad is not None
     assert s.grad.tolist() == [0, 0, 1, 1, 1, 0, 0]
-    encode = DivideAndEncode(4, drawn())
+    method = made("ninh", features(), 4)
     x = torch.randn(6, 4 * SLICE, generator=drawn(1))
     for bit in range(4):
         own = slice(SLICE * bit, SLICE * bit + SLICE)
-        torch.testing.assert_close(encode(x)[:, bit], torch.sigmoid(x[:, own] @ encode.weight[bit]))
+        expected = torch.sigmoid(x[:, own].relu() @ method.weight[bit])
+        torch.testing.assert_close(method.encoded(x)[:, bit], expected)
 
 
 # Losses of a batch ----------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_ninh() -> None:
     assert made("ninh", features(), bits=48).margin == 4
     method, batch = made("ninh", features(), bits=12).eval(), first_batch(features(), 30, 9)
     with torch.no_grad():
-        method.encode.weight.mul_(30)
+        method.weight.mul_(30)
         shifted = method.exported()(batch.x)
     values = piecewise_threshold(shifted + 0.5, 0.4)
     assert ((values == 0) | (values == 1)).any()
