@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from commands import Shop
@@ -9,52 +10,30 @@ from commands import Shop
 TRAIN = ("--preset", "paper", "--set", "training.steps=2")
 """What makes a training short."""
 
+# Stage -> its output, and the call that makes it, for :func:`fill`.
 STAGES = {
-    "train": "out",
-    "encode": "codes.h5",
-    "export-faiss": "out.faiss",
-    "index": "out.faiss",
-    "search json": "out.json",
-    "search png": "out.png",
-    "evaluate plot": "out.png",
-    "export-encoder": "out.pt2",
+    "train": ("out", f"train DATA --labels LABELS {' '.join(TRAIN)}"),
+    "encode": ("codes.h5", "encode MODEL DATA --labels LABELS"),
+    "export-faiss": ("out.faiss", "export-faiss MODEL"),
+    "index": ("out.faiss", "index MODEL CODES"),
+    "search json": ("out.json", "search MODEL INDEX QUERIES -k 3 --format json"),
+    "search png": (
+        "out.png",
+        "search IMAGE_MODEL IMAGE_INDEX PHOTO -k 2 --images folder:IMAGES --format png",
+    ),
+    "evaluate json": ("out.json", "evaluate MODEL DATA --labels LABELS --format json"),
+    "export-encoder": ("out.pt2", "export-encoder MODEL"),
 }
 
 
 def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
     """The arguments of a stage that works, and its output below ``folder``."""
-    out = folder / STAGES[stage]
-    labels = ("--labels", shop.labels)
-    search = ("search", shop.model, shop.index, shop.queries, "-k", 3)
-    pictures = (
-        "search",
-        shop.image_model,
-        shop.image_index,
-        shop.photo,
-        "-k",
-        2,
-        "--images",
-        f"folder:{shop.images}",
-    )
-    calls: dict[str, tuple[object, ...]] = {
-        "train": ("train", shop.data, *labels, *TRAIN, "--out", out),
-        "encode": ("encode", shop.model, shop.data, *labels, "--out", out),
-        "export-faiss": ("export-faiss", shop.model, "--out", out),
-        "index": ("index", shop.model, shop.codes, "--out", out),
-        "search json": (*search, "--format", "json", "--out", out),
-        "search png": (*pictures, "--format", "png", "--out", out),
-        "evaluate plot": ("evaluate", shop.model, shop.data, *labels, "--plot", out),
-        "export-encoder": ("export-encoder", shop.model, "--out", out),
-    }
-    return [str(part) for part in calls[stage]], out
+    name, call = STAGES[stage]
+    return [*fill(tuple(call.split()), shop, folder / "bad"), "--out", str(folder / name)], folder / name
 
 
-WITHOUT_OUT = {"info", "search", "evaluate"}
-"""Commands that need no --out."""
-
-
-def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
-    """The call with its capitals replaced."""
+def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path | None = None) -> list[str]:
+    """The call with its capitals replaced, and with ``--out`` where the command needs it."""
     names = {
         "IMAGE_MODEL": shop.image_model,
         "MODEL": shop.model,
@@ -64,8 +43,12 @@ def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
         "QUERIES": shop.queries,
         "LABELS": shop.labels,
         "IMAGES": shop.images,
+        "PHOTO": shop.photo,
         "DATA": shop.data,
-        "root=IMAGES": f"root={shop.images}",
+        "BAD": bad,
     }
-    arguments = [str(names.get(part, part)).replace("BAD", str(bad)) for part in call]
-    return arguments if call[0] in WITHOUT_OUT else [*arguments, "--out", str(out)]
+    arguments = [
+        re.sub(rf"\b({'|'.join(names)})\b", lambda found: str(names[found[0]]), part) for part in call
+    ]
+    needs_none = out is None or call[0] in {"info", "search", "evaluate"}
+    return arguments if needs_none else [*arguments, "--out", str(out)]

@@ -15,7 +15,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from commands import WIDTH, Shop, clusters, gpq, refused, untouched
+from model_factory import make_model
 from stages import TRAIN, fill
 from test_bad_input import swap
 
@@ -28,7 +30,9 @@ LISTS: dict[str, tuple[str, ...]] = {
     "--labels": ("train", "DATA", *TRAIN, "--labels", "BAD"),
 }
 """Every option that takes numbers from a file."""
-ARRAYS = LISTS | {
+ARRAYS: dict[str, tuple[str, ...]] = {
+    "--ids": LISTS["--ids"],
+    "--labels": LISTS["--labels"],
     "features:": ("encode", "MODEL", "features:BAD"),
     "queries of a search": ("search", "MODEL", "INDEX", "BAD"),
     "info": ("info", "BAD"),
@@ -53,19 +57,6 @@ def limited(seconds: int = 300, memory: int = 2 << 30) -> Iterator[None]:
         signal.alarm(0)
         resource.setrlimit(resource.RLIMIT_AS, limit)
         signal.signal(signal.SIGALRM, old)
-
-
-@pytest.fixture
-def listed(shop: Shop, tmp_path: Path) -> Path:
-    """A copy of the images with a list of them."""
-    folder = tmp_path / "images"
-    shutil.copytree(shop.images, folder)
-    (folder / "list.txt").write_text("".join(f"a/{i}.png\n" for i in range(6)))
-    return folder
-
-
-def arguments(call: tuple[str, ...], shop: Shop, bad: Path, listed: Path) -> list[str]:
-    return fill(tuple(part.replace("IMAGES", str(listed)) for part in call), shop, bad, bad.parent / "out")
 
 
 # One loader of .npy -----------------------------------------------------------------------------------------------------
@@ -96,18 +87,16 @@ def npy_files(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("option", ARRAYS)
-def test_what_is_named_npy_and_is_none_is_one_line(
-    shop: Shop, tmp_path: Path, listed: Path, option: str
-) -> None:
+def test_what_is_named_npy_and_is_none_is_one_line(shop: Shop, tmp_path: Path, option: str) -> None:
     for how, bad in npy_files(tmp_path).items():
         if option == "info" and how == "a zip archive":
             continue  # gpq info looks at the content, and describes the archive
         with untouched(tmp_path), limited():
-            assert bad.name in refused(*arguments(ARRAYS[option], shop, bad, listed))
+            assert bad.name in refused(*fill(ARRAYS[option], shop, bad, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("option", [*LISTS, "config", "grid"])
-def test_what_never_ends_is_one_line(shop: Shop, tmp_path: Path, listed: Path, option: str) -> None:
+def test_what_never_ends_is_one_line(shop: Shop, tmp_path: Path, option: str) -> None:
     """A device of zeros, and a pipe that nobody writes to."""
     calls = LISTS | {
         "config": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--config", "BAD"),
@@ -119,30 +108,27 @@ def test_what_never_ends_is_one_line(shop: Shop, tmp_path: Path, listed: Path, o
     device.symlink_to("/dev/zero")
     for bad in (pipe, device):
         with limited():
-            line = refused(*arguments(calls[option], shop, bad, listed))
+            line = refused(*fill(calls[option], shop, bad, tmp_path / "out"))
         assert f"{bad.name} is a device or a pipe" in line
 
 
-@pytest.mark.parametrize("form", ["npy", "npz", "h5", "parquet", "faiss", "weights"])
-def test_a_pipe_in_the_place_of_a_file_is_one_line(shop: Shop, tmp_path: Path, form: str) -> None:
-    bad = tmp_path / f"bad.{form}"
-    os.mkfifo(bad)
-    calls: dict[str, list[tuple[str, ...]]] = {
-        "h5": [("index", "MODEL", "BAD"), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
-        "parquet": [("train", "parquet:BAD", *TRAIN)],
-        "faiss": [("search", "MODEL", "BAD", "QUERIES"), ("info", "BAD")],
-    }
-    if form == "weights":
-        folder = tmp_path / "model"
-        shutil.copytree(shop.model, folder)
-        (folder / "model.safetensors").unlink()
-        os.mkfifo(folder / "model.safetensors")
-        with limited():
-            refused("encode", folder, shop.data, "--out", tmp_path / "out.h5")
-        return
-    for call in calls.get(form, [("encode", "MODEL", "features:BAD"), ("search", "MODEL", "INDEX", "BAD")]):
-        with limited():
-            assert bad.name in refused(*fill(call, shop, bad, tmp_path / "out"))
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("encode MODEL features:BAD.npy", "search MODEL INDEX BAD.npz", "index MODEL BAD.h5", "info BAD.h5"),
+        *("train parquet:BAD.parquet", "search MODEL BAD.faiss QUERIES", "info BAD.faiss"),
+        *("encode BAD DATA", "index BAD CODES"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_one_line(shop: Shop, tmp_path: Path, call: str) -> None:
+    bad = tmp_path / "bad"
+    for name in ("npy", "npz", "h5", "parquet", "faiss"):
+        os.mkfifo(f"{bad}.{name}")
+    shutil.copytree(shop.model, bad)
+    (bad / "model.safetensors").unlink()
+    os.mkfifo(bad / "model.safetensors")
+    with limited():
+        assert bad.name in refused(*fill(tuple(call.split()), shop, bad, tmp_path / "out"))
 
 
 # What is compressed -----------------------------------------------------------------------------------------------------
@@ -171,28 +157,19 @@ def test_a_damaged_directory_of_an_npz_is_one_line(shop: Shop, tmp_path: Path, h
             assert bad.name in refused(*fill(call, shop, bad, tmp_path / "out"))
 
 
-def equal_rows(rows: int) -> np.ndarray:
-    """Rows that compress to nearly nothing."""
-    return np.ones((rows, WIDTH), np.float32)
-
-
-def bombs(folder: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def unpacking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Files that unpack to hundreds of times their size: 32 MB."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    x = equal_rows(500_000)
+    folder, x = tmp_path_factory.mktemp("bombs"), np.ones((500_000, WIDTH), np.float32)
     np.savez_compressed(folder / "npz.npz", features=x)
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), WIDTH)
     pq.write_table(pa.table({"features": column}), folder / "parquet.parquet", compression="zstd")
     with h5py.File(folder / "hdf5.h5", "w") as h5:
         h5.create_dataset("features", data=x, chunks=(10_000, WIDTH), compression="gzip")
     return {path.stem: path for path in folder.iterdir()}
-
-
-@pytest.fixture(scope="module")
-def unpacking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return bombs(tmp_path_factory.mktemp("bombs"))
 
 
 @pytest.mark.parametrize("form", ["npz", "parquet", "hdf5"])
@@ -296,19 +273,14 @@ def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Pat
 def test_widths_that_no_tensor_has_are_refused_before_they_are_made(
     shop: Shop, tmp_path: Path, keys: tuple[str, ...], value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    monkeypatch.setattr(  # the head's layer is what any width ends in
-        torch.nn.init, "xavier_uniform_", guarded(torch.nn.init.xavier_uniform_)
-    )
-    real = torch.randn
-
-    def randn(*shape: object, **options: object) -> torch.Tensor:
-        made = real(*shape, **options)
-        assert made.numel() < 1 << 20 or made.device.type == "meta"
+    def small(made: torch.Tensor) -> torch.Tensor:
+        assert made.numel() < 1 << 20 or made.device.type == "meta", "made before its shape was compared"
         return made
 
-    monkeypatch.setattr(torch, "randn", randn)
+    # The head's layer is what any width ends in.
+    xavier, randn = torch.nn.init.xavier_uniform_, torch.randn
+    monkeypatch.setattr(torch.nn.init, "xavier_uniform_", lambda t, *args: xavier(small(t), *args))
+    monkeypatch.setattr(torch, "randn", lambda *shape, **options: small(randn(*shape, **options)))
     folder = tmp_path / "bad-model"
     shutil.copytree(shop.model, folder)
     swap(*keys, value=value)(folder)
@@ -316,18 +288,8 @@ def test_widths_that_no_tensor_has_are_refused_before_they_are_made(
         assert "config.json" in refused("encode", folder, shop.data, "--out", tmp_path / "codes.h5")
 
 
-def guarded(function):  # type: ignore[no-untyped-def]
-    def checked(tensor, *args, **options):  # type: ignore[no-untyped-def]
-        assert tensor.numel() < 1 << 20 or tensor.device.type == "meta", "made before its shape was compared"
-        return function(tensor, *args, **options)
-
-    return checked
-
-
 def test_an_image_size_that_no_memory_holds_is_one_line(shop: Shop, tmp_path: Path) -> None:
     """A convolution takes images of any size, so that no tensor tells."""
-    from model_factory import make_model
-
     folder = tmp_path / "bad-model"
     make_model(folder, "images", image_size=16, backbone="vgg", class_names=("a", "b"))
     swap("input", "image_size", value=1 << 20)(folder)
@@ -373,34 +335,6 @@ def test_parquet_without_pyarrow_names_the_remedy(
         ("search", shop.model, shop.index, tmp_path / "x.parquet"),
     ):
         assert "pip install 'gpq-faiss[parquet]'" in refused(*call)
-
-
-def test_memory_that_torch_cannot_have_on_the_cpu_is_one_line(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from gpq_faiss.encoder import Encoder
-
-    monkeypatch.setattr(Encoder, "_vectors", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
-    for call in (
-        ("encode", shop.model, shop.data, "--out", tmp_path / "c.h5"),
-        ("search", shop.model, shop.index, shop.queries),
-    ):
-        assert refused(*call).startswith("out of memory (")
-
-
-def test_other_errors_of_a_stage_are_not_called_a_lack_of_memory(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpq_faiss.encoder import Encoder
-
-    def wrong(*_: object, **__: object) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    monkeypatch.setattr(Encoder, "_vectors", wrong)
-    result = gpq("search", shop.model, shop.index, shop.queries)
-    assert isinstance(result.exception, RuntimeError)
 
 
 # Links ------------------------------------------------------------------------------------------------------------------

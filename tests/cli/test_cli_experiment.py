@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import click
-import pytest
 from click.testing import CliRunner, Result
 from gpq_cli.experiment import experiment
 from gpq_cli.main import cli
@@ -79,37 +78,6 @@ def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
     report = gpq("report", str(tmp_path / "x"), "--format", "markdown")
     assert "runs are missing" in report.stdout
     assert "itq_400bits_seed0" in report.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["run", "table9", "digits", "--out", "x"], 2, "no grid 'table9'"),
-        (["run", "table2", "digits", "--methods", "lsh", "--out", "x"], 2, "no method 'lsh'"),
-        (["run", "table2", "digits", "--bits", "12;24", "--out", "x"], 2, "write whole numbers with commas"),
-        (["run", "table2", "digits", "--bits", "13", "--methods", "gpq", "--labelled", "0.1", "--out", "x"], 2, "13 bits"),
-        (["run", "table2", "digits", "--seeds", str(10**20), "--out", "x"], 2, f"seeds.0 = {10**20}: "),
-        (["run", "table2", "digits", "--queries", "7", "--out", "x"], 2, "--queries 7: write N-per-class"),
-        (["run", "table2", "digits", "--queries", "none.txt", "--out", "x"], 1, "none.txt"),
-        (["run", "table2", "digits", "--jobs", "0", "--out", "x"], 2, "0 jobs"),
-        (["run", "table2", "digits", "--device", "tpu", "--out", "x"], 2, "tpu"),
-        (["run", "table2", "digits", "--methods", "pq", "--out", "x"], 1, "500-per-class"),
-        (["run", "table2", "features:none.npy", "--out", "x"], 1, "none.npy"),
-        (["run", "table2", "digits", "--set", "training.step=3", "--out", "x"], 2, "setting 'training.step' is unknown"),
-        (["report", "nowhere"], 1, "experiment.json not found"),
-        (["report", "nowhere", "--images", "digits"], 2, "give --plots as well"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_one_line(
-    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = gpq(*arguments)
-    told = [line for line in result.stderr.splitlines() if line.startswith("gpq: ")]
-    assert len(told) == 1, result.output
-    assert message in told[0]
-    assert result.exit_code == code
-    assert not list(tmp_path.glob("x/*.h5"))
 
 
 def test_every_part_explains_itself() -> None:

@@ -51,6 +51,8 @@ def test_help_has_an_example_that_the_command_takes(name: str) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith(f"Usage: gpq {name} ")
     assert "Example" in result.stdout
+    assert "-q, --quiet" in result.stdout
+    assert "-v, --verbose" in result.stdout
     calls = list(examples(result.stdout))
     assert calls
     for call in calls:
@@ -118,9 +120,3 @@ def test_version_is_the_packages() -> None:
 
     result = CliRunner().invoke(cli, ["--version"], prog_name="gpq")
     assert __version__ in result.stdout
-
-
-def test_an_unknown_command_is_a_usage_error() -> None:
-    result = CliRunner().invoke(cli, ["fly"], prog_name="gpq")
-    assert result.exit_code == 2
-    assert "No such command 'fly'" in result.stderr

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import faiss
 import h5py
 import numpy as np
 import pytest
-from commands import ITEMS, Shop, clusters, done, gpq
+from commands import ITEMS, Shop, clusters, done, refused
 from PIL import Image
+from sklearn.datasets import load_digits
 
 TINY = "--preset paper --set network.backbone=mlp --set training.steps=20"
 
@@ -89,20 +94,20 @@ def test_search_gives_a_picture_of_the_digits(digits: Path, tmp_path: Path) -> N
         assert min(image.size) > 100
 
 
-def test_the_features_form_trains_with_labels_from_a_file(shop: Shop, tmp_path: Path) -> None:
-    done(f"train {shop.data} --labels {shop.labels} --out {tmp_path}/model --set training.steps=3")
-    description = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert description["input"] == {"kind": "features", "width": 16}
-    assert description["config"]["preset"] == "recommended"
-    assert description["config"]["quantizer"]["codebooks"] == 12, "48 bits are the default"
+def test_options_of_their_own_are_settings(shop: Shop, tmp_path: Path) -> None:
+    def config(line: str) -> Any:
+        done(
+            f"train {shop.data} --labels {shop.labels} --set training.steps=1 {line} --out {tmp_path}/model --overwrite"
+        )
+        return json.loads((tmp_path / "model" / "config.json").read_text())
 
-
-def test_set_and_options_of_their_own_are_settings(tmp_path: Path) -> None:
-    own = "--set training.steps=1 --set training.validation=0 --set training.augment=none --bits 8 --seed 3"
-    done(f"train digits --labelled 5-per-class {TINY} {own} --out {tmp_path}/model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())["config"]
-    assert (config["network"]["backbone"], config["training"]["seed"]) == ("mlp", 3)
-    assert (config["quantizer"]["codebooks"], config["training"]["steps"]) == (2, 1)
+    found = config("")
+    assert found["input"] == {"kind": "features", "width": 16}
+    assert found["config"]["preset"] == "recommended"
+    assert found["config"]["quantizer"]["codebooks"] == 12, "48 bits are the default"
+    found = config("--preset paper --set network.backbone=mlp --bits 8 --seed 3")["config"]
+    assert (found["network"]["backbone"], found["training"]["seed"]) == ("mlp", 3)
+    assert (found["quantizer"]["codebooks"], found["training"]["steps"]) == (2, 1)
 
 
 def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
@@ -204,14 +209,6 @@ def test_as_many_queries_are_set_apart_as_are_asked_for(shop: Shop, tmp_path: Pa
     train = f"train {four} --config {shop.settings} --preset paper --labelled 20-per-class"
     done(f"{train} --queries 17-per-class --out {tmp_path}/model")
     assert answer(f"evaluate {tmp_path}/model {four}")["n_queries"] == 17 * 4
-    for bad, code, message in (
-        ("--queries 17", 2, "--queries 17: write N-per-class, or name a file"),
-        ("--queries 300-per-class", 1, "300 queries are requested: lower --queries"),
-        ("--queries 5-per-class --protocol 2", 2, "protocol 2 chooses queries itself"),
-    ):
-        result = gpq(f"{train} {bad} --out {tmp_path}/other")
-        assert result.exit_code == code
-        assert message in result.stderr
 
 
 def test_gpq_is_a_program_too(shop: Shop) -> None:
@@ -220,3 +217,134 @@ def test_gpq_is_a_program_too(shop: Shop) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["kind"] == "codes"
     assert ran.stderr == ""
+
+
+# Searches that are no plain ones -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["", "--memory 2MB --threads 1"])
+def search(request: pytest.FixtureRequest, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> str:
+    """In memory, and with a budget that (as the test has it) does not hold the index."""
+    monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)
+    return f"search {shop.model} {shop.index} {shop.queries} {request.param}"
+
+
+def test_filters_and_least_scores(shop: Shop, tmp_path: Path, search: str) -> None:
+    every = answer(f"search {shop.model} {shop.index} {shop.queries} -k {ITEMS}")["queries"]
+    assert (
+        answer(f"{search} -k 9")["queries"]
+        == answer(f"search {shop.model} {shop.index} {shop.queries} -k 9")["queries"]
+    )
+    np.save(tmp_path / "ids.npy", np.arange(0, ITEMS, 3))
+    (tmp_path / "ids.txt").write_text("".join(f"{i}\n" for i in range(0, ITEMS, 3)))
+    for name in ("ids.npy", "ids.txt"):
+        for option, inside in (("--allow-ids", True), ("--deny-ids", False)):
+            found = answer(f"{search} -k 9 {option} {tmp_path}/{name}")["queries"]
+            expected = [[i for i in query["ids"] if (i % 3 == 0) == inside][:9] for query in every]
+            assert [query["ids"] for query in found] == expected
+    least = float(np.median([query["scores"][5] for query in every]))
+    found = answer(f"{search} --min-score {least}")
+    assert found["min_score"] == least
+    assert "k" not in found
+    assert [query["ids"] for query in found["queries"]] == [
+        [i for i, score in zip(query["ids"], query["scores"], strict=True) if score >= least]
+        for query in every
+    ]
+    assert done(f"{search} --min-score 1e6").strip() == "no item found"
+    (tmp_path / "bad.txt").write_text("3\nfour\n")
+    np.save(tmp_path / "bad.npy", np.ones((2, 2)))
+    for name in ("bad.txt", "bad.npy", "none.txt"):
+        assert name in refused(f"{search} --allow-ids {tmp_path}/{name}")
+
+
+def test_lists_are_searched_as_a_plain_index(shop: Shop, tmp_path: Path, search: str) -> None:
+    budget = search.partition(f"{shop.queries} ")[2]
+    np.save(tmp_path / "noise.npy", np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32))
+    done(f"encode {shop.model} features:{tmp_path}/noise.npy --out {tmp_path}/codes.h5")
+    found = {}
+    for kind in ("flat", "fused", "ivf"):
+        out = tmp_path / f"{kind}.faiss"
+        assert (
+            done(f"index {shop.model} {tmp_path}/codes.h5 --kind {kind} --memory 64MB --out {out}")
+            == f"{out}\n"
+        )
+        assert faiss.read_index(str(out)).ntotal == 300
+        found[kind] = answer(f"search {shop.model} {out} {tmp_path}/noise.npy -k 80 {budget}")["queries"]
+    assert found["ivf"] == found["fused"] == found["flat"]
+    lists = f"search {shop.model} {tmp_path}/ivf.faiss {tmp_path}/noise.npy -k 80 {budget} --nprobe"
+    every = answer(f"{lists} 1000")
+    assert (every["proven_exact"], every["queries"]) == (300, found["flat"])
+    if budget:
+        few = answer(f"{lists} 1")
+        assert few["proven_exact"] < 300
+        assert few["queries"] != found["flat"]
+
+
+def test_a_file_that_plain_faiss_searches_badly_comes_with_a_warning(
+    shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind in ("flat", "fastscan"):
+        caplog.clear()
+        done(f"index {shop.model} {shop.codes} --kind {kind} --out {tmp_path}/{kind}.faiss")
+        assert ("plain Faiss finds only part" in caplog.text) == (kind == "fastscan")
+
+
+# Forms of data ------------------------------------------------------------------------------------------------------------
+
+DIGITS = load_digits()
+N = 120
+
+
+def encoded(i: int) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.rint(DIGITS.images[i] * (255 / 16)).astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def web_shards(folder: Path) -> str:
+    for k in range(3):
+        with tarfile.open(folder / f"s-{k:03d}.tar", "w") as tar:
+            for i in range(40 * k, 40 * k + 40):
+                for ending, content in (("png", encoded(i)), ("cls", b"%d" % DIGITS.target[i])):
+                    info = tarfile.TarInfo(f"{i:05d}.{ending}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return f"webdataset:{folder}/s-{{000..002}}.tar"
+
+
+def hub(folder: Path) -> str:
+    datasets.Dataset.from_dict(
+        {
+            "emb": [row.ravel().astype(np.float32) for row in DIGITS.images[:N]],
+            "label": [str(c) for c in DIGITS.target[:N]],
+            "key": [f"{i:05d}" for i in range(N)],
+        }
+    ).save_to_disk(str(folder / "hub"))
+    return f"hf:{folder}/hub"
+
+
+@pytest.mark.parametrize("make", [web_shards, hub])
+def test_the_whole_path_from_other_forms_of_data(make: Callable[[Path], str], tmp_path: Path) -> None:
+    spec, model, index = make(tmp_path), tmp_path / "model", tmp_path / "index.faiss"
+    done(f"train {spec} --labelled 3-per-class --queries 1-per-class --bits 12 {TINY} --out {model}")
+    done(f"encode {model} {spec} --out {tmp_path}/codes.h5")
+    done(f"index {model} {tmp_path}/codes.h5 --out {index}")
+    first = answer(f"search {model} {index} {spec} --rows 0:3 -k 2")["queries"][0]
+    number = first["ids"][0]
+    assert (first["names"][0], first["labels"][0]) == (f"{number:05d}", [str(DIGITS.target[number])])
+    assert "pq" in answer(f"evaluate {model} {spec} --compare pq")["compared"]
+
+
+def test_features_and_labels_at_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPQ_CACHE", str(tmp_path / "cache"))
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://set/x.npy", "wb") as file:
+        np.save(file, DIGITS.data[:N].astype(np.float32))
+    with fsspec.open("memory://set/y.csv", "w") as file:
+        file.write("id,label\n" + "".join(f"{i},{c}\n" for i, c in enumerate(DIGITS.target[:N])))
+    data = "features:memory://set/x.npy --labels memory://set/y.csv"
+    done(f"train {data} --labelled 3-per-class --bits 12 {TINY} --out {tmp_path}/model")
+    done(f"encode {tmp_path}/model {data} --out {tmp_path}/codes.h5")
+    missing = f"encode {tmp_path}/model features:memory://set/none.npy --out {tmp_path}/x.h5"
+    assert "memory://set/none.npy not found" in refused(missing)
+    fsspec.filesystem("memory").store.clear()

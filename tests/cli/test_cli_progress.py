@@ -158,22 +158,6 @@ def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_pat
     assert ("pq_12bits" in result.stderr) == (flag != "-q")
 
 
-def test_every_command_takes_both_and_says_so() -> None:
-    from click import Context, Group
-
-    def leaves(group: Group, path: tuple[str, ...] = ()) -> None:
-        for name in group.list_commands(Context(group)):
-            found = group.get_command(Context(group), name)
-            assert found is not None
-            if isinstance(found, Group):
-                leaves(found, (*path, name))
-            text = call(*path, name, "--help").stdout
-            assert "-q, --quiet" in text
-            assert "-v, --verbose" in text
-
-    leaves(cli)  # type: ignore[arg-type]
-
-
 def test_a_command_leaves_logging_as_it_was(shop: Shop) -> None:
     root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
     before = list(root.handlers), package.level, threading.active_count()
@@ -182,35 +166,25 @@ def test_a_command_leaves_logging_as_it_was(shop: Shop) -> None:
     assert (list(root.handlers), package.level, threading.active_count()) == before
 
 
-def test_a_train_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages of a command, each with its name, however short."""
     seen = []
     real = stages.Stage
 
     def spy(*args: object) -> Stage:
-        made = real(*args)  # type: ignore[arg-type]
-        seen.append(made)
-        return made
+        seen.append(real(*args))  # type: ignore[arg-type]
+        return seen[-1]
 
     monkeypatch.setattr(stages, "Stage", spy)
-    out = tmp_path / "m"
-    train = [
-        "train",
-        shop.data,
-        "--labels",
-        shop.labels,
-        "--labelled",
-        "5-per-class",
-        "--set",
-        "training.steps=5",
-    ]
-    assert call(*train, "--out", out).exit_code == 0
-    assert call("encode", out, shop.data, "--out", tmp_path / "codes.h5").exit_code == 0
-    for number, more in enumerate(([], ["--kind", "ivf"], ["--kind", "ivf", "--memory", "64MB"])):
-        index = ["index", out, tmp_path / "codes.h5", *more, "--out", tmp_path / f"{number}.faiss"]
-        assert call(*index).exit_code == 0
-    assert call("search", out, tmp_path / "0.faiss", shop.queries).exit_code == 0
-    assert call("evaluate", out, shop.data, "--labels", shop.labels).exit_code == 0
+    for line in (
+        f"train {shop.data} --labels {shop.labels} --labelled 5-per-class --set training.steps=5 --out {tmp_path}/m",
+        f"encode {tmp_path}/m {shop.data} --out {tmp_path}/codes.h5",
+        f"index {tmp_path}/m {tmp_path}/codes.h5 --out {tmp_path}/i.faiss",
+        f"index {tmp_path}/m {tmp_path}/codes.h5 --kind ivf --memory 64MB --out {tmp_path}/lists.faiss",
+        f"search {tmp_path}/m {tmp_path}/i.faiss {shop.queries}",
+        f"evaluate {tmp_path}/m {shop.data} --labels {shop.labels}",
+    ):
+        assert call(*line.split()).exit_code == 0
     names = {one.name for one in seen}
     assert {
         *("gpq train", "reading", "neighbours", "propagating labels", "training", "fitting codebooks"),

@@ -1,0 +1,204 @@
+"""Options and arguments that cannot be, and outputs that exist or cannot be: one line before any work, and nothing is touched."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from commands import Shop, gpq, refused, untouched
+from stages import STAGES, TRAIN, fill, stage_call
+
+# Exit code, call, and what the line says beside the call.
+REFUSED = """
+2 train DATA --bits 50
+2 train DATA --bits 48 --set quantizer.codebooks=3
+2 train DATA --set quantizer.codewords=15
+2 train DATA --set quantizer.codewords=-1 --bits 12
+2 train DATA --set training.step=3
+2 train DATA --set training.steps=many
+2 train DATA --set training.steps
+2 train DATA --set training=3
+2 train DATA --set loss.beta=inf
+2 train DATA --seed -1
+2 train DATA --preset best
+2 train DATA --set network.backbone=tree
+2 train DATA --protocol 3
+2 train DATA --labelled 0-per-class
+2 train DATA --labelled 1.5
+1 train DATA --labelled 500-per-class                     | class
+2 train DATA --device abacus
+2 train DATA --resume --overwrite
+2 train DATA --validate-every 0
+2 train DATA --read max_bad=2                             | give a fraction
+2 train DATA --read max_bad=nan
+2 train DATA --queries 17                                 | --queries 17: write N-per-class, or name a file
+1 train DATA --queries 300-per-class                      | 300 queries are requested: lower --queries
+2 train DATA --queries 5-per-class --protocol 2           | protocol 2 chooses queries itself
+1 train features:QUERIES                                  | no item has a label
+2 train sounds:x
+2 train ""
+2 train webdataset:                                       | lacks its path
+1 train webdataset:none.tar                               | none.tar not found
+2 train webdataset:none.tar --read root=x                 | --read root does not apply to webdataset
+1 train hf:none                                           | none not found
+1 train hf:IMAGES                                         | is not a data set that save_to_disk wrote
+2 train digits --read vectors=x                           | --read vectors does not apply to digits
+1 train features:s3://bucket/x.npy                        | needs another package
+2 train features:ftps://host/x.npy                        | there is no file system for ftps://
+1 train http://127.0.0.1:1/x.npy                          | cannot be read
+2 train https://host/x                                    | unknown data
+2 encode MODEL DATA --batch-size -1
+2 encode MODEL DATA --device tpu
+2 encode MODEL DATA --read rot=x
+2 encode MODEL DATA --read root
+2 encode MODEL DATA --ids x --read ids=x
+1 encode MODEL folder:IMAGES                              | takes features, but
+1 encode IMAGE_MODEL DATA                                 | takes images, but
+2 search MODEL INDEX QUERIES -k 0
+2 search MODEL INDEX QUERIES -k 100000
+2 search MODEL INDEX QUERIES --rows x
+2 search MODEL INDEX QUERIES --rows 100
+2 search MODEL INDEX QUERIES --rows ::0
+2 search MODEL INDEX QUERIES --format png
+2 search MODEL INDEX QUERIES --threads 0
+2 search MODEL INDEX QUERIES --nprobe 0
+2 search MODEL INDEX QUERIES --nprobe 3 --min-score 1
+2 search MODEL INDEX QUERIES --memory much
+2 search MODEL INDEX QUERIES --memory 1kB                 | at least 262,144
+2 search MODEL INDEX QUERIES --min-score nan
+2 search MODEL INDEX QUERIES --min-score 1 -k 5
+2 search MODEL INDEX QUERIES --allow-ids x --deny-ids x
+2 search MODEL INDEX QUERIES --ray auto,worker=2
+2 search MODEL INDEX QUERIES --ray ,workers=2
+2 search MODEL INDEX QUERIES --ray auto,workers=two
+1 search MODEL INDEX PHOTO                                | images
+1 search MODEL . QUERIES                                  | is a folder
+1 search MODEL / QUERIES                                  | is a folder
+2 evaluate MODEL DATA --labels LABELS --compare luck
+2 evaluate MODEL DATA --labels LABELS -k 0
+2 evaluate MODEL DATA --labels LABELS --plot plot.doc
+1 evaluate MODEL DATA --labels LABELS --protocol 2        | protocol
+2 index MODEL                                             | nothing to index
+2 index MODEL CODES --memory lots
+2 index MODEL CODES --memory 1MB                          | at least 16 MiB
+2 export MODEL --to numpy --factory PQ6x4
+2 export MODEL --to factory --factory PQ8                 | PQ4x4
+1 export IMAGES --to numpy                                | not a model folder
+2 export-encoder MODEL
+2 experiment run table9 digits                            | no grid 'table9'
+2 experiment run table2 digits --methods lsh              | no method 'lsh'
+2 experiment run table2 digits --bits 12;24               | write whole numbers with commas
+2 experiment run table2 digits --bits 13 --methods gpq --labelled 0.1 | 13 bits
+2 experiment run table2 digits --seeds 100000000000000000000 | seeds.0 = 100000000000000000000:
+2 experiment run table2 digits --queries 7                | --queries 7: write N-per-class
+1 experiment run table2 digits --queries none.txt         | none.txt
+2 experiment run table2 digits --jobs 0                   | 0 jobs
+2 experiment run table2 digits --device tpu               | tpu
+1 experiment run table2 digits --methods pq               | 500-per-class
+1 experiment run table2 features:none.npy                 | none.npy
+2 experiment run table2 digits --set training.step=3      | setting 'training.step' is unknown
+1 experiment report nowhere                               | experiment.json not found
+2 experiment report nowhere --images digits               | give --plots as well
+2 fly                                                     | No such command 'fly'
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_what_cannot_be_is_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, _, says = line.partition("|")
+    code, *call = shlex.split(text)
+    arguments = fill(tuple(call), shop, tmp_path / "bad", tmp_path / "out")
+    if call[:2] == ["train", "DATA"]:
+        arguments += ["--labels", str(shop.labels)]
+    if call[0] == "train" and "--preset" not in call:
+        arguments += ["--preset", "paper"]
+    with untouched(shop.root):
+        said = refused(*arguments, code=int(code))
+    assert says.strip() in said
+    assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != "experiment.json")
+
+
+# Outputs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_existing_output_is_kept_without_overwrite(shop: Shop, tmp_path: Path, stage: str) -> None:
+    call, out = stage_call(stage, shop, tmp_path)
+    out.mkdir() if stage == "train" else out.write_bytes(b"precious")
+    with untouched(tmp_path, shop.root):
+        line = refused(*call)
+        assert "--overwrite" in line
+        assert out.name in line
+
+
+@pytest.mark.parametrize(
+    "beside", [("encode", "features.h5"), ("index", "out.faiss.json"), ("export-faiss", "out.faiss.json")]
+)
+def test_what_lies_beside_the_output_is_kept_too(shop: Shop, tmp_path: Path, beside: tuple[str, str]) -> None:
+    stage, name = beside
+    call, _ = stage_call(stage, shop, tmp_path)
+    (tmp_path / name).write_bytes(b"precious")
+    with untouched(tmp_path, shop.root):
+        assert name in refused(*call)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_overwrite_with_bad_input_keeps_the_old_output(shop: Shop, tmp_path: Path, stage: str) -> None:
+    call, _ = stage_call(stage, shop, tmp_path)
+    assert gpq(*call).exit_code == 0
+    bad = tmp_path / "bad.npy"
+    bad.write_bytes(b"")
+    swapped = {str(shop.data): f"features:{bad}"} | {
+        str(path): str(bad) for path in (shop.model, shop.image_model, shop.queries)
+    }
+    with untouched(tmp_path, shop.root):
+        refused(*[swapped.get(part, part) for part in call], "--overwrite")
+    assert gpq(*call, "--overwrite").exit_code == 0
+
+
+def test_overwrite_does_not_swallow_a_folder_that_is_no_model(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
+    train = ("train", shop.data, "--labels", shop.labels, *TRAIN, "--overwrite")
+    with untouched(tmp_path, shop.root):
+        assert "thesis" in refused(*train, "--out", tmp_path / "thesis")
+
+
+def test_a_device_or_a_pipe_is_no_output(shop: Shop, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for stage in ("export-faiss", "encode", "index"):
+        call, _ = stage_call(stage, shop, tmp_path)
+        for more in ((), ("--overwrite",)):
+            assert "device or a pipe" in refused(*call[:-1], pipe, *more)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+@pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300])
+@pytest.mark.parametrize("stage", STAGES)
+def test_outputs_that_are_no_names_are_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, out: str
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    call, _ = stage_call(stage, shop, tmp_path)
+    with untouched(tmp_path, shop.root):
+        result = gpq(*call[:-1], out, "--overwrite")
+    assert result.exit_code in {1, 2}, repr(result.exception)
+    assert result.stderr.startswith("gpq: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_one_file_as_two_outputs_is_refused(shop: Shop, tmp_path: Path) -> None:
+    codes = tmp_path / "codes.h5"
+    shutil.copy(shop.codes, codes)
+    with untouched(tmp_path):
+        refused("index", shop.model, codes, "--out", codes, "--overwrite", code=2)
