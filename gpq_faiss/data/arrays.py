@@ -98,12 +98,9 @@ class NpyArray:
 def read_npy(path: Path, what: str) -> NDArray[Any]:
     """The array of a ``.npy`` file; ``what`` is the expected content, for errors."""
     array = NpyArray(path, what)
-    nbytes = math.prod(array.shape) * array.dtype.itemsize
-    check_memory(nbytes, str(path))
-    if not nbytes or not array.shape:  # cannot be mapped
-        with path.open("rb") as file:
-            return np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
-    return array.read(slice(None))
+    check_memory(math.prod(array.shape) * array.dtype.itemsize, str(path))
+    with path.open("rb") as file:
+        return np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,8 @@ def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
     """``rows`` (a slice, integers or a mask) as numbers in 0 .. n-1. Raises IndexError: out of range."""
     if isinstance(rows, slice):
         return np.arange(*rows.indices(n))
-    array = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64)
+    array = np.asarray(rows)
+    array = np.flatnonzero(array) if array.dtype == np.bool_ else array.astype(np.int64)
     if array.size and not -n <= array.min() <= array.max() < n:
         raise IndexError(f"rows {array.min()} to {array.max()} of {n}")
     return array % n if array.size else array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -99,16 +99,14 @@ class Reader:
         self.array, self._ok = array, there
         return True
 
-    def _fetch(self, rows: NDArray[np.int64]) -> Batch:
+    def fetch(self, rows: NDArray[np.int64], *, empty: bool = False) -> Batch:
+        """The readable items at ``rows`` and a mask bool [len(rows)]. Raises DataError: there is none, unless it may be ``empty``."""
         if self.array is None or self._ok is None:
-            return self._load(rows)
-        ok = self._ok[rows]
-        return self.array[rows[ok]], ok
-
-    def fetch(self, rows: NDArray[np.int64]) -> Batch:
-        """The readable items at ``rows`` and a mask bool [len(rows)]."""
-        values, ok = self._fetch(rows)
-        if len(rows) and not ok.any():
+            values, ok = self._load(rows)
+        else:
+            ok = self._ok[rows]
+            values = self.array[rows[ok]]
+        if len(rows) and not (empty or ok.any()):
             raise DataError(f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read")
         return values, ok
 
@@ -123,11 +121,9 @@ class Reader:
         self, batches: Iterable[NDArray[np.int64]], depth: int = 2, *, empty: bool = False
     ) -> Iterator[Batch]:
         """:meth:`fetch` each of ``batches`` of rows, prefetching up to ``depth``; with ``empty`` all items of a batch may be broken."""
-        fetch = self._fetch if empty else self.fetch
-        source = iter(batches)
-        queue: list[Future[Batch]] = [self._ahead.submit(fetch, rows) for rows in islice(source, depth)]
+        coming = (self._ahead.submit(self.fetch, rows, empty=empty) for rows in batches)
+        queue = list(islice(coming, depth))
         while queue:
             batch = queue.pop(0).result()
-            for rows in islice(source, 1):
-                queue.append(self._ahead.submit(fetch, rows))
+            queue += islice(coming, 1)
             yield batch

@@ -78,15 +78,16 @@ def _joined(files: Sequence[Path], parts: Sequence[tuple[Matrix, About]]) -> tup
     if other is not None:
         what = "one has labels, ids or names that the other has not: either all files or none may have them"
         raise DataError(f"{files[0]} and {files[other]} do not fit: {what}")
-    joined = About(notes=list(dict.fromkeys(note for part in found for note in part.notes)))
     labels = [part.labels for part in found if part.labels is not None]
-    if labels:
-        names = class_order(name for part in labels for name in part.class_names)
-        joined.labels = Labels(np.concatenate([part.over(names).packed for part in labels]), tuple(names))
-    if found[0].ids is not None:
-        joined.ids = np.concatenate([part.ids for part in found if part.ids is not None])
-    for name in found[0].texts:
-        joined.texts[name] = np.concatenate([part.texts[name] for part in found])
+    names = class_order(name for part in labels for name in part.class_names)
+    packed = [part.over(names).packed for part in labels]
+    ids = [part.ids for part in found if part.ids is not None]
+    joined = About(
+        labels=Labels(np.concatenate(packed), tuple(names)) if labels else None,
+        ids=np.concatenate(ids) if ids else None,
+        texts={name: np.concatenate([part.texts[name] for part in found]) for name in found[0].texts},
+        notes=list(dict.fromkeys(note for part in found for note in part.notes)),
+    )
     return JoinedMatrix([matrix for matrix, _ in parts], files), joined
 
 
@@ -374,7 +375,7 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         return labels_of(values, "labels", n, None if classes is None else [str(text) for text in classes])
 
     about = About(labels() if o.want_labels else None)
-    about.notes = ["no labels"] * (about.labels is None)
+    about.notes = ["no labels"] if about.labels is None else []
     own = [f"item {i}" for i in range(n)]
     found = images(name, "items", own, own, about, o.max_bad, fetch=fetch)
     found.texts = {}

@@ -53,14 +53,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 class Site:
-    """A folder and its URL."""
+    """A folder and its URL, and the paths of the files that were sent since the last call."""
 
     def __init__(self, root: Path, server: Any) -> None:
         self.root, self._server = root, server
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
 
     def asked(self) -> list[str]:
-        """Paths of the files that were sent since the last call."""
         asked, self._server.asked = self._server.asked, []
         return sorted(path for path in asked if not path.endswith("/"))
 
@@ -71,9 +70,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     root = tmp_path / "site"
     root.mkdir()
-    handler = functools.partial(Handler, directory=str(root))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.asked = []  # type: ignore[attr-defined]
+    server: Any = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(root))
+    )
+    server.asked = []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield Site(root, server)
