@@ -94,7 +94,15 @@ def source(form: str, root: Path) -> Any:
     }.get(form, lambda: root / form)()
 
 
-FILES = ["images", "a.tar", "a.tar.gz", "shards", "t.csv", "t.parquet", "l.txt", "hub"]
+FILES = {
+    "images": "folder",
+    "a.tar": "folder",
+    "a.tar.gz": "folder",
+    "shards": "",
+    "t.csv": "csv",
+    "hub": "hf",
+}
+FILES |= {"t.parquet": "parquet", "l.txt": "list"}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +129,10 @@ def test_every_form_is_the_same_images(tmp_path: Path, form: str) -> None:
     if form in ("images", "a.tar"):
         assert data.texts["name"].tolist() == NAMES
     assert sorted(tmp_path.rglob("*")) == before, "nothing is extracted"
+    if FILES.get(form):  # a path is opened by what it is
+        named = open_data(f"{FILES[form]}:{given_}")
+        assert (named.name, named.fingerprint) == (data.name, data.fingerprint)
+        assert open_data(str(given_)).name == data.name
     again = source(form, tmp_path / "other")
     again = open_data(again, labels=Y) if form in ("array", "planes") else open_data(again)
     assert (again.fingerprint == data.fingerprint) or form in ("hub", "a.tar.gz")
