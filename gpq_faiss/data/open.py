@@ -223,6 +223,8 @@ def open_data(  # noqa: PLR0913
         option = min(wrong)
         others = ", ".join(name for name, (_, some) in _SOURCES.items() if option in some.split())
         raise UsageError(f"--read {option} does not apply to {scheme}: it is for {others}")
+    if not isinstance(vectors, str | None) and scheme != _TABLE:
+        raise UsageError(f"vectors={vectors}: only of a table in memory, several columns may be the vectors")
     inside = labels is None if opener is open_items else "label_file" not in own
     rest = Options(max_bad=max_bad, download=download, memory=memory, want_labels=inside)
     dataset = opener(opened, replace(rest, **options | own))

@@ -52,8 +52,10 @@ def _open(path: Path, o: Options) -> tuple[Matrix, About]:
         raise DataError(f"{path} is empty (0 bytes)")
     if suffix not in SUFFIXES:
         raise DataError(f"{path}: features are read from {', '.join(SUFFIXES)}, not from {suffix or 'this'}")
-    if suffix == ".npy" and o.keep:
-        raise UsageError(f"--read keep: {path} has no columns to keep: use Parquet or .npz")
+    if suffix == ".npy" and (o.keep or o.vectors):
+        raise UsageError(
+            f"--read {'keep' if o.keep else 'vectors'}: {path} has no columns: use Parquet or .npz"
+        )
     if suffix == ".npy":
         return NpyArray(path, "vectors"), About()
     table = parquet_table(path, what, o.memory) if suffix in (".parquet", ".pq") else array_table(path, o)

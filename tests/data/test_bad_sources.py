@@ -166,7 +166,9 @@ ARCHIVES = [
 GIVEN: list[tuple[str, dict[str, Any], str]] = [
     ("features:no.npy", {}, "not found"),
     ("features:no-*.npy", {}, "no file matches"),
-    ("features:x.npy", {"keep": "title"}, "no columns to keep"),
+    ("features:x.npy", {"keep": "title"}, "--read keep: x.npy has no columns"),
+    ("features:x.npy", {"vectors": "x"}, "--read vectors: x.npy has no columns"),
+    ("features:x.npy", {"vectors": ["x", "y"]}, "only of a table in memory"),
     ("features:x.npy", {"id_from": "path"}, "have no paths"),
     ("features:x.npy", {"id_from": "content"}, "--read id_from=content: choose from"),
     ("features:x.npy", {"labels": "no.npy"}, "not found"),
