@@ -27,7 +27,7 @@ from .ties import Convention, Denominator, Floats, Ints, Ties, harmonic_numbers
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` for all database rows, larger is better."""
 
-_TASK = 128  # queries per task; fixed, so that results do not depend on the number of threads
+_TASK = 128  # queries per task
 _BY_ITEM = 0.6  # minimum share of distinct codes for which sorting items is faster (measured)
 _CACHE = 1 << 16  # scores per block, so that buffers fit a core's cache
 _TOGETHER = 8  # minimum queries scored together, sharing look-ups
@@ -279,7 +279,9 @@ class Ranking:
                 block = queries[i : i + self._block]
                 self._scores(block, scores[: len(block)])
             if label_set != self._query_set[query]:
-                label_set, meets = self._query_set[query], self._meets(query)
+                label_set = self._query_set[query]
+                # Label sets, and from these items of each entry, that share a label with the query.
+                meets = np.any(self._set_words & self._query_words[:, query, None], axis=0)
                 hits = np.add.reduceat(self._counts * meets[self._set_of], self._starts)
                 bits = hits.astype(np.int32)
             item = self._exclude[query]
@@ -304,11 +306,6 @@ class Ranking:
             hits[entry] += hit
             sizes[entry] += item >= 0
         return measures
-
-    def _meets(self, query: int) -> NDArray[np.bool_]:
-        """Which label sets have a label of the query."""
-        found: NDArray[np.bool_] = np.any(self._set_words & self._query_words[:, query, None], axis=0)
-        return found
 
     def result(self, measured: Sequence[Floats]) -> RankingResult:
         """Combine the measures of all tasks, in order."""
