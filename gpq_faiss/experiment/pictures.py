@@ -52,7 +52,7 @@ class _Pictures:
     def title(self, at: str = "") -> str:
         """Data and protocol of the experiment."""
         about = self.experiment.about
-        return ", ".join(filter(None, (str(about.data["name"]), at, f"protocol {about.protocol}")))
+        return ", ".join(filter(None, (about.data.name, at, f"protocol {about.protocol}")))
 
     def runs(self, *names: str) -> list[Run]:
         """The runs at the longest code of the first seed, with these arrays."""

@@ -95,7 +95,7 @@ def tables_of(experiment: Experiment) -> dict[str, Table]:
     about, at, missing = experiment.about, experiment.at, len(experiment.missing())
     # A copied table must itself tell that it is incomplete.
     short = f" ({missing:,} of {len(about.planned):,} runs missing)" if missing else ""
-    caption = f"{about.title}: {about.data['name']}, {experiment.over_seeds}"
+    caption = f"{about.title}: {about.data.name}, {experiment.over_seeds}"
     rows = experiment.means(map(str, experiment.bits), longest=False)
     likeness = {row["method"]: row["NN10@100"] for row in experiment.means(["NN10@100"]) if len(row) > 1}
     if likeness:
@@ -135,7 +135,7 @@ def notes_of(experiment: Experiment) -> list[str]:
     departures = [f"{k}: {entry.departs}" for k, entry in METHODS.items() if k in there and entry.departs]
     notes = [
         *_missing(experiment),
-        f"{over[0].upper()}{over[1:]}. {runs[0].convention}. {about.data['name']}, protocol {about.protocol}, labelled "
+        f"{over[0].upper()}{over[1:]}. {runs[0].convention}. {about.data.name}, protocol {about.protocol}, labelled "
         f"{about.labelled or 'by the protocol'}: {counts.queries:,} queries, {counts.labelled:,} labelled and "
         f"{counts.unlabelled:,} unlabelled items, {counts.database:,} in the database"
         + (" (of the first run)." if differ else "."),

@@ -28,9 +28,25 @@ ABOUT = "experiment.json"
 _OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
 
 
+class Data(BaseModel):
+    """The data of all runs; ``perceptron``: networks do not convolve them."""
+
+    name: str
+    fingerprint: str
+    kind: str
+    perceptron: bool
+
+
+class Planned(BaseModel):
+    """A run that a call has requested."""
+
+    variation: str
+    identity: str
+
+
 class About(BaseModel):
-    """What an experiment is: contents of ``experiment.json``. ``planned``: name -> variation and identity of the runs that any call has
-    requested, so that missing ones can be told; ``left_out``: method -> why it has no run."""
+    """What an experiment is: contents of ``experiment.json``. ``planned``: name -> run, of all calls, so that missing ones can be told;
+    ``left_out``: method -> why it has no run."""
 
     model_config = ConfigDict(strict=True)
 
@@ -43,10 +59,10 @@ class About(BaseModel):
     queries: str | None
     preset: str
     config: dict[str, Any]
-    data: dict[str, str | bool]
+    data: Data
     variations: list[str]
     left_out: dict[str, str]
-    planned: dict[str, dict[str, str]]
+    planned: dict[str, Planned]
 
 
 def read_about(folder: str | Path) -> About:
@@ -74,19 +90,19 @@ def begin(
     """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested
     is kept, so that reports can list what is missing."""
     kind, _, path = dataset.name.partition(":")
-    data: dict[str, str | bool] = {
+    data = Data(
         # Without folders, which differ between machines.
-        "name": data_name or (f"{kind}:{Path(path).name}" if path else Path(kind).name),
-        "fingerprint": dataset.fingerprint,
-        "kind": dataset.kind,
-        "perceptron": needs_perceptron(dataset),
-    }
+        name=data_name or (f"{kind}:{Path(path).name}" if path else Path(kind).name),
+        fingerprint=dataset.fingerprint,
+        kind=dataset.kind,
+        perceptron=needs_perceptron(dataset),
+    )
     about = About(
         grid=grid.name,
         data=data,
         variations=[variation.name for variation in grid.variations],
         left_out=dict(left_out),
-        planned={s.name: {"variation": s.variation, "identity": s.identity} for s in specs},
+        planned={s.name: Planned(variation=s.variation, identity=s.identity) for s in specs},
         **grid.model_dump(include=set(About.model_fields)),
     )
     if (folder / ABOUT).exists():
@@ -97,12 +113,12 @@ def begin(
                 raise MismatchError(
                     f"{folder} holds an experiment with {what} {old}, not {new}: choose another --out"
                 )
-        if before.data["fingerprint"] != data["fingerprint"]:
+        if before.data.fingerprint != data.fingerprint:
             raise MismatchError(
-                f"{folder} holds runs on {before.data['name']}, and these data differ: choose another --out"
+                f"{folder} holds runs on {before.data.name}, and these data differ: choose another --out"
             )
         # Variations that are no longer in the grid are not expected.
-        kept = {k: run for k, run in before.planned.items() if run["variation"] in about.variations}
+        kept = {k: run for k, run in before.planned.items() if run.variation in about.variations}
         about.planned = kept | about.planned
         about.data = data if data_name else before.data
     write_json(folder / ABOUT, about.model_dump())
@@ -182,7 +198,7 @@ class Experiment:
     def missing(self) -> list[str]:
         """Names of the requested runs that are not there, or are of other settings, data or versions than requested last."""
         there = {run.path.stem: run.identity for run in self.runs}
-        return [name for name, run in self.about.planned.items() if there.get(name) != run["identity"]]
+        return [name for name, run in self.about.planned.items() if there.get(name) != run.identity]
 
 
 def read_experiment(folder: str | Path) -> Experiment:

@@ -118,7 +118,7 @@ def run_experiment(  # noqa: PLR0913
     kept: list[str] = []
     with unfinished(folder / _PARTIAL, folder, keep=kept):
         about = begin(folder, grid, dataset, specs, left_out, data_name)
-        kept += [f"{name}-{run['identity']}" for name, run in about.planned.items()]
+        kept += [f"{name}-{run.identity}" for name, run in about.planned.items()]
         todo = []
         for spec in specs:
             path, split = folder / f"{spec.name}.h5", folder / f"split_{spec.split_hash}.json"

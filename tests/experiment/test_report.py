@@ -194,7 +194,7 @@ def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
         report_experiment(tmp_path)
     about = json.loads((done / "experiment.json").read_text())
     for key in ("grid", "data", "variations", "planned", "experiment_format"):
-        for damaged in ({k: v for k, v in about.items() if k != key}, about | {key: 3}):
+        for damaged in ({k: v for k, v in about.items() if k != key}, about | {key: {"x": {}}}):
             (tmp_path / "experiment.json").write_text(json.dumps(damaged))
             with pytest.raises(DataError, match=f"experiment.json is damaged .*'{key}'"):
                 report_experiment(tmp_path)
