@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
@@ -23,7 +23,7 @@ from .. import __version__, store
 from ..errors import DataError, GpqError
 from . import requests
 from . import service as inner
-from .guard import Guard, Metrics, Settings, is_loopback
+from .guard import Guard, Settings, is_loopback
 from .service import Service
 
 _PAGE = pathlib.Path(__file__).with_name("page")
@@ -59,7 +59,13 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
             raise HTTPException(403, "the service is read-only (--writable)")
         may_read(credentials)
 
-    metrics = Metrics(service.live)
+    registry, live = CollectorRegistry(), service.live
+    ProcessCollector(registry=registry)
+    for name, what, size in (
+        ("gpq_items", "Items in the index.", lambda: live.snapshot.ntotal),
+        ("gpq_changes", "Changes that the index file does not have.", lambda: len(live.snapshot.changes)),
+    ):
+        Gauge(name, what, registry=registry).set_function(size)
     errors = (HTTPException, GpqError, RequestValidationError, ClientDisconnect, Exception)
     app = FastAPI(
         title="gpq serve",
@@ -73,7 +79,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     )
     # Routes that need no token say so in /openapi.json, too.
     closed = [] if is_loopback(settings.host) else [Depends(may_read)]
-    app.include_router(_reading(service, settings, metrics), dependencies=closed)
+    app.include_router(_reading(service, settings, registry), dependencies=closed)
     app.include_router(_changing(service, settings), dependencies=[Depends(may_write)])
 
     @app.get("/healthz")
@@ -86,10 +92,10 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         return FileResponse(_PAGE / "index.html")
 
     app.mount("/page", StaticFiles(directory=_PAGE))
-    return Guard(app, settings, metrics)
+    return Guard(app, settings, registry)
 
 
-def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRouter:
+def _reading(service: Service, settings: Settings, registry: CollectorRegistry) -> APIRouter:
     """Routes that find and show items, and tell about the service."""
     routes = APIRouter()
 
@@ -109,7 +115,7 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
         given = await service.input(asked, image, settings.max_pixels)
         scores, ids, best = await service.search(inner.Query(given, asked.k, where))
         took = 1000 * (time.perf_counter() - began)
-        known = zip(await service.known(ids), scores.tolist(), strict=True)
+        known = zip(await service.in_pool(service.known, ids), scores.tolist(), strict=True)
         results = [requests.Result(score=score, **one) for one, score in known]
         ntotal = service.live.snapshot.ntotal
         return requests.SearchResponse(results=results, best=best, took_ms=round(took, 3), ntotal=ntotal)
@@ -118,7 +124,7 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     async def items(k: Wanted = 24, label: Wished = ()) -> requests.Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
         check_k(k)
-        known = await service.known(await service.some_items(k, label))
+        known = await service.in_pool(service.known, await service.some_items(k, label))
         return requests.Listed(
             items=[requests.Item(**one) for one in known], ntotal=service.live.snapshot.ntotal
         )
@@ -127,7 +133,7 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     async def item(number: Number) -> requests.Item:
         """An item, with its name and labels if known."""
         service.live.snapshot.code(number)  # an error where there is none
-        return requests.Item(**(await service.known(np.array([number])))[0])
+        return requests.Item(**(await service.in_pool(service.known, np.array([number])))[0])
 
     @routes.get(
         "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
@@ -135,7 +141,8 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     async def thumbnail(number: Number) -> Response:
         """A small picture of an item, from the data that the service was started with."""
         service.live.snapshot.code(number)  # an error where there is none
-        made = await service.thumbnail(number)
+        row = service.catalogue.row(number)
+        made = None if row is None else await service.in_pool(service.catalogue.thumbnail, row)
         if made is None:
             raise HTTPException(404, f"there is no picture of the item {number}")
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
@@ -162,7 +169,7 @@ def _reading(service: Service, settings: Settings, metrics: Metrics) -> APIRoute
     @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
     async def prometheus() -> Response:
         """Metrics for Prometheus."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from typing import Annotated, Any, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import UsageError, unknown
 from ..inputs import parse_bytes
-from .live import COMPACT_AFTER, LiveIndex
+from .live import COMPACT_AFTER
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -103,26 +103,13 @@ class Settings(BaseModel):
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 
-class Metrics:
-    """Metrics of a service for Prometheus."""
-
-    def __init__(self, live: LiveIndex) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        for name, what, size in (
-            ("gpq_items", "Items in the index.", lambda: live.snapshot.ntotal),
-            ("gpq_changes", "Changes that the index file does not have.", lambda: len(live.snapshot.changes)),
-        ):
-            Gauge(name, what, registry=registry).set_function(size)
-        self.requests = Counter("gpq_requests", "Requests.", ["route", "status"], registry=registry)
-        self.seconds = Histogram("gpq_request_seconds", "Time of a request.", ["route"], registry=registry)
-
-
 class Guard:
-    """ASGI middleware around the application: host, rate, size, time, security headers, and metrics."""
+    """ASGI middleware around the application: host, rate, size, time, security headers, and metrics of requests."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self.app, self.settings, self.metrics = app, settings, metrics
+    def __init__(self, app: ASGIApp, settings: Settings, registry: CollectorRegistry) -> None:
+        self.app, self.settings = app, settings
+        self._requests = Counter("gpq_requests", "Requests.", ["route", "status"], registry=registry)
+        self._seconds = Histogram("gpq_request_seconds", "Time of a request.", ["route"], registry=registry)
         self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._held = 0
 
@@ -168,8 +155,8 @@ class Guard:
         finally:
             self._held -= received
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, str(status or 500)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+            self._requests.labels(route, str(status or 500)).inc()
+            self._seconds.labels(route).observe(time.perf_counter() - began)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is rejected before reading its body."""

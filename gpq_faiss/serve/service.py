@@ -30,7 +30,6 @@ from .requests import Body
 
 WATCH = 1.0
 """Seconds between checks of the index file."""
-_DECODERS = 4  # images decoded concurrently, which bounds memory
 _TRIED = 10  # items of the data tried for one to begin with, where ids are not in memory
 _T = TypeVar("_T")
 
@@ -89,7 +88,7 @@ class Service:
         self.catalogue = Catalogue(data)
         self.failed: GpqError | None = None
         self._network = threading.Lock()
-        self._decoders = ThreadPoolExecutor(_DECODERS, "gpq-decode")
+        self._decoders = ThreadPoolExecutor(4, "gpq-decode")
         self._searches: Batcher[Query, Found] = Batcher(self._search)
         self._changes: Batcher[Wanted, int] = Batcher(self._change)
         self.search, self.change = self._searches.submit, self._changes.submit
@@ -124,16 +123,14 @@ class Service:
         except GpqError as error:  # for the caller: the server would print its traceback
             self.failed = error
 
-    async def _in_pool(self, call: Callable[..., _T], *arguments: Any) -> _T:
+    async def in_pool(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        """A call in a thread; at most four at a time, which bounds memory."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, call, *arguments)
 
     # Items -----------------------------------------------------------------------------------------------------------
 
-    async def known(self, ids: Ids) -> list[dict[str, Any]]:
+    def known(self, ids: Ids) -> list[dict[str, Any]]:
         """Id, name and labels of items, if known, for :class:`.requests.Item`."""
-        return await self._in_pool(self._known, ids)
-
-    def _known(self, ids: Ids) -> list[dict[str, Any]]:
         snapshot, catalogue = self.live.snapshot, self.catalogue
         known: list[dict[str, Any]] = []
         for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
@@ -145,11 +142,6 @@ class Service:
                 name = known_name or name
             known.append({"id": number, "name": name, "labels": labels or None})
         return known
-
-    async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
-        """A thumbnail of an item and its media type; None if there is none."""
-        row = self.catalogue.row(number)
-        return None if row is None else await self._in_pool(self.catalogue.thumbnail, row)
 
     async def some_items(self, k: int, labels: Sequence[str] = ()) -> Ids:
         """At most ``k`` items to begin with: int64 [n], a few of every label first, or only of ``labels``; always the same.
@@ -171,7 +163,7 @@ class Service:
             there = (number for number in map(int, ids) if snapshot.has(number))
             return np.fromiter(itertools.islice(there, k), np.int64)
 
-        return await self._in_pool(some)
+        return await self.in_pool(some)
 
     # Inputs ----------------------------------------------------------------------------------------------------------
 
@@ -186,7 +178,7 @@ class Service:
                 pixels = decode_image(image, max_pixels=max_pixels)
                 return resize_square(pixels, model.image_size).transpose(2, 0, 1)
 
-            return Input("image", await self._in_pool(decoded))
+            return Input("image", await self.in_pool(decoded))
         if asked.vector is not None:
             return Input("vector", _row(asked.vector, snapshot.index.width, "vector"))
         if asked.features is not None:
@@ -197,7 +189,7 @@ class Service:
         code, row = snapshot.code(asked.id), self.catalogue.row(asked.id)
         dataset = self.catalogue.dataset
         if row is not None and dataset is not None and dataset.kind == model.input_kind:
-            original = await self._in_pool(self.catalogue.original, row, model.image_size)
+            original = await self.in_pool(self.catalogue.original, row, model.image_size)
             if original is not None:
                 return Input("image" if model.input_kind == "images" else "features", original)
         return Input("vector", decode(code[None], snapshot.index.codebooks)[0])

@@ -128,6 +128,20 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     until(
         page, "[...document.querySelectorAll('#results img')].slice(0, 6).every((i) => i.naturalWidth === 8)"
     )
+    # A score is shown as a part of the best possible one.
+    Z = site.service.encoder.model.codebooks  # type: ignore[union-attr]
+    vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([7])), queries=True)
+    best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
+    scores = site.service.live.snapshot.search(vector, 24)[0][0]
+    for n in (0, 23):
+        button = page.query_selector_all("#results button")[n]
+        part = 100 * float(scores[n]) / best
+        shown = float(button.query_selector(".score").inner_text().removesuffix(" %"))
+        assert part - 0.11 < shown <= part + 0.01
+        assert float(button.query_selector("meter").get_attribute("value")) == shown
+        assert button.get_attribute("title") == f"score {scores[n]:.3f}, best possible {best:.3f}"
+        assert f", {shown} % of the best possible score: search by it" in button.get_attribute("aria-label")
+    assert "best that any code could have for this query" in page.inner_text("#scale")
     other = wanted[5]
     page.click(f"#results button[data-id='{other}']")
     after = nearest(site, other, 24)
@@ -145,33 +159,13 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     assert tab.complaints == []
 
 
-def test_filters_by_labels_and_ids(tab: Tab, site: Site) -> None:
+def test_it_opens_with_items_of_every_label_which_filter_too(tab: Tab, site: Site) -> None:
     page = tab.page
     assert DIGITS.labels is not None
     classes = DIGITS.labels.class_ids()
-    page.fill("#id", "3")
-    page.click("#query button[type=submit]")
-    tab.shows(nearest(site, 3, 24))
-    page.check("#labels input[value='8']")
-    eights = nearest(site, 3, 24, where=lambda ids: classes[ids] == 8)
-    tab.shows(eights)
-    page.fill("#deny", f"{eights[0]}, {eights[1]}")
-    page.press("#deny", "Enter")
-    rest = nearest(site, 3, 24, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2]))
-    tab.shows(rest)
-    assert tab.complaints == []
-
-
-def labels_of(ids: list[int]) -> list[int]:
-    assert DIGITS.labels is not None
-    return [int(c) for c in DIGITS.labels.class_ids()[ids]]
-
-
-def test_it_opens_with_items_of_every_label_and_a_click_searches_by_one(tab: Tab, site: Site) -> None:
-    page = tab.page
     page.wait_for_selector("#results li")
     began = tab.results()
-    assert labels_of(began) == [n % 10 for n in range(24)]
+    assert classes[began].tolist() == [n % 10 for n in range(24)]
     assert page.inner_text("#status") == "24 of 1,797 items: choose one to search by it"
     assert page.is_hidden("#asked")
     page.reload()
@@ -179,21 +173,29 @@ def test_it_opens_with_items_of_every_label_and_a_click_searches_by_one(tab: Tab
     assert tab.results() == began
     page.check("#labels input[value='4']")
     until(page, "[...document.querySelectorAll('#results .labels')].every((one) => one.textContent === '4')")
-    assert set(labels_of(tab.results())) == {4}
+    assert set(classes[tab.results()]) == {4}
     page.uncheck("#labels input[value='4']")
     tab.results(began[0])
-    page.click(f"#results button[data-id='{began[12]}']")
-    wanted = nearest(site, began[12], 24)
+    chosen = began[12]
+    page.click(f"#results button[data-id='{chosen}']")
+    wanted = nearest(site, chosen, 24)
     tab.shows(wanted)
-    page.wait_for_selector(f"#asked-labels:text-is('{labels_of(began)[12]}')")
-    assert page.inner_text("#asked-text") == f"item {began[12]}"
-    assert page.get_attribute("#asked-image", "alt") == f"Query: item {began[12]}"
+    page.wait_for_selector(f"#asked-labels:text-is('{classes[chosen]}')")
+    assert page.inner_text("#asked-text") == f"item {chosen}"
+    assert page.get_attribute("#asked-image", "alt") == f"Query: item {chosen}"
     assert page.evaluate("document.activeElement.id") == "asked"
     page.go_back()
     tab.shows(began)
     assert page.is_hidden("#asked")
     page.go_forward()
     tab.shows(wanted)
+    page.check("#labels input[value='8']")
+    eights = nearest(site, chosen, 24, where=lambda ids: classes[ids] == 8)
+    tab.shows(eights)
+    page.fill("#deny", f"{eights[0]}, {eights[1]}")
+    page.press("#deny", "Enter")
+    tab.shows(nearest(site, chosen, 24, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2])))
+    page.uncheck("#labels input[value='8']")
     page.click("text=All items")
     tab.shows(began)
     assert page.url == f"{site.address}/"
@@ -229,27 +231,6 @@ def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> N
     assert tab.results() == wanted
     assert page.inner_text("#status").startswith("120 results, ")
     assert tab.complaints == []
-
-
-def test_a_score_is_shown_as_a_part_of_the_best_possible_one(tab: Tab, site: Site) -> None:
-    page = tab.page
-    page.fill("#id", "0")
-    page.press("#id", "Enter")
-    wanted = nearest(site, 0, 24)
-    tab.shows(wanted)
-    Z = site.service.encoder.model.codebooks  # type: ignore[union-attr]
-    vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([0])), queries=True)
-    best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
-    scores = site.service.live.snapshot.search(vector, 24)[0][0]
-    for n in (0, 23):
-        button = page.query_selector_all("#results button")[n]
-        part = 100 * float(scores[n]) / best
-        shown = float(button.query_selector(".score").inner_text().removesuffix(" %"))
-        assert part - 0.11 < shown <= part + 0.01
-        assert float(button.query_selector("meter").get_attribute("value")) == shown
-        assert button.get_attribute("title") == f"score {scores[n]:.3f}, best possible {best:.3f}"
-        assert f", {shown} % of the best possible score: search by it" in button.get_attribute("aria-label")
-    assert "best that any code could have for this query" in page.inner_text("#scale")
 
 
 def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> None:
