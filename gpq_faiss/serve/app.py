@@ -17,6 +17,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from .. import __version__, store
@@ -79,8 +80,10 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     )
     # Routes that need no token say so in /openapi.json, too.
     closed = [] if is_loopback(settings.host) else [Depends(may_read)]
-    app.include_router(_reading(service, settings, registry), dependencies=closed)
-    app.include_router(_changing(service, settings), dependencies=[Depends(may_write)])
+    reading, changing = _reading(service, settings, registry), _changing(service, settings)
+    app.include_router(reading, dependencies=closed)
+    app.include_router(changing, dependencies=[Depends(may_write)])
+    app.state.routes = [*reading.routes, *changing.routes]
 
     @app.get("/healthz")
     async def health() -> dict[str, str | int]:
@@ -203,11 +206,14 @@ def _content(*kinds: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {kind: {"schema": {"type": "string"}} for kind in kinds}}}
 
 
-async def _problem(_: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
     """Every error is one line of JSON."""
-    status, message, headers = 500, "internal error", None
+    status, message, headers = 500, "internal error", {}
     if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, str(error.detail), error.headers
+        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+        routes = [one for one in request.app.state.routes if one.matches(request.scope)[0] != Match.NONE]
+        if status == 405 and routes:  # a path may have several routes, but Starlette names only one
+            headers = {"allow": ", ".join(sorted({name for one in routes for name in one.methods}))}
     elif isinstance(error, GpqError):
         status, message = getattr(error, "status", 422), str(error)
     elif isinstance(error, RequestValidationError):

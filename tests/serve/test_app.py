@@ -357,6 +357,8 @@ def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served: Served)
         assert why in error, (path, options)
         assert "\n" not in error
         assert len(error) < 400
+        if status == 405:
+            assert answer.headers["allow"] == ("POST" if path == "/search" else "DELETE, GET")
     assert len(served.service.live.snapshot.changes) == 0
 
 
