@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..nn.additive import assign
-from .pq import kmeans
+from .pq import check_rows, kmeans
 
 STARTS = 5
 """Runs of k-means; the best is kept. Missing a class is the costliest failure."""
@@ -38,18 +38,22 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
     codewords = torch.from_numpy(start)
     for _ in range(_ITERATIONS):
-        # All codebooks are solved jointly, as E is small (:func:`.dtq.update_codebooks` solves them one at a time).
-        chosen = torch.nn.functional.one_hot(assign(x, codewords), K).flatten(1).double()
-        gram = chosen.T @ chosen + _RIDGE * torch.eye(M * K, dtype=torch.double)
-        codewords = torch.linalg.solve(gram, chosen.T @ x.double()).float().reshape(M, K, -1)
+        codewords = least_squares(x, assign(x, codewords), K)
     return codewords
+
+
+def least_squares(targets: Tensor, codes: Tensor, K: int) -> Tensor:
+    """Codewords float [M, K, E] whose sums by the codes int64 [n, M] have the least squared difference from ``targets`` float [n, E].
+
+    All codebooks are solved jointly, as E is small (:func:`.dtq.update_codebooks` solves them one at a time)."""
+    chosen = torch.nn.functional.one_hot(codes, K).flatten(1).double()
+    gram = chosen.T @ chosen + _RIDGE * torch.eye(chosen.shape[1], dtype=torch.double, device=chosen.device)
+    solved: Tensor = torch.linalg.solve(gram, chosen.T @ targets.double())
+    return solved.reshape(codes.shape[1], K, -1).to(targets.dtype)
 
 
 def check_targets(x: Tensor, K: int) -> None:
     """Raises DataError: fewer items than codewords, or items that are not finite."""
-    if len(x) < K:
-        raise DataError(
-            f"{len(x)} items are too few for {K} codewords: give at least {K} items, or use fewer codewords"
-        )
+    check_rows(x, K)
     if not torch.isfinite(x).all():
         raise DataError("the network's outputs became infinite: lower training.learning_rate")

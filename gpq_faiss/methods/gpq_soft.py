@@ -25,6 +25,7 @@ from ..losses.npair import soft_npair
 from ..nn.gpq_soft import SoftGPQNetwork, straight_through
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import intra_normalize, reverse_gradient
+from .codewords import least_squares
 from .posterior import PosteriorCodes
 from .posterior_codebooks import are_few
 from .trainable import TrainingBatch, weighted
@@ -33,8 +34,6 @@ _ITEMS = 20_000
 """Unlabelled items for fitting score tables."""
 _RATE = 5.0
 """Factor on the learning rate of the parts that make the codes: two small layers, codewords and prototypes, which hardly overfit."""
-_RIDGE = 1e-3
-"""Ridge weight. Tables are determined only up to shifts between codebooks: the shortest are chosen."""
 
 
 class SoftGPQ(PosteriorCodes):
@@ -94,15 +93,5 @@ class SoftGPQ(PosteriorCodes):
         tables = None
         if final and are_few(net.classifier.raw.shape[1], K) and d > K:
             p = torch.cat([net.posterior(x) for x in sample(_ITEMS)])
-            tables = fit_tables(p, net.codes(p), K)
+            tables = least_squares(p, net.codes(p), K)
         net.set_queries(tables)
-
-
-def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
-    """Score tables G float [M, K, C] with the least squared difference of Σ_m G[m, code_m] and class probabilities p float [n, C] of items
-    with codes int64 [n, M]."""
-    chosen = torch.nn.functional.one_hot(codes, K).flatten(1).double()
-    gram = chosen.T @ chosen
-    gram += _RIDGE * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    solved: Tensor = torch.linalg.solve(gram, chosen.T @ p.double())
-    return solved.reshape(codes.shape[1], K, p.shape[1]).to(p.dtype)

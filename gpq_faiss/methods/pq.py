@@ -15,6 +15,7 @@ same one; the paper: the parametric solution), and it is trained with the final 
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import faiss
@@ -145,10 +146,10 @@ def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> 
     return np.ascontiguousarray(found.centroids, dtype=np.float32)
 
 
-def check_rows(x: Floats, K: int) -> None:
+def check_rows(x: Sized, K: int) -> None:
     """Raises DataError: fewer rows than codewords."""
     if len(x) < K:
-        raise DataError(f"{len(x)} items are too few to learn {K} codewords: give, or label, at least {K}")
+        raise DataError(f"{len(x)} items are too few for {K} codewords: give, or label, at least {K}")
 
 
 def untrained_quantizer(width: int, M: int, K: int = CODEWORDS, *, seed: int) -> Any:

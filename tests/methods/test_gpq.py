@@ -21,8 +21,9 @@ from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import npair, soft_npair, triplet
+from gpq_faiss.methods.codewords import least_squares
 from gpq_faiss.methods.gpq import GPQ
-from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables
+from gpq_faiss.methods.gpq_soft import SoftGPQ
 from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import CNNF
@@ -110,7 +111,7 @@ def test_fitted_tables_are_the_least_squares() -> None:
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(300, C, generator=generator)
     codes = torch.randint(8, (300, M), generator=generator)
-    tables = fit_tables(p, codes, 8)
+    tables = least_squares(p, codes, 8)
     chosen = torch.nn.functional.one_hot(codes, 8).flatten(1).double()
     best = chosen @ torch.linalg.lstsq(chosen, p.double(), driver="gelsd").solution
     off = p.double() - best
