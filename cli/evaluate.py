@@ -37,7 +37,6 @@ Examples:
   gpq evaluate demo/model digits --compare demo/paper,pq,classifier
   gpq evaluate model features:clip.npy --labels labels.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
-  gpq evaluate model digits --compare pq,classifier --format html --out report.html
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
 {DATA_HELP}
@@ -58,14 +57,7 @@ Examples:
     help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
 )
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
-@format_option(
-    "json",
-    "markdown",
-    "csv",
-    "latex",
-    "html",
-    note="; html is a page with plots and pictures, and needs --out",
-)
+@format_option("json", "markdown", "csv", "latex")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
 @ray_option()
@@ -84,7 +76,6 @@ def evaluate(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.plots import check_picture
@@ -92,8 +83,6 @@ def evaluate(
 
     if out is not None:
         check_output(out, overwrite=overwrite)
-    if format_ == "html" and not str(out).endswith(".html"):
-        raise UsageError("--format html writes a page: name it with --out FILE.html")
     if plot is not None:
         check_picture(plot, overwrite=overwrite)
     dataset = open_dataset(data, data_args)
@@ -101,9 +90,7 @@ def evaluate(
     result = run(model_dir, dataset, compare=names, **ray, **options)
     if plot is not None:
         result.draw(plot, overwrite=overwrite)
-    if format_ == "html":
-        emit(str(result.save_page(dataset, str(out), overwrite=overwrite)))
-    elif format_ == "json":
+    if format_ == "json":
         emit(result.to_dict(), out)
     elif format_ == "table":
         emit("\n".join([render(result.rows(), digits=4), *result.about()]), out)

@@ -42,9 +42,9 @@ from .options import (
 @click.option(
     "--min-score", type=float, metavar="SCORE", help="Instead of k: all items with at least this score."
 )
-@format_option("json", "png", "html", note="; png and html need --out and --images")
+@format_option("json", "png", note="; png needs --out and --images")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
-@click.option("--images", metavar="DATA", help="For png and html: images of the items, as DATA.")
+@click.option("--images", metavar="DATA", help="For png: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
 @ray_option(workers=click.INT)
 @device_option
@@ -95,12 +95,11 @@ def search(
         raise UsageError("--min-score returns all items with at least that score: leave out -k")
     if allow_ids is not None and deny_ids is not None:
         raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
-    pictures = format_ in {"png", "html"}
-    if pictures and (out is None or images is None):
-        raise UsageError(f"--format {format_} needs --out FILE, and --images DATA of the index")
+    if format_ == "png" and (out is None or images is None):
+        raise UsageError("--format png needs --out FILE, and --images DATA of the index")
     if out is not None:  # before any work
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
-    items = open_dataset(images, data_args) if pictures and images is not None else None
+    items = open_dataset(images, data_args) if format_ == "png" and images is not None else None
     where: Any = None if allow_ids is None else Allow(read_ids(allow_ids))
     where = where if deny_ids is None else Deny(read_ids(deny_ids))
     k = 10 if k is None else k

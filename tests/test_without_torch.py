@@ -91,17 +91,6 @@ def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Pa
         ["index", "model", "items.h5", "--kind", "ivf", "--out", "lists.faiss"],
         ["export-faiss", "model", "--out", "empty.faiss"],
         ["export", "model", "--to", "numpy", "--out", "codebooks.npz"],
-        [
-            "evaluate",
-            "encoder.onnx",
-            "features:queries.npy",
-            *labels,
-            *codes[:2],
-            "--format",
-            "html",
-            "--out",
-            "page.html",
-        ],
         ["search", "encoder.onnx", "index.faiss", "queries.npy", "-k", "5", "--format", "json"],
         ["evaluate", "encoder.onnx", "features:queries.npy", *labels, *codes],
     ]

@@ -18,7 +18,7 @@ from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
 from ..codes.checks import check_count
 from ..codes.scores import score_tables
-from ..data.base import Dataset, ImageDataset
+from ..data.base import Dataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split
@@ -32,7 +32,7 @@ from ..methods.registry import find_method
 from ..progress import stage
 from ..store import RowReader
 from .compared import model_name, open_compared, resolve_split
-from .evaluation_result import Evaluation, Row, first_results
+from .evaluation_result import Evaluation, Row
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +112,11 @@ def evaluate(
             "(train with --labelled to hold some back)"
         )
     with connected(ray):  # once for all rankings
-        measured, coded = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
-    model_row = next(iter(measured.values()))
+        measured, queries = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
     if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
-    if model_row.likeness is None:
+    if next(iter(measured.values())).likeness is None:
         notes.append(NO_LIKENESS)
-    images = isinstance(dataset, ImageDataset)
     return Evaluation(
         measured,
         protocol=split.name,
@@ -126,8 +124,7 @@ def evaluate(
         data=dataset.name,
         notes=tuple(notes),
         device=str(encoder.device),
-        queries=coded.query_rows,
-        results=first_results(coded, model_row.ranking.ap) if images else {},
+        queries=queries,
     )
 
 
@@ -137,9 +134,9 @@ def _rank_all(
     split: Split,
     database: NDArray[np.int64],
     options: Mapping[str, Any],
-) -> tuple[dict[str, Row], Coded]:
-    """Encode, rank and measure every entry, and the codes of the first. It is a model; methods are compared on the queries and
-    items that it could read."""
+) -> tuple[dict[str, Row], NDArray[np.int64]]:
+    """Encode, rank and measure every entry; and the rows of the queries. The first is a model; methods are compared on the queries
+    and items that it could read."""
     first = next(iter(entries.values()))
     assert first is not None
     labels, size = dataset.require_labels(), first.image_size
@@ -164,7 +161,7 @@ def _rank_all(
             (encoder or first).bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
-    return measured, of_first
+    return measured, rows["queries"]
 
 
 def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError
 from ..evaluation.tables import Shown
-from ..report import html
 from ..report.gallery import Ranked, save_gallery
 from ..store import Item
 
@@ -106,7 +105,7 @@ class SearchResult(Shown):
         Args:
             items: images of the indexed items, with the same ids.
             queries: images of the queries; None: those that were searched, if they were images.
-            out: .png, .svg, .pdf, or .html (a page with pictures and a table of the results).
+            out: .png, .svg or .pdf.
 
         Raises:
             DataError: not images, or an id is missing from ``items`` or ``queries``.
@@ -119,11 +118,7 @@ class SearchResult(Shown):
         for place, ids, scores in zip(places, self.ids, self.scores, strict=True):
             of, name = rows_of(items, ids[ids != -1]).tolist(), class_text(queries, place)
             rows.append(ranked(queries, place, items, of, name, scores[ids != -1].tolist()))
-        if Path(out).suffix.lower() != ".html":
-            return save_gallery(rows, out, columns=self.ids.shape[1], overwrite=overwrite)
-        results = [html.heading("Results"), html.table(self.rows()), html.note(self.description)]
-        title = f"{items.name}: {len(rows)} queries"
-        return html.save_page(title, [html.gallery(rows), *results], out, overwrite=overwrite)
+        return save_gallery(rows, out, columns=self.ids.shape[1], overwrite=overwrite)
 
 
 def ranked(

@@ -8,22 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gpq_faiss import train
 from gpq_faiss.config import Config, merge, preset
-from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.model import read_description
-from gpq_faiss.indexes.filters import Allow
-from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.compared import model_name
-from gpq_faiss.stages.encode import encode
 from gpq_faiss.stages.evaluate import evaluate
-from gpq_faiss.stages.index import index
 
 SMALL = {"committee_hidden": 16, "committee": 2, "propagation": 0.0}
 
@@ -161,30 +154,3 @@ def test_a_model_is_named_by_method_and_preset() -> None:
     assert named("gpq", "gpq") == "gpq"
     assert named("gpq", "recommended") == "gpq (recommended)"
     assert model_name({"config": {}}) == "gpq (paper)"
-
-
-def test_the_page_shows_what_the_best_and_worst_queries_find(models: Path, tmp_path: Path) -> None:
-    digits = open_digits()
-    found = evaluate(models / "gpq", digits)
-    order = np.argsort(found.ranking.ap, kind="stable")
-    assert set(found.results) == {*order[:10].tolist(), *order[::-1][:10].tolist()}
-    # The same by the index of the database.
-    rows = load_split(models / "gpq" / "split.json").database
-    encode(models / "gpq", digits, tmp_path / "codes.h5", features=tmp_path / "features.h5")
-    index(models / "gpq", tmp_path / "codes.h5", tmp_path / "index.faiss")
-    places = sorted(found.results)
-    xq, _ = Encoder.load(models / "gpq").embed(np.stack(digits.read(found.queries[places])), queries=True)
-    scores, ids = open_index(tmp_path / "index.faiss").search(xq, 1000, where=Allow(digits.ids[rows]))
-    for place, row_scores, row_ids in zip(places, scores, ids, strict=True):
-        of = dict(zip(row_ids.tolist(), row_scores.tolist(), strict=True))
-        shown = [of[int(digits.ids[at])] for at in found.results[place]]
-        np.testing.assert_allclose(shown, row_scores[:8], atol=1e-5)
-    page = found.save_page(digits, tmp_path / "page.html").read_text()
-    assert page.count("<img") == 20 * 9
-    labels = digits.require_labels().class_ids()
-    relevant = sum(
-        int((labels[found.results[place]] == labels[found.queries[place]]).sum())
-        for part in (order[:10], order[::-1][:10])
-        for place in part.tolist()
-    )
-    assert page.count('class="right"') == relevant

@@ -164,28 +164,3 @@ def test_a_failed_build_leaves_nothing(folder: Path) -> None:
     with pytest.raises(GpqError):
         gpq.index(folder / "other", folder / "a.codes.h5", folder / "i.faiss")
     assert not list(folder.glob("i.faiss*"))
-
-
-def test_pages_of_search_and_evaluation(tmp_path: Path) -> None:
-    from gpq_faiss.config import merge, preset
-
-    config = merge(preset("paper"), {"training": {"steps": 2}, "quantizer": {"codebooks": 4}})
-    model = gpq.train("digits", tmp_path / "model", config=config, labelled="5-per-class")
-    codes = gpq.encode(model, "digits", tmp_path / "codes.h5")
-    index = gpq.index(model, codes, tmp_path / "i.faiss")
-    page = tmp_path / "search.html"
-    call = ("search", model, index, "digits", "--rows", "0:3", "-k", "4", "--format", "html")
-    done(*call, "--images", "digits", "--out", page)
-    text = page.read_text()
-    assert text.count("<img") == 3 + 12
-    found = gpq.search(model, index, "digits", rows="0:3", k=4)
-    assert all(f"{score:.4f}" in text for score in found.scores.ravel().tolist())
-    page = tmp_path / "evaluation.html"
-    done("evaluate", model, "digits", "--compare", "pq", "--format", "html", "--out", page)
-    text = page.read_text()
-    assert text.count("<img") == 20 * 9
-    assert "<svg" in text
-    result = gpq.evaluate(model, "digits")
-    assert f"{result.ranking.map:.4f}" in text
-    assert f"AP {result.ranking.ap.max():.4f}" in text
-    assert f"AP {result.ranking.ap.min():.4f}" in text
