@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,11 +119,6 @@ class Dataset(ABC):
         if self.labels is None or not self.labels.has().any():
             raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
         return self.labels
-
-    def spans(self, size: int, start: int = 0) -> Iterator[slice]:
-        """Consecutive slices of at most ``size`` items from ``start`` to the end."""
-        for first in range(start, len(self), size):
-            yield slice(first, min(first + size, len(self)))
 
 
 def repeated_ids(ids: NDArray[np.int64]) -> list[str]:
@@ -249,10 +244,8 @@ class ImageDataset(Dataset):
         return self.paths[i] if self.fetch is None and self.paths else None
 
     def _common_size(self) -> int | None:
-        """Side of all images if 64 evenly spaced ones are squares of one size, else None.
-
-        Only a default for the input size of a network; every image is resized to that.
-        """
+        """Side of all images if 64 evenly spaced ones are squares of one size, else None: only a default for the input size of a
+        network."""
         sides: set[tuple[int, ...]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
             try:

@@ -164,11 +164,8 @@ def _tar_images(
 
 
 def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None]]:
-    """Order of images by their relative names with ``/`` (train before test, then by class, then by name), and in that order their classes.
-
-    ``CLASS/.../x.jpg`` is labelled by its first folder, ``train/CLASS/x.jpg`` and ``test/CLASS/x.jpg`` by
-    the second one. An image outside of folders is unlabelled. Common parent folders (``cifar10/train/...``, as in archives) are skipped.
-    """
+    """Order of images by their relative names with ``/`` (train before test, then by class, then by name), and in that order their classes:
+    the first folder, below ``train`` and ``test`` the second; None outside of folders. Common parents (as in archives) are skipped."""
     parts = [composed(name).split("/") for name in names]
     splits = _TRAIN | _TEST | _VALIDATION
     while (
@@ -208,9 +205,7 @@ def _walk(root: Path) -> tuple[list[str], int]:
 
 
 def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
-    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder.
-
-    ids are row numbers in the order of :func:`layout_of`, the same for a folder and an archive of it."""
+    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder, in the order of :func:`layout_of`."""
     root = local_path(path)
     name = f"folder:{without_secrets(path)}"
     archive = None if root.is_dir() else open_tar(root)
@@ -295,11 +290,8 @@ def has_samples(path: Path) -> bool:
 
 
 def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
-    """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys.
-
-    Labels are in ``.cls``, in the field ``label`` (or ``class``, ...) of ``.json``, or in ``.txt``: the first that exists, as told in the
-    notes. Empty: no label.
-    """
+    """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys. Labels are in ``.cls``, a
+    field of ``.json``, or ``.txt``: the first that exists."""
     name = f"webdataset:{without_secrets(path)}"
     archives = [open_tar(file) for file in files_of(path)]
     samples = [one for tar in archives for one in _samples(tar, o.image_column, o.label_column, *o.keep)]
@@ -340,11 +332,8 @@ def _binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
 
 
 def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
-    """NUS-WIDE from ``ImageList/Imagelist.txt``, ``Groundtruth/AllLabels/Labels_*.txt``, ``ConceptsList/Concepts81.txt`` and ``Flickr/``.
-
-    Labels are the most frequent concepts (ties by name). Images without any of them are left out and counted. ids are row
-    numbers in the official image list.
-    """
+    """NUS-WIDE with its most frequent concepts (ties by name). Images without any of them are left out and counted; ids are row numbers in
+    the official image list."""
     folder, concepts = Path(root).expanduser(), 21 if o.concepts is None else o.concepts
     lacking = [part for part in (_LIST, _LABELS, _CONCEPTS, _IMAGES) if not (folder / part).exists()]
     if lacking:

@@ -65,10 +65,18 @@ def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     return dataset.having("names", "\0".join(column.tolist()), texts={**dataset.texts, "name": column})
 
 
-def with_labels(dataset: Dataset, labels: Labels, note: str = "") -> Dataset:
-    """``dataset`` with other labels, and a note on their source."""
-    notes = [n for n in dataset.notes if n != "no labels"] + [note] * bool(note)
-    return dataset.having("labels", labels.fingerprint(), labels=labels, notes=notes)
+def with_labels(dataset: Dataset, labels: Any, label_column: str | None = None) -> Dataset:
+    """``dataset`` with other labels: those of a file (:func:`read_labels`, or a table that names items), or the labels themselves."""
+    n, note = len(dataset), ""
+    if not isinstance(labels, str):
+        found = labels_of(labels, "labels", n)
+    elif is_label_table(labels, label_column):
+        found, note = _from_table(dataset, labels, label_column)
+    else:
+        found = read_labels(labels, n)
+        note = told(labels, found)
+    notes = [one for one in dataset.notes if one != "no labels"] + [note] * bool(note)
+    return dataset.having("labels", found.fingerprint(), labels=found, notes=notes)
 
 
 def read_labels(path: str, n: int) -> Labels:
@@ -118,11 +126,9 @@ def is_label_table(path: str, label_column: str | None) -> bool:
     return labels and _guess(ITEMS, header) is not None
 
 
-def with_label_table(dataset: Dataset, path: str, label_column: str | None = None) -> Dataset:
-    """``dataset`` with the labels of a CSV or Parquet table, whose rows name items by id or by name as in the data set.
-
-    Items missing in it, or with an empty cell, are unlabelled. ``label_column``: default the first existing one of :data:`.tables.LABELS`.
-    """
+def _from_table(dataset: Dataset, path: str, label_column: str | None) -> tuple[Labels, str]:
+    """Labels of a CSV or Parquet table, whose rows name items by id or by name as in the data set, and a note. Items that it lacks are
+    unlabelled."""
     file = local_path(path)
     table = (parquet_table if is_parquet(file) else csv_table)(file, "a table of labels")
     item_column = _guess(ITEMS, table.names) or " or ".join(ITEMS)
@@ -146,4 +152,4 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
         f"{file.name}: {labelled:,} of {len(own):,} items are labelled, matched by {'name' if by_name else 'id'} in {item_column!r}; "
         f"{labels.n_classes:,} classes in {label_column!r}; {len(given.keys() - set(own)):,} rows are of other items"
     )
-    return with_labels(dataset, labels, note)
+    return labels, note

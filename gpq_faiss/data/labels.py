@@ -155,11 +155,8 @@ class Labels:
 
     @classmethod
     def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from the class names of each item (empty: unlabelled); classes in :func:`class_order`.
-
-        Raises:
-            DataError: an unknown name, negative numbers, no label, or too many classes.
-        """
+        """Labels from the class names of each item (empty: unlabelled); classes in :func:`class_order`. Raises DataError: an unknown name,
+        negative numbers, no label, or too many classes."""
         rows = [tuple(map(composed, item)) for item in items]
         every = class_names or class_order(name for row in rows for name in row)
         if not every:

@@ -15,18 +15,8 @@ from ..errors import DataError, GpqError, UsageError, one_line
 from ..plugins import Plugin, find_plugin, plugin_names
 from .base import Dataset
 from .folder import has_samples, open_folder, open_nuswide, open_webdataset
-from .given import (
-    IdFrom,
-    is_label_table,
-    read_labels,
-    told,
-    with_ids,
-    with_label_table,
-    with_labels,
-    with_names,
-)
+from .given import IdFrom, is_label_table, with_ids, with_labels, with_names
 from .images import shown
-from .labels import labels_of
 from .paths import files_of, is_url, without_secrets
 from .standard import open_digits, open_published
 from .tables import Options, parquet_table
@@ -171,7 +161,7 @@ def open_data(  # noqa: PLR0913
         source: one of :data:`FORMS` or a plugin's form; a path (:func:`form_of`); a table of pandas, pyarrow and others in Arrow's form, a
             Hugging Face data set, an array or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of
             torch, or a :class:`.base.Dataset`.
-        labels: file of labels, one per line in the order of the items, or a table that names items (:func:`.given.with_label_table`); a
+        labels: file of labels, one per line in the order of the items, or a table that names items by id or name; a
             column of a table or a Hugging Face data set in memory; or the labels themselves (:func:`.labels.labels_of`).
         ids: file of ids, one per item (:func:`.arrays.read_ids`), a column of such a table, or the ids themselves.
         names: file of names, one per item, replacing those of the source, a column of such a table (default: ``name``, ``path``, ``key``
@@ -233,13 +223,8 @@ def open_data(  # noqa: PLR0913
     if names is not None and "names" not in own:
         dataset = with_names(dataset, names)
     dataset = with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
-    if from_table:
-        dataset = with_label_table(dataset, labels, label_column)
-    elif labels is not None and not own.keys() & {"label_file", "label_column"}:
-        n = len(dataset)
-        dataset = with_labels(dataset, read_labels(labels, n) if file else labels_of(labels, "labels", n))
-    if file and not by_column and not from_table:
-        dataset.notes.append(told(labels, dataset.require_labels()))
+    if labels is not None and not own.keys() & {"label_file", "label_column"}:
+        dataset = with_labels(dataset, labels, label_column)
     if not isinstance(source, Dataset):
         for note in dataset.notes:
             log.info("%s: %s", dataset.name, note)

@@ -208,11 +208,8 @@ def _number(spec: str | None, option: str = "--labelled") -> float | None:
 def _labelled(
     spec: str | None, labels: Labels, free: NDArray[np.bool_], seed: int, ids: Rows, reserved: str
 ) -> Rows:
-    """The items whose labels the training may use, among the ``free`` ones (bool [N], updated).
-
-    ``spec`` is ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None: a twelfth of
-    each class, the paper's 500 on CIFAR-10. ``reserved`` is the use of the others, for messages.
-    """
+    """The items whose labels the training may use, among the ``free`` ones (bool [N], updated), by ``spec`` as in :func:`make_split`.
+    ``reserved`` is the use of the others, for messages."""
     number = None if spec == "all" else _number(spec)
     free &= labels.has()
     if spec == "all":

@@ -117,12 +117,10 @@ class Reader:
             if len(new):
                 self.dataset.read(new)
 
-    def stream(
-        self, batches: Iterable[NDArray[np.int64]], depth: int = 2, *, empty: bool = False
-    ) -> Iterator[Batch]:
-        """:meth:`fetch` each of ``batches`` of rows, prefetching up to ``depth``; with ``empty`` all items of a batch may be broken."""
+    def stream(self, batches: Iterable[NDArray[np.int64]], *, empty: bool = False) -> Iterator[Batch]:
+        """:meth:`fetch` each of ``batches`` of rows, two of them ahead; with ``empty`` all items of a batch may be broken."""
         coming = (self._ahead.submit(self.fetch, rows, empty=empty) for rows in batches)
-        queue = list(islice(coming, depth))
+        queue = list(islice(coming, 2))
         while queue:
             batch = queue.pop(0).result()
             queue += islice(coming, 1)

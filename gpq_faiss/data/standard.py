@@ -41,9 +41,8 @@ def open_digits(_: None = None, o: Options = PLAIN) -> ArrayImages:
 def open_published(root: str | None, o: Options, *, name: str) -> ArrayImages:
     """``cifar10`` and ``fashion-mnist`` by torchvision, in or for the folder ``root``: the training images first, then the test images.
 
-    CIFAR-10's batches are pickles. torchvision compares the MD5 of batches and class names with published values before unpickling, so
-    foreign files are rejected, never executed.
-    """
+    CIFAR-10's batches are pickles. torchvision compares their MD5 with published values before unpickling: foreign files are never
+    executed."""
     from torchvision.datasets import CIFAR10, FashionMNIST
 
     kind: Any = CIFAR10 if name == "cifar10" else FashionMNIST

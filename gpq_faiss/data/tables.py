@@ -366,11 +366,8 @@ def _cells(array: Any) -> list[Any]:
 
 
 def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDArray[Any]:
-    """An Arrow ``ChunkedArray`` of lists of numbers as one array [n, width], from row ``start``; width 0: that of the first row.
-
-    Raises:
-        DataError: rows of different lengths, missing rows or missing numbers.
-    """
+    """An Arrow ``ChunkedArray`` of lists of numbers as one array [n, width], from row ``start``; width 0: that of the first row. Raises
+    DataError: rows of different lengths, missing rows or missing numbers."""
     column = column.combine_chunks()
     nulls = np.flatnonzero(np.asarray(column.is_null()))
     if nulls.size:

@@ -20,7 +20,7 @@ from ..progress import stage
 from ..store import RowReader
 from .arrays import JoinedMatrix, Matrix, NpyArray, read_ids
 from .base import ArrayImages, Dataset, FeatureDataset, ImageDataset, digest, features, held_features, images
-from .given import read_labels
+from .given import read_labels, told
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, class_order, labels_of
 from .paths import file_fingerprint, files_of, is_url, local_path, without_secrets
@@ -94,10 +94,7 @@ def _joined(files: Sequence[Path], parts: Sequence[tuple[Matrix, About]]) -> tup
 
 
 def open_features(path: str, o: Options = PLAIN) -> FeatureDataset:
-    """Files of vectors, one or several concatenated (:func:`.paths.files_of`); rows are checked when read.
-
-    Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names. Files of labels and ids replace those inside.
-    """
+    """Files of vectors, one or several concatenated; rows are checked when read. Files of labels and ids replace those inside."""
     files = files_of(path)
     try:
         parts = [_open(file, o) for file in files]
@@ -111,6 +108,7 @@ def open_features(path: str, o: Options = PLAIN) -> FeatureDataset:
     check_memory(8 * n, f"{name}: the ids of its {n:,} rows", o.memory)
     if o.label_file is not None:
         found.labels = read_labels(o.label_file, n)
+        found.notes.append(told(o.label_file, found.labels))
     if o.id_file is not None:
         found.ids = read_ids(o.id_file, "--ids")
     return features(name, matrix, found, fingerprint("several", *marks) if several else marks[0])
@@ -120,11 +118,7 @@ def open_features(path: str, o: Options = PLAIN) -> FeatureDataset:
 
 
 def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
-    """Vectors in an Arrow-compatible table, with columns of labels, ids and names (default: by the usual names).
-
-    They are in a column of lists, or columns of numbers, one per dimension; default: the only column of lists, or one called
-    ``features``, ``embedding`` ...; else all remaining columns of numbers.
-    """
+    """Vectors in an Arrow-compatible table: a column of lists, or columns of numbers, one per dimension (default: all remaining ones)."""
     name, where = type(source).__name__, f"the {type(source).__name__}"
     try:
         import pyarrow
@@ -174,11 +168,7 @@ def _hub_rows(source: Any, name: str) -> tuple[Any, list[str]]:
 
 
 def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
-    """Images or vectors of a folder of ``save_to_disk``, a ``Dataset`` or a ``DatasetDict``.
-
-    Images are in the column that is named, ``image``, or the only one of images; without images, vectors in the one that is named or the
-    only one of lists of numbers. Labels are ``ClassLabel``, numbers, names, or lists of these.
-    """
+    """Images or vectors of a folder of ``save_to_disk``, a ``Dataset`` or a ``DatasetDict``."""
     folder = isinstance(source, str)
     name = f"hf:{source}" if folder else type(source).__name__
     rows, notes = _hub_rows(source, name)
@@ -284,9 +274,8 @@ def _labels_in(line: str) -> list[str]:
 
 
 def open_list(path: str, o: Options = PLAIN) -> ImageDataset:
-    """Images of a text list. Each line is a path and 0/1 labels (``images/a.jpg 0 1 0``; all 0 is unlabelled), or a path and one class
-    number (-1 is unlabelled), or a path alone. Paths may contain blanks. Class names are those of ``classes.txt`` beside the list.
-    """
+    """Images of a text list: lines of a path (which may contain blanks) and 0/1 labels (all 0 is unlabelled), one class number (-1 is
+    unlabelled), or nothing. Class names are those of ``classes.txt`` beside the list."""
     file, base = _list_of(path, o)
     lines = read_lines(file, "a list of images")
     columns = len(_labels_in(lines[0][1]))
@@ -330,10 +319,8 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
 
 
 def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
-    """A list or a map-style data set of images, in any form that :func:`.images.to_images` takes, or of (image, label).
-
-    Images are read on demand, one thread at a time, so the source must return the same image each time.
-    """
+    """A list or a map-style data set of images, in any form that :func:`.images.to_images` takes, or of (image, label). They are read on
+    demand, by one thread at a time, so the source must return the same image each time."""
     name = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")

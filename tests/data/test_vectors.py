@@ -250,7 +250,7 @@ STREAM = """
     from gpq_faiss.data.open import open_data
 
     data = open_data("features:" + sys.argv[1])
-    assert sum(len(data.read(span)) for span in data.spans(2000)) == len(data)
+    assert sum(len(data.read(slice(i, i + 2000))) for i in range(0, len(data), 2000)) == len(data)
     # Not ru_maxrss: on Linux that begins with the size of the parent process.
     print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
