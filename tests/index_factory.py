@@ -45,7 +45,6 @@ def make_rows(
 ) -> Path:
     header = Header(
         kind=kind,  # type: ignore[arg-type]
-        width=values.shape[1],
         model_fingerprint=fingerprint,
         codebooks=Z,
         data_fingerprint="data-1",

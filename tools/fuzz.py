@@ -282,7 +282,7 @@ def _index_seeds(folder: Path) -> list[Seed]:
             faiss.write_index(faiss_index(codes, own, Z, form), str(folder / name))
             paths.append(folder / name)
     # as a build in a stream leaves them, most lists empty
-    header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16)
+    header = Header("codes", "m" * 16, Z, "d" * 16)
     with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
         writer.append(codes[:40], ids[:40], None)
         writer.finish()
@@ -296,11 +296,11 @@ def _index_seeds(folder: Path) -> list[Seed]:
         save_index(
             faiss_index(codes, ids, Z, "flat"), folder / name / "index.faiss", model_fingerprint="m" * 16
         )
-    header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16, ("cat", "dog"))
+    header = Header("codes", "m" * 16, Z, "d" * 16, ("cat", "dog"))
     with RowWriter(folder / "codes.h5", header) as writer:
         writer.append(codes, ids, np.full((N, 1), 64, np.uint8))
         writer.finish()
-    header = Header("features", M * d, "m" * 16, Z, "d" * 16, ("cat", "dog"))
+    header = Header("features", "m" * 16, Z, "d" * 16, ("cat", "dog"))
     with RowWriter(folder / "features.h5", header) as writer:
         writer.append(rng.normal(size=(N, M * d)).astype(np.float32), ids, np.full((N, 1), 64, np.uint8))
         writer.finish()

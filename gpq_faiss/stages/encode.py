@@ -18,7 +18,6 @@ import numpy as np
 
 from ..cluster.connect import connected
 from ..cluster.tasks import run_all
-from ..codes.bits import code_size
 from ..codes.encode import check_items, items_are_codewords
 from ..codes.encode import encode as encode_vectors
 from ..data.base import Dataset, ImageDataset
@@ -36,10 +35,9 @@ _BLOCK_BYTES = 4 << 20
 
 
 def _header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
-    (M, K, d), labels = encoder.shape, dataset.labels
+    labels = dataset.labels
     return Header(
         kind=kind,
-        width=M * d if kind == "features" else code_size(M, K),
         model_fingerprint=encoder.fingerprint,
         codebooks=encoder.model.codebooks,
         data_fingerprint=dataset.fingerprint,

@@ -30,7 +30,6 @@ class Header:
     """Metadata of a file.
 
     Attributes:
-        width: columns of the main dataset: M*d for features, ceil(M*log2(K)/8) for codes.
         model_fingerprint: of the model that made the rows.
         codebooks: z', float32 [M, K, d].
         data_fingerprint: of the data set that the rows come from.
@@ -43,7 +42,6 @@ class Header:
     """
 
     kind: Kind
-    width: int
     model_fingerprint: str
     codebooks: NDArray[np.float32]
     data_fingerprint: str
@@ -55,17 +53,18 @@ class Header:
         Z = self.codebooks
         if Z.ndim != 3 or Z.dtype != np.float32 or 0 in Z.shape or not np.isfinite(Z).all():
             raise DataError(f"codebooks are {Z.dtype} {list(Z.shape)}: finite float32 [M, K, d] is needed")
-        M, K, d = Z.shape
         try:
-            widths = {"features": M * d, "codes": code_size(M, K)}
+            code_size(*Z.shape[:2])
         except UsageError as error:
             raise DataError(f"codebooks: {error}") from None
-        if self.width != widths.get(self.kind):
-            raise DataError(
-                f"{self.kind!r} of width {self.width}: with codebooks {[M, K, d]}, {widths} are possible"
-            )
         if len(set(self.class_names)) != len(self.class_names):
             raise DataError("class names repeat: every class needs its own")
+
+    @property
+    def width(self) -> int:
+        """Columns of the main dataset: M*d for features, ceil(M*log2(K)/8) for codes."""
+        M, K, d = map(int, self.codebooks.shape)
+        return M * d if self.kind == "features" else code_size(M, K)
 
     @property
     def bits(self) -> int:

@@ -63,7 +63,7 @@ class RowReader:
             raise DataError(f"{self.path} is not {_WHAT}, or it is incomplete")
         if (version := int(attrs["format_version"])) != FORMAT_VERSION:
             raise DataError(f"{self.path} has format {version}, not {FORMAT_VERSION}: encode the data again")
-        stored, main = dataset(h5, "codebooks", np.float32), dataset(h5, kind)
+        stored = dataset(h5, "codebooks", np.float32)
         if stored.size * 4 > _MAX_CODEBOOKS:
             raise DataError(f"codebooks are {list(stored.shape)}: damaged or foreign")
         names, extra, versions = (parse_json(attrs[name]) for name in ("class_names", "extra", "versions"))
@@ -71,7 +71,6 @@ class RowReader:
             raise DataError("its attributes are not the JSON that they should be: damaged or foreign")
         self.header = header = Header(
             kind=kind,  # type: ignore[arg-type]  # one of the two, checked above
-            width=int(main.shape[1]) if main.ndim == 2 else 0,
             model_fingerprint=str(attrs["model_fingerprint"]),
             codebooks=np.asarray(stored[()], dtype=np.float32),
             data_fingerprint=str(attrs["data_fingerprint"]),

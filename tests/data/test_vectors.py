@@ -175,7 +175,7 @@ def test_our_own_features_file(tmp_path: Path) -> None:
     packed = np.packbits(np.eye(11, dtype=bool)[[0, 3, 10]], axis=1)
     names = tuple(f"c{i}" for i in range(11))
     x = np.random.default_rng(0).standard_normal((3, 36)).astype(np.float32)
-    with RowWriter(tmp_path / "f.h5", Header("features", 36, "m", Z, "d", names)) as writer:
+    with RowWriter(tmp_path / "f.h5", Header("features", "m", Z, "d", names)) as writer:
         writer.append(x, np.array([5, 6, 7]), packed)
         writer.finish()
     data = open_data(f"features:{tmp_path}/f.h5")

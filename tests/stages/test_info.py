@@ -41,7 +41,6 @@ def header(folder: Path, kind: Any) -> Header:
     model = load_model(folder)
     return Header(
         kind=kind,
-        width=M * D if kind == "features" else 3,
         model_fingerprint=model.fingerprint,
         codebooks=model.codebooks,
         data_fingerprint="d" * 16,

@@ -21,9 +21,7 @@ def codebooks(seed: int = 0, m: int = M, k: int = K) -> np.ndarray:
 
 def header(kind: str = "features", **changes: Any) -> Header:
     Z = changes.pop("codebooks", codebooks())
-    m, k, _ = Z.shape
-    width = m * d if kind == "features" else (m * (k.bit_length() - 1) + 7) // 8
-    made = Header(kind, width, "model", Z, "data", NAMES, True, {"note": "x"})  # type: ignore[arg-type]
+    made = Header(kind, "model", Z, "data", NAMES, True, {"note": "x"})  # type: ignore[arg-type]
     return replace(made, **changes)
 
 

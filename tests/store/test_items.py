@@ -37,7 +37,7 @@ ITEMS = st.builds(
 
 def header() -> Header:
     books = np.random.default_rng(0).standard_normal((2, 16, 3)).astype(np.float32)
-    return Header("codes", 1, "model", books, "data", ("cat", "dog", "sea"), True)
+    return Header("codes", "model", books, "data", ("cat", "dog", "sea"), True)
 
 
 def write_items(path: Path, items: Iterable[tuple[int, Item]], key: str, **options: Any) -> None:

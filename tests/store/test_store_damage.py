@@ -49,12 +49,10 @@ def test_bad_rows_are_refused(tmp_path: Path) -> None:
 
 def test_headers_that_do_not_fit_together() -> None:
     for changes, message in (
-        ({"width": 35}, "of width 35"),
         ({"codebooks": codebooks().astype(np.float64)}, "float64"),
         ({"codebooks": np.zeros((3, 15, 12), np.float32)}, "power of two"),
         ({"codebooks": np.full((3, 16, 12), np.nan, np.float32)}, "finite"),
         ({"class_names": ("a", "a")}, "repeat"),
-        ({"kind": "images"}, "'images' of width"),
     ):
         with pytest.raises(DataError, match=message):
             replace(header(), **changes)  # type: ignore[arg-type]
