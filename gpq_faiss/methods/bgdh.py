@@ -1,8 +1,7 @@
 """BGDH, semi-supervised deep hashing with a bipartite graph between the data and anchors.
 
 Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its inductive variant: an embedding e(x), trained
-to predict the context of x in the graph, is fed to the hash layer together with the deep features, so that graph embedding, features and
-codes are learnt jointly. The loss is
+to predict the context of x in the graph, is fed to the hash layer together with the deep features. The loss is
 
 * for the labelled items the negative log-likelihood of pairwise similarity, log(1 + exp θ_ij) - s_ij θ_ij with θ_ij = u_i·u_j / 2,
   and η times the quantisation error ||u_i - sign u_i||² (Li et al., "Feature Learning based Deep Supervised Hashing with Pairwise
@@ -17,8 +16,8 @@ the first with pretrained weights), since those of random weights are meaningles
 
 The full paper was not available: the terms follow its abstract and the works it builds on. Deviations, and why:
 
-* The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data set, and new items have contexts. Items
-  along the walk are summed out exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
+* The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data set. Items along the walk are summed out
+  exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
 * Pairs are those of the mini-batch, and sums are means, with equal weight for similar and dissimilar pairs (as in Cao et al., "HashNet",
   ICCV 2017): with nine dissimilar pairs to a similar one the plain mean learns next to nothing in 500 steps.
 * The hash layer starts with small weights. λ, η, the number of anchors and the walk were chosen on the CIFAR-10 features.

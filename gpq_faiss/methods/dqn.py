@@ -7,15 +7,11 @@ A bottleneck z = tanh(W f + b) is trained on pairs of labelled items and kept cl
     min L + λ Q
 
 alternately: the network by gradient, C and h by k-means in each part of z. Search uses the asymmetric quantiser distance,
-Σ_m ||z_qm - C_m h_m||².
+Σ_m ||z_qm - C_m h_m||². Both sums are means (over pairs; over items and dimensions), so that λ depends neither on the batch nor on D.
 
-Both sums are means (over pairs; over items and dimensions), so that λ depends neither on the batch nor on D.
-
-Deviations:
-
-* Codebooks are refitted after each pass over the labelled items, to the network's outputs of that pass, and after the last step; λ
-  applies from the first fit on. h of a batch is the currently nearest codeword, not that of the last pass.
-* λ = 0.03 for the mean over dimensions, chosen on held-out items; with ten times as much the vectors shrink, and the ranking gets worse.
+Deviations: codebooks are refitted after each pass over the labelled items, to the network's outputs of that pass, and after the last step;
+λ applies from the first fit on. h of a batch is the currently nearest codeword, not that of the last pass. λ = 0.03, chosen on held-out
+items; with ten times as much the vectors shrink, and the ranking gets worse.
 """
 
 from __future__ import annotations

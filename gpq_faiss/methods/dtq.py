@@ -7,11 +7,9 @@ codewords, one from each codebook::
     Q = Σ_i ||z_i - Σ_m C_m b_im||² + γ Σ_{m≠m'} ||C_mᵀ C_m'||²                              with weak orthogonality
     min L + λ Q
 
-alternately: the network by gradient, the codes b by iterated conditional modes, each codebook in closed form. Weak orthogonality keeps
-codebooks from being redundant. *Group hard* selects triplets: within a group of items, every pair of anchor and positive takes one
-random negative among those that violate the margin. Search maximises the inner product of the query with Σ_m C_m b_m.
-
-Both sums are means (over triplets; over items), so that λ does not depend on the batch.
+alternately: the network by gradient, the codes b by iterated conditional modes, each codebook in closed form. *Group hard* selects
+triplets: within a group of items, every pair of anchor and positive takes one random negative among those that violate the margin.
+Search maximises the inner product of the query with Σ_m C_m b_m. Both sums are means (over triplets; over items).
 
 Deviations:
 

@@ -8,13 +8,9 @@ ordinary weights of the network; a triplet loss then compares vectors with *quan
 
 As α grows, the layer approaches the hard assignment used to encode items. The score is Σ_m x_m·c_m[b_m].
 
-The full paper was not available: the loss is as cited by others.
-
-Deviations:
-
-* Triplets are all those among at most ``group`` labelled items of a batch, not a selection per mini-epoch.
-* Sub-vectors have the length of the other methods (``quantizer.subdim``).
-* Similarities are multiplied by ``scale`` = 8 in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
+The full paper was not available: the loss is as cited by others. Deviations: triplets are all those among at most ``group`` labelled
+items of a batch, not a selection per mini-epoch; sub-vectors have the length of the other methods (``quantizer.subdim``); similarities
+are multiplied by ``scale`` = 8 in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
 """
 
 from __future__ import annotations
