@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ..errors import DataError, GpqError, UsageError, one_line
-from ..files import atomic_path, fingerprint, write_error
+from ..files import atomic_path, fingerprint
 from ..progress import stage
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -120,10 +120,6 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         target = cache_folder() / fingerprint(url, str(size), version) / (name or "file")
         if target.is_file() and size in (None, target.stat().st_size):
             return target
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(target, error) from None
         with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_path(target) as new:
             import fsspec
 

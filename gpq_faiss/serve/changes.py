@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DataError, MismatchError
-from ..files import lock, recover, write_error
+from ..files import lock, recover, writing
 from ..store import Item
 from ..store.items import as_json, row_item
 from ..store.sqlite import check_schema, open_sqlite, read_errors, write_errors
@@ -157,11 +157,8 @@ class ChangeFile:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        try:
-            with write_errors():
-                yield
-        except OSError as error:
-            raise write_error(self.path, error) from error
+        with writing(self.path), write_errors():
+            yield
 
     def read(self) -> Changes:
         """All changes. Raises DataError, MismatchError: see :func:`read_changes`."""

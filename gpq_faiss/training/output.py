@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, OutputExistsError, UsageError
-from ..files import check_output, fingerprint, read_json, recover, unfinished, write_error, write_json
+from ..files import check_output, fingerprint, read_json, recover, unfinished, write_json, writing
 from .checkpoint import BEGUN, CHECKPOINT, other_run
 
 
@@ -87,11 +87,9 @@ class Output:
         # The model is kept until the new one is complete; the record lets ``resume`` replace it, too.
         mark = fingerprint(json.dumps(settings, sort_keys=True))
         if self.overwrite:
-            try:
+            with writing(self.partial):
                 for path in (self.partial / CHECKPOINT, begun):
                     path.unlink(missing_ok=True)
-            except OSError as error:
-                raise write_error(self.partial, error) from error
             if self.finished:
                 write_json(begun, {"identity": identity, "replaces": mark})
         elif self.resume and self.finished:
