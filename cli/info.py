@@ -40,10 +40,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Texts by name; nested values have dotted names."""
     rows: dict[str, str] = {}
     for key, value in values.items():
-        inner = (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _text(value)}
-        )
-        rows |= inner
+        name = f"{prefix}{key}"
+        rows |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: _text(value)}
     return rows
 
 

@@ -85,10 +85,10 @@ def train(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    config = _settings(preset, config_file, changes, bits, seed)
-
-    from gpq_faiss.stages.train import train as run
     from gpq_faiss.training.launch import is_first
+
+    config = _settings(preset, config_file, changes, bits, seed)
+    from gpq_faiss.stages.train import train as run  # torch is slow to load
 
     folder = run(open_dataset(data, data_args), out, config=config, **options)
     if is_first():
@@ -113,12 +113,10 @@ def _settings(
     if bits is not None and "codebooks" in (changed.get("quantizer") or {}):
         raise UsageError("--bits and --set quantizer.codebooks both set the code length: give one of them")
     base = settings.merge(base, changed)
-    if seed is not None:
-        base = settings.merge(base, {"training": {"seed": seed}})
+    own: dict[str, Any] = {} if seed is None else {"training": {"seed": seed}}
     if bits is not None:
-        codebooks = settings.codebooks_for_bits(bits, base.quantizer.codewords)
-        base = settings.merge(base, {"quantizer": {"codebooks": codebooks}})
-    return settings.validate(base)
+        own["quantizer"] = {"codebooks": settings.codebooks_for_bits(bits, base.quantizer.codewords)}
+    return settings.validate(settings.merge(base, own))
 
 
 def _summary(folder: Path, config: Config) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -45,13 +45,6 @@ def _header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Datas
         multi_label=labels is not None and labels.multi_label,
         extra={"amp": encoder.amp, **({"texts": sorted(dataset.texts)} if dataset.texts else {})},
     )
-
-
-def default_features_path(out: Path) -> Path:
-    """Where the features go that belong to the codes file ``out``."""
-    if "codes" in out.name:
-        return out.with_name(out.name.replace("codes", "features"))
-    return out.with_name(f"{out.stem}.features{out.suffix}")
 
 
 def encode(
@@ -98,7 +91,9 @@ def encode(
     dataset = open_data(data)
     encoder.check(dataset)
     header = _header("codes", encoder, dataset)
-    path = Path(features) if features is not None else default_features_path(out)
+    own = "codes" in out.name
+    beside = out.name.replace("codes", "features") if own else f"{out.stem}.features{out.suffix}"
+    path = out.with_name(beside) if features is None else Path(features)
     if keep_features and path.resolve() == out.resolve():
         raise UsageError(f"--features and --out are both {out}: name two files")
     # Opened first: it keeps other processes from this output while the network runs.
@@ -180,8 +175,6 @@ def _from_network(
 
 # On a cluster --------------------------------------------------------------------------------------------------------------
 
-SHARD_ITEMS = 100_000
-
 
 def encode_shards(
     model: str | Path,
@@ -190,7 +183,7 @@ def encode_shards(
     *,
     ray: str | None = None,
     data_args: Mapping[str, Any] | None = None,
-    shard_items: int = SHARD_ITEMS,
+    shard_items: int = 100_000,
     device: str = "cpu",
     batch_size: int = 0,
     amp: bool = False,
@@ -210,7 +203,7 @@ def encode_shards(
         data_args: further arguments of :func:`..data.open.open_data`.
         shard_items: items per shard, rounded up to whole batches.
         workers: maximum concurrent tasks (default: one per core, or per GPU).
-        overwrite: remove the existing shards, of whatever model and data, and start again.
+        overwrite: remove the shards in ``out``, of whatever model and data, and start again.
 
     Returns:
         The shards, in the order of the items.
@@ -243,7 +236,14 @@ def encode_shards(
             key = fingerprint("codes", *known, str(amp), str(size), place, str(start), str(stop))
             calls.append((common, folder / f"codes-{start:012}-{key}.h5", start, stop))
         paths = [call[1] for call in calls]
-        _clear(folder, paths, overwrite=overwrite)
+        there = sorted(folder.glob("codes-*.h5"))
+        foreign = [path for path in there if path not in paths]
+        if foreign and not overwrite:
+            raise OutputExistsError(
+                f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
+            )
+        for path in there if overwrite else ():
+            path.unlink()
         with stage("encoding", len(dataset)) as encoding:
             gpus = int(place != "cpu")
             ended = lambda at: encoding.advance(calls[at][3] - calls[at][2])  # noqa: E731
@@ -257,18 +257,6 @@ def encode_shards(
     if bad:
         log.warning("%d of %d images cannot be read, and were left out", bad, len(dataset))
     return paths
-
-
-def _clear(folder: Path, wanted: Sequence[Path], *, overwrite: bool) -> None:
-    """Remove shards that are in the way. Raises OutputExistsError: there are some of another run, and ``overwrite`` is false."""
-    there = set(folder.glob("codes-*.h5"))
-    foreign = sorted(there - set(wanted))
-    if foreign and not overwrite:
-        raise OutputExistsError(
-            f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
-        )
-    for path in there if overwrite else ():
-        path.unlink()
 
 
 @lru_cache(maxsize=1)

@@ -41,16 +41,8 @@ _FITS = "the index and its search do not fit: lower --memory, free the GPU, or u
 
 
 def open_on_device(index: str | Path, device: str, memory: str | int | None = None) -> DeviceIndex:
-    """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU.
-
-    Args:
-        device: see :func:`.nn.device.resolve_device`.
-        memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
-
-    Raises:
-        UsageError: too little ``memory``.
-        DeviceError: no such GPU, or an index too large for it.
-        DataError, MismatchError: as :func:`open_index`.
+    """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU; ``memory`` is
+    what a search may use beyond the index and the results (default: 1 GiB). Raises as :func:`search`.
     """
     from ..gpu.index import MEMORY, to_gpu
 
@@ -80,7 +72,7 @@ def search(
 
     Args:
         model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
-        index: file written by :func:`gpq_faiss.stages.index.index`, any Faiss index with these codebooks, or a manifest of shards.
+        index: of :func:`gpq_faiss.index`, any Faiss index with these codebooks, or a manifest of shards.
         queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
         k: results per query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
@@ -89,11 +81,10 @@ def search(
         where: search only items that pass this filter (:mod:`..indexes.filters`).
         min_score: return all items with at least this score, from all lists, instead of ``k`` items per query.
         device: device of the network and the search.
-        on_device: search with the GPU algorithm; with the device ``cpu``, torch runs it on the CPU: same results, slower.
+        on_device: search with the GPU algorithm, which torch also runs on the CPU: same results, slower.
         threads: CPU threads of the search (default: all cores).
-        ray: address of a Ray cluster (:func:`..cluster.connect.connected`) that searches the shards of a manifest; ``memory`` is
-            then per worker.
-        workers: see :class:`..cluster.search.Holders`.
+        ray, workers: address of a Ray cluster (:func:`..cluster.connect.connected`) that searches the shards of a manifest, and the
+            number of its processes that hold them; ``memory`` is then per worker.
         data_args: further arguments of :func:`gpq_faiss.open_data` for ``queries``.
 
     Returns:

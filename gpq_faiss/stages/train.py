@@ -53,12 +53,15 @@ def train(
 ) -> Path:
     """Train a model on ``data`` and write its folder.
 
+    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved for ``resume``; a second Ctrl-C takes effect
+    immediately. Under ``torchrun`` several processes train together (:mod:`gpq_faiss.training.parallel`), each on the CPU or on the GPU
+    with its local rank, and the first writes; their number may change on resumption.
+
     Args:
-        data: anything that :func:`gpq_faiss.open_data` accepts: a DATA name as on the command line, a data set, a table ...
-        out: the model folder; an unfinished run is beside it in ``.NAME.partial``.
+        data: anything that :func:`gpq_faiss.open_data` accepts.
+        out: the model folder, locked during training; an unfinished run is beside it in ``.NAME.partial``.
         config: settings (default: the ``recommended`` preset).
-        labelled: labels available to the training: ``N-per-class``, a fraction, a file of ids, or ``all`` (except the queries').
-            All other labels are hidden from the training.
+        labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or ``all`` (except the queries').
         protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``: no queries).
         queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's number).
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -69,13 +72,6 @@ def train(
         validate_every: steps between log lines, and between validations if items are held out.
         checkpoint_seconds: time between checkpoints.
         progress: called after each step.
-
-    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved for ``resume``; a second Ctrl-C takes effect
-    immediately. The folder is locked during training.
-
-    Under ``torchrun`` several processes train together: each processes its share of every batch, on the CPU or on the GPU with its local
-    rank (``device``: ``cpu``, ``cuda`` or ``auto``), and the first writes. :mod:`gpq_faiss.training.parallel` describes differences from
-    a single process. The number of processes may change on resumption.
 
     Returns:
         The model folder.
@@ -100,7 +96,15 @@ def train(
             split = make_split(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
-            identity = run_identity(config, dataset, split, options)
+            # Everything that must be equal to continue a checkpoint.
+            identity = fingerprint(
+                config.fingerprint(),
+                f"amp {options.amp}, validation every {options.validate_every} steps",
+                dataset.fingerprint,
+                split.hash,
+                torch.__version__,
+                str(METHODS["gpq"].revision),
+            )
         if len(set(group.texts(identity))) > 1:
             raise DataError(
                 "the processes of this training have different data, settings or versions: make them equal"
@@ -128,18 +132,6 @@ def train(
             )
         group.wait()
     return output.model
-
-
-def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOptions) -> str:
-    """Fingerprint of everything that must be equal to continue a checkpoint of GPQ."""
-    return fingerprint(
-        config.fingerprint(),
-        f"amp {options.amp}, validation every {options.validate_every} steps",
-        dataset.fingerprint,
-        split.hash,
-        torch.__version__,
-        str(METHODS["gpq"].revision),
-    )
 
 
 def _describe(

@@ -173,11 +173,10 @@ def test_what_cannot_be_exported_is_one_line(
     model, out = models["features"], tmp_path / "e.onnx"
     with pytest.raises(UsageError, match=r"\.onnx, or in \.pt2"):
         export_encoder(model, tmp_path / "e.bin")
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, package, None)
-            with pytest.raises(UsageError, match=rf"{package}: pip install 'gpq-faiss\[onnx\]'"):
-                export_encoder(model, out)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxscript", None)
+        with pytest.raises(UsageError, match=r"onnxscript: pip install 'gpq-faiss\[onnx\]'"):
+            export_encoder(model, out)
     assert not list(tmp_path.iterdir())
     out.write_bytes(b"kept")
     with pytest.raises(OutputExistsError, match="--overwrite"):

@@ -10,17 +10,15 @@ import faiss
 import numpy as np
 import pytest
 from index_factory import IDS, M, codebooks, d, features, make_model, make_rows, n
-from safetensors.numpy import save_file
 
 from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.export import export, export_faiss
 from gpq_faiss.stages.index import index
-from gpq_faiss.store import codebooks_fingerprint
 
 
 @pytest.fixture
@@ -145,48 +143,6 @@ def test_rows_that_cannot_be_indexed_are_refused(model: Path, tmp_path: Path) ->
     source = make_rows(tmp_path / "a.h5", "features", values, IDS, codebooks())
     with pytest.raises(DataError, match="no direction, in row 321"):
         index(model, source, tmp_path / "index.faiss")
-
-
-def test_outputs_are_protected(model: Path, codes: Path, tmp_path: Path) -> None:
-    out = index(model, codes, tmp_path / "index.faiss")
-    before = out.read_bytes()
-    with pytest.raises(OutputExistsError, match="--overwrite"):
-        index(model, codes, out)
-    with pytest.raises(DataError):
-        index(model, tmp_path / "missing.h5", out, overwrite=True)
-    assert out.read_bytes() == before
-    load_index(out)
-    with pytest.raises(UsageError, match="source itself"):
-        index(model, codes, codes, overwrite=True)
-    index(model, codes, out, overwrite=True)
-
-
-def test_broken_models_are_refused(model: Path, tmp_path: Path) -> None:
-    def refused(folder: Path, message: str, error: type[DataError] = DataError) -> None:
-        with pytest.raises(error, match=message) as caught:
-            export_faiss(folder, tmp_path / "out.faiss")
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "out.faiss").exists()
-
-    refused(tmp_path / "nothing", "not a model folder")
-    refused(make_model(tmp_path / "a", codebooks(), format_version=2), "format 2")
-    refused(make_model(tmp_path / "b", codebooks(), model_fingerprint=None), "does not describe a model")
-    other = make_model(tmp_path / "c", codebooks(), codebooks_fingerprint=codebooks_fingerprint(codebooks(1)))
-    refused(other, "not those of config.json", MismatchError)
-    refused(make_model(tmp_path / "e", codebooks() * np.float32(1.5)), "norm 1.5")
-    (model / "config.json").write_text("{")
-    refused(model, "not the JSON")
-    (model / "config.json").unlink()
-    refused(model, "not found")
-    truncated = make_model(tmp_path / "g", codebooks())
-    weights = truncated / "model.safetensors"
-    data = weights.read_bytes()
-    weights.write_bytes(data[: len(data) // 2])
-    refused(truncated, "damaged")
-    save_file({"other": codebooks()}, weights)
-    refused(truncated, "no 'codebooks'")
-    weights.unlink()
-    refused(truncated, "not found")
 
 
 @pytest.mark.parametrize("memory", [None, "32MB"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -156,16 +155,6 @@ def test_encoders(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[search\]'"):
         info(files["onnx"])
-
-
-def test_only_a_model_folder_needs_torch(files: dict[str, Path]) -> None:
-    script = (
-        "import sys; from gpq_faiss.stages.info import info; [info(p) for p in sys.argv[1:]]; "
-        "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
-    )
-    paths = [str(path) for name, path in files.items() if name != "model"]
-    ran = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_unfinished_work(files: dict[str, Path], tmp_path: Path) -> None:

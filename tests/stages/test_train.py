@@ -22,7 +22,7 @@ from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError, DeviceError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, OutputExistsError
 from gpq_faiss.files import atomic_folder, recover, unfinished
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.nn.gpq import GPQNetwork
@@ -361,30 +361,6 @@ def test_images_through_the_vgg(tmp_path: Path) -> None:
     model = load_model(folder)
     assert model.image_size == 16
     assert json.loads((folder / "config.json").read_text())["training"]["validation_map"] is None
-
-
-def test_bad_requests_are_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--resume"):
-        train("digits", tmp_path / "m", config=small(), resume=True, overwrite=True)
-    if not torch.cuda.is_available():
-        with pytest.raises(DeviceError, match="--device cpu"):
-            train("digits", tmp_path / "m", config=small(), device="cuda")
-    with pytest.raises(UsageError, match="tpu"):
-        train("digits", tmp_path / "m", config=small(), device="tpu")
-    with pytest.raises(DataError, match="labelled"):
-        train("digits", tmp_path / "m", config=small(), labelled="5000-per-class")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_class_without_a_labelled_item_is_named(tmp_path: Path) -> None:
-    dataset = open_digits()
-    assert dataset.labels is not None
-    zeros = np.flatnonzero(dataset.labels.column(0))[:20]
-    rows = tmp_path / "rows.npy"
-    np.save(rows, zeros)
-    with pytest.raises(DataError, match="no labelled item for"):
-        train(dataset, tmp_path / "m", config=small(), labelled=str(rows), protocol="none")
-    assert not (tmp_path / "m").exists()
 
 
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path) -> None:
