@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from ..build.item_files import known_items
 from ..cluster.search import ClusterIndex, Holders
-from ..data.base import ImageDataset
+from ..data.base import Dataset, ImageDataset
 from ..encoder import open_encoder
 from ..errors import MismatchError, UsageError
+from ..faissio.io import read_sidecar
 from ..indexes.base import Index
 from ..indexes.filters import Filter
 from ..indexes.manifest import is_manifest
@@ -140,12 +141,19 @@ def search(
             min_score=min_score,
             items=_items(index, found),
             queries=source if isinstance(source, ImageDataset) else None,
+            pictured=_made_from(index, source) and bool(np.isin(found[found != -1], source.ids).all()),
         )
     if result.short:
         log.warning(
             f"{result.short} of {len(ids)} queries have fewer than {k} results: too few items pass the filter"
         )
     return result
+
+
+def _made_from(index: str | Path, data: Dataset) -> bool:
+    """Whether an index file is known to be of the items of ``data``."""
+    about = None if is_manifest(index) else read_sidecar(index)
+    return about is not None and about["extra"].get("data_fingerprint") == data.fingerprint
 
 
 def _device_of(index: str | Path, device: str, nprobe: int | None) -> str:

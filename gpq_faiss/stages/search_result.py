@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ class SearchResult(Shown):
         description: how the index was searched.
         min_score: the requested minimum score, if the search was by score instead of ``k``.
         items: by id, names, labels and kept columns of the results; None if nothing beside the index names its items.
-        queries: the queries, if they are images.
+        queries: the queries, if they are images; ``pictured``: whether the index is of the same images.
     """
 
     ids: NDArray[np.int64]
@@ -44,6 +46,7 @@ class SearchResult(Shown):
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
     queries: ImageDataset | None = None
+    pictured: bool = False
 
     @property
     def short(self) -> int:
@@ -96,6 +99,15 @@ class SearchResult(Shown):
         if self.exact is not None:
             lines.append(f"{int(self.exact.sum())} of {len(self.exact)} results are proven to be exact")
         return lines
+
+    def _repr_html_(self) -> str:
+        table = super()._repr_html_()
+        if self.queries is None or not self.pictured:
+            return table
+        few = replace(self, query_ids=self.query_ids[:8], ids=self.ids[:8, :10], scores=self.scores[:8, :10])
+        with tempfile.TemporaryDirectory() as folder:
+            picture = few.draw(self.queries, None, Path(folder) / "found.png").read_bytes()
+        return f'<img src="data:image/png;base64,{base64.b64encode(picture).decode()}">{table}'
 
     def draw(
         self, items: Dataset, queries: Dataset | None, out: str | Path, *, overwrite: bool = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -72,6 +75,15 @@ def test_many_rows_are_not_printed_and_not_made() -> None:
         np.empty((0, 1), np.int64), np.empty((0, 1), np.float32), np.empty(0, np.int64), (), ""
     )
     assert str(none) == "nothing found"
+
+
+def test_a_notebook_shows_pictures_where_queries_and_items_are_the_same_images(shop: Path) -> None:
+    page = search(shop, shop / "images", k=3)._repr_html_()
+    picture = re.match(r'<img src="data:image/png;base64,([^"]+)">', page)
+    assert picture is not None
+    assert Image.open(io.BytesIO(base64.b64decode(picture[1]))).width > 300
+    assert "<table" in page
+    assert "<img" not in search(shop, shop / "images" / "0" / "00.png", k=3)._repr_html_()
 
 
 def test_names_in_notebooks_stay_text() -> None:
