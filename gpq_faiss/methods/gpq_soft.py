@@ -67,7 +67,7 @@ class SoftGPQ(PosteriorCodes):
         codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
         parts = {
             "class": theirs.pop("total"),
-            "npair": soft_npair(net.scores(net.expected(target), codewords), target, target),
+            "npair": soft_npair(net.scores(target, codewords), target, target),
             "classification": subspace_classification(x, W, target, loss.beta),
         }
         if loss.lambda2 and len(raw) > n:

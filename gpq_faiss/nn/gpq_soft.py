@@ -16,6 +16,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import UsageError
 from .gpq import CodeNetwork
@@ -72,7 +73,7 @@ class SoftGPQNetwork(CodeNetwork):
         return self.committee.backbone
 
     def codebooks(self) -> Tensor:
-        return _padded(self.codewords())
+        return functional.pad(self.codewords(), (0, 1))
 
     def posterior(self, x: Tensor, amp: bool = False) -> Tensor:
         """Mean class probabilities, float [B, C]."""
@@ -88,12 +89,10 @@ class SoftGPQNetwork(CodeNetwork):
         """As :meth:`raw_subvectors`, unit-norm, float [B, M, d - 1]."""
         return intra_normalize(self.raw_subvectors(p), self.M)
 
-    def expected(self, p: Tensor) -> Tensor:
-        """E[W | p], float [B, M, d - 1]: the mean sub-prototype of each sub-space under class probabilities float [B, C]."""
-        return torch.einsum("bc,mcd->bmd", p, self.classifier())
-
-    def scores(self, queries: Tensor, items: Tensor) -> Tensor:
-        """Scaled mean score of the sub-spaces, float [A, B], of sub-vectors [A, M, d - 1] and [B, M, d - 1]."""
+    def scores(self, p: Tensor, items: Tensor) -> Tensor:
+        """Scaled mean score of the sub-spaces, float [A, B], of queries E[W | p], the mean sub-prototypes under class probabilities p float
+        [A, C], for items float [B, M, d - 1]."""
+        queries = torch.einsum("bc,mcd->bmd", p, self.classifier())
         return self.log_scale.exp() / self.M * queries.flatten(1) @ items.flatten(1).T
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
@@ -101,7 +100,7 @@ class SoftGPQNetwork(CodeNetwork):
         if queries:
             return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
         flat = self.raw_subvectors(p)
-        return _padded(flat.reshape(flat.shape[0], self.M, -1)).flatten(1)
+        return functional.pad(flat.reshape(flat.shape[0], self.M, -1), (0, 1)).flatten(1)
 
     @torch.no_grad()
     def codes(self, p: Tensor) -> Tensor:
@@ -145,11 +144,6 @@ def _linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
     nn.init.kaiming_uniform_(layer.weight, a=5**0.5, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _padded(x: Tensor) -> Tensor:
-    """``x`` with a last coordinate of 0."""
-    return torch.cat([x, torch.zeros_like(x[..., :1])], dim=-1)
 
 
 def _completed(x: Tensor) -> Tensor:
