@@ -24,7 +24,7 @@ from .options import emit, out_option, overwrite_option, ray_option
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Memory budget of the build, such as 2GB: rows stream through files; resumable by source.",
+    help="Memory budget of the build, such as 2GB.  [default: 512MiB]",
 )
 @click.option(
     "--no-names",
@@ -56,8 +56,8 @@ def index(
     CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5 or features.h5; or index files, to merge
     several or convert one.
 
-    With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build
-    continues with the first unfinished source. Search such an index with gpq search --memory.
+    Rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build continues with the
+    first unfinished source. Search a large index with gpq search --memory.
 
     Names and labels of the items go into OUT.items.sqlite, and from there into results.
 

@@ -32,22 +32,16 @@ def parse_rows(text: str | None, n: int) -> NDArray[np.int64]:
         ([0, 1, 2], [5, 9])
     """
     every = np.arange(n)
-    if text is None:
-        return every
-    parts = []
+    parts = [every[:0]]
     try:
-        for part in text.split(","):
-            if ":" in part:
-                parts.append(every[slice(*(int(p) if p.strip() else None for p in part.split(":")))])
-            else:
-                parts.append(every[[int(part)]])
-    except (ValueError, TypeError):
-        raise UsageError(f"--rows {text}: write row numbers (3,5,9) or a range (0:8)") from None
-    except IndexError:
-        raise UsageError(f"--rows {text}: there are only {n:,} items (0 to {n - 1})") from None
+        for part in (":" if text is None else text).split(","):
+            at: Any = [int(p) if p.strip() else None for p in part.split(":")]
+            parts.append(every[slice(*at)] if len(at) > 1 else every[at])
+    except (ValueError, TypeError, IndexError):
+        parts = [every[:0]]
     rows = np.concatenate(parts)
     if not len(rows):
-        raise UsageError(f"--rows {text} selects none of the {n:,} items")
+        raise UsageError(f"--rows {text}: write row numbers (3,5,9) or a range (0:8) of the {n:,} items")
     return rows
 
 

@@ -157,10 +157,3 @@ def test_names_that_are_lost_are_told(folder: Path, caplog: pytest.LogCaptureFix
     items_path(index).unlink()
     assert open_items(index) is None
     assert "i.faiss.items.sqlite is missing" in caplog.text
-
-
-def test_a_failed_build_leaves_nothing(folder: Path) -> None:
-    make_model(folder / "other", width=20, M=3)
-    with pytest.raises(GpqError):
-        gpq.index(folder / "other", folder / "a.codes.h5", folder / "i.faiss")
-    assert not list(folder.glob("i.faiss*"))
