@@ -73,16 +73,10 @@ def serve(
       gpq serve manifest.json --model model --ray auto
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
-    from gpq_faiss.errors import UsageError, needs
+    from gpq_faiss.errors import UsageError
     from gpq_faiss.inputs import read_toml
-
-    try:
-        from gpq_faiss.serve.guard import Settings
-        from gpq_faiss.serve.run import serve as run
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("gpq_faiss", "gpq_cli") or needs("gpq serve", error):
-            raise
-        raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
+    from gpq_faiss.serve.guard import Settings
+    from gpq_faiss.serve.run import serve as run
 
     given: dict[str, Any] = {"host": host, "port": port, "token": token}
     settings = Settings(**given)

@@ -43,7 +43,11 @@ class ProcessError(GpqError):
     """Another process of the same run has failed or ended (exit code 1)."""
 
 
-_EXTRAS = {"torch": "train", "torchvision": "train", "sklearn": "train", "scipy": "train", "faiss": "search"}
+_EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision", "sklearn", "scipy"), "train"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
+    "faiss": "search",
+}
 
 
 def needs(what: str, missing: ImportError) -> str | None:
