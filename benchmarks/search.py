@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.scores import score_candidates
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import UsageError
 from gpq_faiss.indexes.items import Items
 from gpq_faiss.indexes.memory import MemoryIndex
@@ -114,7 +114,8 @@ def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int, 
 
 def recall(found: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
     """Share of results [Q, k] whose exact score is at least that of the true k-th, float32 [Q, k]."""
-    scores = score_candidates(xq, codes[np.maximum(found, 0)], Z)
+    rows = zip(xq, np.maximum(found, 0), strict=True)
+    scores = np.stack([score_codes(query[None], codes[row], Z)[0] for query, row in rows])
     return float(((scores >= truth[:, -1:]) & (found >= 0)).mean())
 
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..errors import DataError
 from .bits import check_codes, unpack_codes
-from .checks import Codes, Floats, check_codebooks, check_vectors, named_rows
+from .checks import Floats, check_codebooks, check_vectors, named_rows
 
 _SCORE_BLOCK = 32_768
 
@@ -40,17 +40,6 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     return tables
 
 
-def _sums(table: Floats, indices: NDArray[np.intp]) -> Floats:
-    """Scores float32 [n] of codeword indices [M, n] by the table [M, K] of one query, in the fixed order."""
-    total = np.zeros(indices.shape[1], np.float32)
-    for m in range(0, len(table), 2):
-        part = table[m].take(indices[m])
-        if m + 1 < len(table):
-            part += table[m + 1].take(indices[m + 1])
-        total += part
-    return total
-
-
 def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
     """Exact asymmetric scores of all codes: float32 [Q, n] = sum_m q_m . Z[m, code_m], larger is better.
 
@@ -72,13 +61,11 @@ def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
     for start in range(0, len(packed), _SCORE_BLOCK):
         indices = unpack_codes(packed[start : start + _SCORE_BLOCK], M, K).T.astype(np.intp)
         for q, table in enumerate(tables):
-            out[q, start : start + indices.shape[1]] = _sums(table, indices)
+            total = np.zeros(indices.shape[1], np.float32)
+            for m in range(0, M, 2):
+                part = table[m].take(indices[m])
+                if m + 1 < M:
+                    part += table[m + 1].take(indices[m + 1])
+                total += part
+            out[q, start : start + len(total)] = total
     return out
-
-
-def score_candidates(xq: ArrayLike, candidates: Codes, Z: ArrayLike) -> Floats:
-    """Scores of each query's own codes, uint8 [Q, c, code_size]: float32 [Q, c], bit-identical to those of :func:`score_codes`."""
-    tables = score_tables(xq, Z)
-    M, K = tables.shape[1:]
-    indices = (unpack_codes(codes, M, K).T.astype(np.intp) for codes in candidates)
-    return np.stack([_sums(*one) for one in zip(tables, indices, strict=True)])

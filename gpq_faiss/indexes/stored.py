@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..codes.bits import check_codes
 from ..codes.checks import Floats, Ids
@@ -80,7 +79,8 @@ class StoredLists(ListSearch):
         self._slots = np.zeros(len(self._list) + 1, np.int64)
         self._at = np.empty(len(self._list), np.int64)
         self._lock, self._searching = threading.RLock(), False
-        self._needed = _KEPT
+        self._needed, self._passing = _KEPT, NO_FILTER
+        self._where: Filter | None = None
         self._clear()
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -91,22 +91,14 @@ class StoredLists(ListSearch):
         self._held = self._tested = 0
         self._used = np.zeros(DEPTH + 1, np.int64)  # nodes of each level, and rows
 
-    def _begin(self, k: int, where: Filter | None) -> NDArray[np.bool_]:
-        """Prepare a search: which items pass, as far as they are tested. Of equal codes, the k items of the smallest ids are enough."""
-        self._needed = max(k, _KEPT) if where is None else _ALL
-        if self._needed > self._keep:
-            self._clear()
-        self._tested = 0
-        return NO_FILTER if where is None else np.empty(self._room, np.bool_)
-
-    def _resident(self, lists: Ids, where: Filter | None, passing: NDArray[np.bool_]) -> Iterator[Ids]:
+    def _resident(self, lists: Ids) -> Iterator[Ids]:
         """The pieces of lists: first those that are there, then those that have to be read, some at a time."""
         counts = self._first[lists + 1] - self._first[lists]
         ends = np.cumsum(counts)
         pieces = np.arange(counts.sum()) + np.repeat(self._first[lists] - (ends - counts), counts)
         there = self._at[pieces] >= 0
         if there.any():
-            self._test(where, passing)
+            self._test()
             yield pieces[there]
         pieces = pieces[~there]
         ends, at = np.cumsum(self._size[pieces]), 0
@@ -119,21 +111,21 @@ class StoredLists(ListSearch):
             except BaseException:  # also an interruption: what is half there must not be searched
                 self._clear()
                 raise
-            self._test(where, passing)
+            self._test()
             yield part
             at += len(part)
 
-    def _test(self, where: Filter | None, passing: NDArray[np.bool_]) -> None:
+    def _test(self) -> None:
         """Test the items of what was read since the last time."""
-        if where is None:
+        if self._where is None:
             return
         for number in range(self._tested, self._held):
             slots = slice(*self._slots[number : number + 2])
             ids = self._tree[-1][2][slots]
             order = np.argsort(ids, kind="stable")
             own = np.empty(len(ids), np.bool_)
-            own[order] = mask_of(where, IdMap(len(ids), ids[order]))
-            passing[slots] = own
+            own[order] = mask_of(self._where, IdMap(len(ids), ids[order]))
+            self._passing[slots] = own
         self._tested = self._held
 
     def _read(self, pieces: Ids) -> None:
@@ -182,18 +174,27 @@ class StoredLists(ListSearch):
         self._used += counts
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One search at a time. Raises UsageError: within another, which a filter function would wait for."""
+    def _alone(self, k: int, where: Filter | None) -> Iterator[None]:
+        """One search at a time, with a filter. Of equal codes, the k items of the smallest ids are enough.
+
+        Raises:
+            UsageError: within another, which a filter function would wait for.
+        """
         with self._lock:
             if self._searching:
                 raise UsageError(
                     "a filter function searches the index in place that it filters: search first, then filter by ids"
                 )
             self._searching = True
+            self._where, self._tested = where, 0
+            self._passing = NO_FILTER if where is None else np.empty(self._room, np.bool_)
+            self._needed = max(k, _KEPT) if where is None else _ALL
+            if self._needed > self._keep:
+                self._clear()
             try:
                 yield
             finally:
-                self._searching = False
+                self._searching, self._where, self._passing = False, None, NO_FILTER
 
     # Searching --------------------------------------------------------------------------------------------------------
 
@@ -212,59 +213,38 @@ class StoredLists(ListSearch):
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
         step = max(1, _BOUNDS // self.lists)
-        with self._alone():
-            passing = self._begin(k, where)
+        with self._alone(k, where):
             for start in range(0, len(xq), step):
                 part = slice(start, start + step)
                 own, lowest, out = xq[part], least[part], (D[part], found[part])
                 if nprobe is None:
-                    self._search(own, k, where, passing, lowest, *out, threads)
-                else:
-                    self._search_some(own, k, nprobe, where, passing, lowest, *out)
+                    self._search(own, k, lowest, *out, threads)
+                    continue
+
+                def visit(
+                    one: slice, lists: Ids, *out: Any, own: Floats = own, least: Floats = lowest
+                ) -> None:
+                    for pieces in self._resident(lists):
+                        self._pieces(own[one], pieces, k, least[one], *out)
+
+                self._probe(own, k, nprobe, *out, visit)
         return D, found
 
     def _pieces(self, xq: Floats, pieces: Ids, *arguments: Any) -> None:
         """As :meth:`_visit`."""
-        self._visit(xq, self._list[pieces], self._at[pieces], *arguments)
+        self._visit(xq, self._list[pieces], self._at[pieces], self._passing, *arguments)
 
-    def _search_some(
-        self,
-        xq: Floats,
-        k: int,
-        nprobe: int,
-        where: Filter | None,
-        passing: NDArray[np.bool_],
-        least: Floats,
-        D: Floats,
-        found: Ids,
-    ) -> None:
-        def visit(one: slice, lists: Ids, *out: Any) -> None:
-            for pieces in self._resident(lists, where, passing):
-                self._pieces(xq[one], pieces, passing, k, least[one], *out)
-
-        self._probe(xq, k, nprobe, D, found, visit)
-
-    def _search(
-        self,
-        xq: Floats,
-        k: int,
-        where: Filter | None,
-        passing: NDArray[np.bool_],
-        floor: Floats,
-        D: Floats,
-        found: Ids,
-        threads: int | None,
-    ) -> None:
+    def _search(self, xq: Floats, k: int, floor: Floats, D: Floats, found: Ids, threads: int | None) -> None:
         bounds, counts = self.list_bounds(xq), np.zeros(len(xq), np.int64)
         done = np.zeros(self.lists, np.bool_)
         lists, reading = np.unique(bounds.argmax(axis=1)), _FIRST_READ
         while len(lists):
             done[lists] = True
-            for pieces in self._resident(lists, where, passing):
+            for pieces in self._resident(lists):
 
                 def run(part: slice, pieces: Ids = pieces) -> None:
                     out = D[part], found[part], counts[part]
-                    self._pieces(xq[part], pieces, passing, k, floor[part], *out)
+                    self._pieces(xq[part], pieces, k, floor[part], *out)
 
                 in_parallel(run, len(xq), 256, threads)
             least = np.where(counts == k, D[:, 0], floor)
@@ -288,12 +268,11 @@ class StoredLists(ListSearch):
         """As :meth:`.codeword_lists.CodewordLists.range_search`, by ids. Raises DataError: more than ``limit``."""
         xq, least = query[None], np.array([min_score], np.float32)
         D, found, left = [np.empty(0, np.float32)], [np.empty(0, np.int64)], limit
-        with self._alone():
-            passing = self._begin(_ALL, where)
-            for pieces in self._resident(np.flatnonzero(self.list_bounds(xq)[0] >= least), where, passing):
+        with self._alone(_ALL, where):
+            for pieces in self._resident(np.flatnonzero(self.list_bounds(xq)[0] >= least)):
 
                 def visit(*out: Any, pieces: Ids = pieces) -> None:
-                    self._pieces(xq, pieces, passing, 0, least, *out)
+                    self._pieces(xq, pieces, 0, least, *out)
 
                 try:
                     scores, ids = all_reaching(min_score, left, visit)

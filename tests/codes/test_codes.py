@@ -15,7 +15,7 @@ from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_cod
 from gpq_faiss.codes.checks import check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, unfuse
 from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.codes.scores import score_candidates, score_codes, score_tables
+from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
 
 WORDS = (4, 8, 16, 32, 64, 128, 256)
@@ -164,8 +164,6 @@ def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M: int, K: in
     shuffled = rng.permutation(np.repeat(np.arange(60), 1000))  # more than one block
     assert np.array_equal(score_codes(xq, codes[shuffled], Z), scores[:, shuffled])
     assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
-    own = rng.integers(0, 60, (9, 17))
-    assert np.array_equal(score_candidates(xq, codes[own], Z), np.take_along_axis(scores, own, axis=1))
 
 
 # What is refused ----------------------------------------------------------------------------------------------------------
