@@ -36,7 +36,7 @@ from .trainable import CodeMethod, TrainableMethod, TrainingBatch, weighted
 
 log = logging.getLogger(__name__)
 
-_ITEMS = 20_000
+_ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
 
 
@@ -94,7 +94,6 @@ class PosteriorCodes(CodeMethod):
                 np.setdiff1d(self.rows, rows),
                 labels_per_class=config.posterior.propagation,
                 accuracy=found.accuracy,
-                width=backbone.flat_width,
                 seed=config.training.seed,
             )
 
@@ -177,7 +176,7 @@ class PosteriorCodes(CodeMethod):
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Fit the codebooks to the committee's posteriors of unlabelled items; to more items if ``final``."""
         source = self.classes.eval()
-        parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
+        parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features = torch.cat([features for features, _ in parts])
         posterior = source.posterior(torch.cat([raw for _, raw in parts]))
         if not torch.isfinite(posterior).all():

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from ..config import MOST_SIDE, Config, from_dict
 from ..data.base import Dataset, FeatureDataset
-from ..errors import DataError, MismatchError, UsageError
+from ..data.protocols import Split
+from ..errors import DataError, MismatchError
 from ..faissio.model import FORMAT_VERSION, read_description, read_model
 from ..files import atomic_folder, fingerprint, write_json
 from ..store import codebooks_fingerprint
@@ -31,10 +32,6 @@ from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
 from .joint import RowNoise
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
-
-
-class _Saves(Protocol):
-    def save(self, path: Path) -> None: ...
 
 
 def state_fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -71,7 +68,7 @@ def save_model(
     description: dict[str, Any],
     *,
     extra: Mapping[str, str],
-    split: _Saves,
+    split: Split,
     overwrite: bool,
     done_with: Path | None = None,
 ) -> None:
@@ -285,17 +282,9 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         network = _rebuilt(
             description, {k.removeprefix("network."): v for k, v in state.items() if k != "codebooks"}
         )
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        OverflowError,
-        UsageError,
-    ) as error:
+    except (MismatchError, MemoryError):
+        raise
+    except Exception as error:  # what damage raises has no common base
         # An invalid setting is a usage error in training, but damage in a model folder.
         line = " ".join(str(error).split())[:160] or type(error).__name__
         raise DataError(

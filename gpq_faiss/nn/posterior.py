@@ -194,24 +194,6 @@ class PosteriorNetwork(CodeNetwork):
         features, raw = self.features(x, amp)
         return self.assign(features, self.posterior(raw))
 
-    def cost(self, features: Tensor, posterior: Tensor, codes: Tensor) -> Tensor:
-        """The cost that :meth:`assign` minimises, float [B], for codes int64 [B, M]: cross entropy or squared error of the class part plus
-        squared error of the feature part."""
-        cost = torch.zeros_like(posterior[:, 0])
-        if self.A:
-            tempered = self.tempered(posterior)
-            classes = torch.arange(self.A), codes[:, : self.A]
-            if self._by_logits:
-                log_p = self.logits[classes].sum(dim=1).log_softmax(dim=1)
-                cost = -(tempered * log_p).sum(dim=1)
-            else:
-                cost = (tempered - self.tables[classes].sum(dim=1)).square().sum(dim=1)
-        if self.A < self.M:
-            wanted = self.feature_targets(features, posterior)
-            coded = self.feature_codewords[torch.arange(self.M - self.A), codes[:, self.A :]].sum(dim=1)
-            cost = cost + (wanted - coded).square().sum(dim=1)
-        return cost
-
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
         if not self.A:

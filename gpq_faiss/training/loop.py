@@ -29,7 +29,7 @@ from ..errors import DataError
 from ..inputs import check_memory
 from ..methods.trainable import TrainableMethod, TrainingBatch
 from ..nn.augment import random_flip_crop
-from ..nn.backbones import MLP, Backbone
+from ..nn.backbones import MLP
 from ..nn.joint import DrawsByRow, join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
@@ -40,13 +40,10 @@ from .vectors import to_input, validation_map
 
 log = logging.getLogger(__name__)
 
-_SMALL_STEP = (
-    2e8  # items times parameters of a training step that one thread computes about as fast as two (measured)
-)
-
-_DECAY, _DECAY_EVERY = 0.95, 100
-"""Factor on the learning rate of schedule ``step``, and the steps after which it is applied, as in the paper."""
-_LAST = 5.0  # seconds of training that justify a checkpoint after the last step
+_SMALL_STEP = 2e8
+"""Items times parameters of a training step that one thread computes about as fast as two (measured)."""
+_LAST = 5.0
+"""Seconds of training that justify a checkpoint after the last step."""
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with step, number of steps and latest figures."""
@@ -197,21 +194,17 @@ def fit(
 
 @contextlib.contextmanager
 def _threads(method: TrainableMethod, task: _Task) -> Iterator[None]:
-    """Context in which torch uses one thread if a step is small.
-
-    Several hardly speed it up, as they wait for each other after every operation, and beside another busy process these waits are long.
-    """
+    """Context in which torch uses one thread if a step is small: several wait for each other after every operation, and long beside
+    another busy process."""
     training, before = task.config.training, torch.get_num_threads()
     items = training.batch_labelled + training.batch_unlabelled
     images = any(parameter.ndim == 4 for parameter in method.parameters())
-    small = not images and items * sum(parameter.numel() for parameter in method.parameters()) < _SMALL_STEP
-    if small:
+    if not images and items * sum(parameter.numel() for parameter in method.parameters()) < _SMALL_STEP:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        if small:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def _loop(task: _Task, run: RunState, identity: str) -> None:
@@ -233,7 +226,7 @@ def _loop(task: _Task, run: RunState, identity: str) -> None:
             # The work after the last step may be interrupted as well.
             due = min(options.checkpoint_seconds, math.inf if run.step < steps else _LAST)
             if main and (stop or time.monotonic() - run.saved >= due):
-                _check_finite(float(losses["total"].detach()), run.step)
+                _finite(losses, run.step)
                 run.save(identity)
             if stop:
                 raise KeyboardInterrupt
@@ -264,13 +257,9 @@ def _step(
 def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str, float]:
     """Validate, log a line and keep the best weights; returns the figures of this step."""
     run.tick()
-    figures = {k: float(v.detach()) for k, v in losses.items()}
-    _check_finite(figures["total"], run.step)
-    line: dict[str, float] = {
-        "step": run.step,
-        "seconds": round(run.seconds, 3),
-        "lr": run.optimizer.param_groups[0]["lr"],
-    }
+    figures = _finite(losses, run.step)
+    lr: float = run.optimizer.param_groups[0]["lr"]
+    line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": lr}
     line |= {k: round(v, 6) for k, v in figures.items()}
     if task.held.size:
         method = run.method
@@ -304,10 +293,10 @@ def _prepare(method: TrainableMethod, task: _Task) -> None:
 
 
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``."""
+    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the paper's."""
     if config.schedule == "cosine":
         return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-    return config.learning_rate * float(_DECAY ** (step // _DECAY_EVERY))
+    return config.learning_rate * float(0.95 ** (step // 100))
 
 
 def count_steps(config: TrainingConfig, classes: int) -> int:
@@ -321,41 +310,29 @@ def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
     Raises:
         DataError: with the needed and the free memory.
     """
-    size, training = task.reader.image_size, task.config.training
+    size, training, kept = task.reader.image_size, task.config.training, dict[int, int]()
     if not size or task.options.device.type != "cpu":
         return
-    batch = min(training.batch_labelled, len(task.seen))
-    if method.uses_unlabelled:
-        batch += min(training.batch_unlabelled, len(task.pool))
-    # Only the first: the others are weight averages, without gradients.
-    each = _kept_bytes(method.extractors()[0], size)
-    check_memory(
-        batch * each,
-        f"a training step on {batch:,} images of {size} pixels per side",
-        remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
-    )
-
-
-def _kept_bytes(backbone: Backbone, size: int) -> int:
-    """Bytes of activations that a forward pass keeps per image."""
-    weights = {
-        tensor.untyped_storage().data_ptr() for tensor in (*backbone.parameters(), *backbone.buffers())
-    }
-    kept: dict[int, int] = {}
+    backbone = method.extractors()[0].eval()  # neither updates statistics nor draws random numbers
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    training = backbone.training
-    backbone.eval()  # neither updates statistics nor draws random numbers
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         held = backbone(torch.zeros(1, 3, size, size))
     del held
-    backbone.train(training)
-    return sum(kept.values())
+    backbone.train()
+    for weight in (*backbone.parameters(), *backbone.buffers()):
+        kept.pop(weight.untyped_storage().data_ptr(), None)
+    batch = min(training.batch_labelled, len(task.seen))
+    if method.uses_unlabelled:
+        batch += min(training.batch_unlabelled, len(task.pool))
+    check_memory(
+        batch * sum(kept.values()),
+        f"a training step on {batch:,} images of {size} pixels per side",
+        remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
+    )
 
 
 def resolve_image_size(config: Config, dataset: Dataset) -> int:
@@ -376,9 +353,12 @@ def _check_labels(dataset: Dataset, labels: Labels) -> None:
         )
 
 
-def _check_finite(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise DataError(f"the loss became {loss} at step {step}: lower training.learning_rate")
+def _finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
+    """The losses as numbers. Raises DataError: the total is not finite."""
+    figures = {k: float(v.detach()) for k, v in losses.items()}
+    if not math.isfinite(figures["total"]):
+        raise DataError(f"the loss became {figures['total']} at step {step}: lower training.learning_rate")
+    return figures
 
 
 def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> str:

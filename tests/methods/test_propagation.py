@@ -71,6 +71,16 @@ def test_equal_items_and_zeros_leave_the_graph_whole() -> None:
     assert not found[6:8].any()
 
 
+def test_of_many_items_nearly_all_neighbours_are_found() -> None:
+    """Lists are searched, not all pairs."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(40, 8))[rng.integers(0, 40, 5000)] + rng.normal(size=(5000, 8))).astype(np.float32)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    nearest = np.argsort(-(unit[:500] @ unit.T), axis=1)[:, 1:16]
+    found = neighbour_graph(x)[:500].toarray() > 0
+    assert np.take_along_axis(found, nearest, axis=1).mean() > 0.85
+
+
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(3, 25),
@@ -109,7 +119,7 @@ def test_labels_are_handed_on_fifty_times(
     np.testing.assert_allclose(found, expected / np.where(total > 0, total, 1), atol=5e-3)
     told = found.any(axis=1)
     assert told[labelled].all()
-    np.testing.assert_allclose(found[told].sum(axis=1), 1)
+    np.testing.assert_allclose(found[told].sum(axis=1), 1, rtol=1e-6)
 
 
 def moons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -168,7 +178,6 @@ def test_all_labelled_items_are_compared_and_others_by_the_seed(
             rest,
             labels_per_class=weight * labelled / 2,
             accuracy=0.5,
-            width=8,
             seed=seed,
         )
 
@@ -321,10 +330,10 @@ def test_unlabelled_items_are_worth_something_now(data: Any, tmp_path: Path) -> 
     """Four labels: with what they say of the others a code tells the classes apart, without it does not."""
     found = {}
     for weight in (20.0, 0.0):
-        model = train(data, tmp_path / f"m{weight}", config=config_of(weight), labelled="2-per-class")
+        model = train(data, tmp_path / f"m{weight}", config=config_of(weight, seed=1), labelled="2-per-class")
         found[weight] = evaluate(model, data).ranking.map
     assert found[20.0] > 0.9
-    assert found[20.0] > found[0.0] + 0.05
+    assert found[20.0] > found[0.0] + 0.2
 
 
 @pytest.mark.gpu

@@ -62,6 +62,24 @@ def test_noise_is_drawn_for_each_subspace_and_only_in_training() -> None:
     torch.testing.assert_close(heads(x), heads(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dropout", [0.5, 0.75])
+def test_dropout_leaves_out_the_same_hidden_units_for_all_items(dropout: float) -> None:
+    heads = SubspaceHeads(6, 2, 20, 20, dropout=dropout, generator=generator())
+    with torch.no_grad():
+        heads.bias.fill_(10.0)  # all units are above zero
+        heads.out.copy_(torch.eye(20))
+    x = torch.randn(7, 6, generator=generator(1))
+    whole = heads.eval()(x)
+    heads.train()
+    kept = []
+    for _ in range(2):
+        out = heads(x)
+        kept.append(out.any(dim=0))
+        assert kept[-1].view(2, 20).sum(dim=1).tolist() == 2 * [round(20 * (1 - dropout))]
+        torch.testing.assert_close(out, whole * kept[-1] / (1 - dropout))
+    assert not torch.equal(*kept)
+
+
 CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"own settings": own_settings()}
 """Every preset for features, and every setting of the network without class networks."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -24,13 +22,14 @@ from posterior_factory import (
     scored,
     seen,
 )
+from torch import Tensor
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import merge, preset
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods.codewords import fit_codewords
-from gpq_faiss.nn.additive import assign, assign_logits
+from gpq_faiss.nn.additive import assign
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.posterior import (
     CLASS_DIM,
@@ -179,8 +178,25 @@ def test_class_codebooks_grow_with_the_bits_of_the_class(C: int, expected: int) 
     assert net.feature_codewords.shape == (12 - expected, 16, 4 if expected < 12 else 0)
 
 
-@pytest.mark.parametrize("by_logits", [False, True])
-@pytest.mark.parametrize("A", WITH_JOINT)
+def costs(net: PosteriorNetwork, features: Tensor, p: Tensor, codes: Tensor) -> Tensor:
+    """What a code should have the least of, float [B, n], for codes [n, M]: cross entropy or squared error of the class part plus squared
+    error of the feature part."""
+    A, cost, tempered = net.A, torch.zeros(len(p), len(codes)), net.tempered(p)
+    if A:
+        words = net.logits if net.by_logits else net.tables
+        summed = words[torch.arange(A), codes[:, :A]].sum(dim=1)
+        cost = (
+            -tempered @ summed.log_softmax(dim=1).T
+            if net.by_logits
+            else torch.cdist(tempered, summed).square()
+        )
+    if A < net.M:
+        coded = net.feature_codewords[torch.arange(net.M - A), codes[:, A:]].sum(dim=1)
+        cost = cost + torch.cdist(net.feature_targets(features, p), coded).square()
+    return cost
+
+
+@pytest.mark.parametrize(("A", "by_logits"), [(3, False), (3, True), (2, False), (2, True), (0, False)])
 def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool) -> None:
     net = network(A)
     if by_logits:
@@ -189,14 +205,7 @@ def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool)
     features, p = seen(net, x)
     with torch.no_grad():
         found = net(x).reshape(40, 3, D)
-    tempered = net.tempered(p)
-    if A:
-        codes = assign_logits(tempered, net.logits) if by_logits else assign(tempered, net.tables)
-        if A < 3:
-            codes = torch.cat([codes, assign(net.residual(features, p), net.feature_codewords)], dim=1)
-    else:
-        codes = assign(net.feature_targets(features, p), net.feature_codewords)
-    assert torch.equal(net.codes(x), codes)
+    codes = net.codes(x)
     for m in range(3):
         torch.testing.assert_close(found[:, m], net.codebooks()[m][codes[:, m]])
     assert len({*map(tuple, codes.tolist())}) > 10  # or a constant would do
@@ -204,9 +213,9 @@ def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool)
     packed = encode_vectors(found.flatten(1).numpy(), net.codebooks().numpy())
     np.testing.assert_array_equal(unpack_codes(packed, 3, 16), codes.numpy())
     # Nearly the least cost of all 4,096 codes.
-    every = torch.tensor(list(itertools.product(range(16), repeat=3)))
-    least = torch.stack([net.cost(features, p, code.expand(40, 3)) for code in every]).min(dim=0).values
-    reached = net.cost(features, p, codes)
+    every = torch.cartesian_prod(*3 * [torch.arange(16)])
+    least = costs(net, features, p, every).amin(dim=1)
+    reached = costs(net, features, p, codes).diagonal()
     assert float((reached - least).min()) > -1e-5
     assert float((reached - least).mean()) < 0.1 * float(least.mean()) + 0.01
 
