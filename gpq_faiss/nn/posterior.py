@@ -4,15 +4,11 @@
                 └─► features minus their prediction from p: r ─► feature codebooks: sums of codewords approximate r
 
 The score of a query and an item approximates the probability that they share a class, plus a small weight times the similarity of their
-features. Class codebooks encode p; feature codebooks encode the residual r of the features, so that items of one class are ranked by
-similarity. Both are additive quantisers (:mod:`.additive`), which an inner-product ``IndexPQ`` can represent.
+features. Both parts are additive quantisers (:mod:`.additive`), which an inner-product ``IndexPQ`` can represent; how codewords are fitted
+is in :mod:`gpq_faiss.methods.posterior_codebooks`.
 
-With few classes, sums of codewords approximate the tempered posterior p' (least squares). With many classes a few codewords cannot sum to
-a probability vector; codewords that sum to *logits* multiply probabilities, like the digits of an error-correcting code. The score tables
-are then chosen separately, for the best ranking (:mod:`gpq_faiss.methods.posterior_codebooks`).
-
-p is tempered because networks are overconfident after training: fitted to p itself, most codewords would be spent on uncertain items, and
-confident items would share a handful of codes.
+p is tempered (p') because networks are overconfident after training: fitted to p itself, most codewords would be spent on uncertain items,
+and confident items would share a handful of codes.
 """
 
 from __future__ import annotations
@@ -38,6 +34,16 @@ TEMPERATURE_POWER = 0.6
 LEAST_POWER = 0.25
 """Minimum power: lower ones keep little but the order, and a few labels give no reliable accuracy."""
 _HALVINGS = 20
+_PLACED = (
+    "logits",
+    "tables",
+    "feature_codewords",
+    "weights",
+    "by_logits",
+    "basis",
+    "pq_codewords",
+    "prototypes",
+)
 _CLASS_CODEBOOKS_PER_BIT = 1.2
 """Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100."""
 
@@ -107,15 +113,13 @@ class PosteriorNetwork(CodeNetwork):
         self.N, self.M, self.A, self.d, self.C = N, M, A, d, C
         self.beta = beta
         E = min(DIRECTIONS, width) if self.A < M else 0
+        # Buffers, to be saved with the weights: codewords fit these weights only.
         self.register_buffer("principal_axes", torch.eye(width, E))
         self.register_buffer("offset", torch.zeros(E))
         self.register_buffer("prediction", torch.zeros(C, E))
-        # Buffers, to be saved with the weights: codewords fit these weights only.
         self.register_buffer("power", torch.tensor(TEMPERATURE_POWER))
-        placed = "logits tables feature_codewords weights by_logits basis pq_codewords prototypes"
-        for name in placed.split():
+        for name in _PLACED:
             self.register_buffer(name, None)
-        self._by_logits = False
         tables = torch.randn(self.A, K, C, generator=generator)
         coded = torch.randn(M - self.A, K, E if self.A else C + E, generator=generator)
         self.place(tables, tables, coded, torch.ones(2), by_logits=False)
@@ -159,11 +163,8 @@ class PosteriorNetwork(CodeNetwork):
         return even / even.sum(dim=1, keepdim=True)
 
     def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """The part of the features that class probabilities do not predict: unit-norm float [B, E].
-
-        The unit-norm features minus their linear prediction from the posterior (for joint codebooks minus their mean), in the residual's
-        principal axes.
-        """
+        """What class probabilities do not predict of the features: unit-norm features minus their linear prediction from the posterior (for
+        joint codebooks minus their mean), in the residual's principal axes; unit-norm float [B, E]."""
         direction = functional.normalize(self.even(features), dim=1)
         return functional.normalize(
             direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
