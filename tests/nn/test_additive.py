@@ -151,7 +151,7 @@ def test_a_plain_index_of_the_words_ranks_as_the_sums(M: int, K: int, d: int, E:
 
 @pytest.mark.parametrize(("M", "E"), [(3, 10), (6, 10), (12, 10), (12, 60)])
 def test_the_nearest_codewords_of_an_item_vector_are_its_code(M: int, E: int) -> None:
-    data = belief(2000, E, 6)
+    data = belief(600, E, 6)
     kept, _, words = product_form(fit_codewords(data, M, 16, seed=0), 18)
     codes = assign(data, kept)
     found = unpack_codes(encode(words[torch.arange(M), codes].flatten(1).numpy(), words.numpy()), M, 16)
