@@ -21,13 +21,7 @@ BEAM = 8
 
 
 def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes whose codeword sums approximate the targets: int64 [B, M].
-
-    Args:
-        targets: float [B, E].
-        codewords: float [M, K, E].
-        beam: partial sums kept; 1 is greedy.
-    """
+    """Codes int64 [B, M] whose sums of codewords [M, K, E] approximate the targets [B, E]; of ``beam`` partial sums kept."""
     left = targets.unsqueeze(1)
     chosen = _none(targets)
     for m, words in enumerate(codewords):
@@ -39,15 +33,8 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
 
 
 def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes whose codeword sums are logits of approximately the target probabilities: int64 [B, M].
-
-    A beam search minimises the cross entropy ``-Σ_c t_c log softmax_c(s)`` of the sum s.
-
-    Args:
-        targets: float [B, C], rows that sum to 1.
-        codewords: float [M, K, C].
-        beam: partial sums kept.
-    """
+    """Codes int64 [B, M] whose sums s of codewords [M, K, C] are logits of approximately the target probabilities [B, C]: a beam search
+    minimises the cross entropy ``-Σ_c t_c log softmax_c(s)``."""
     B, C = targets.shape
     factors = codewords.exp()
     # softmax of the partial sums, and their cost so far: adding a codeword multiplies and renormalises.
@@ -70,15 +57,8 @@ def _none(targets: Tensor) -> Tensor:
 
 
 def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The ``beam`` cheapest extensions of partial sums by a codeword.
-
-    Args:
-        cost: float [B, P, K], of each extension.
-        chosen: int64 [B, P, m], codewords of the partial sums.
-
-    Returns:
-        Their cost float [B, beam], partial sum int64 [B, beam, 1], codeword int64 [B, beam], and all codewords int64 [B, beam, m + 1].
-    """
+    """The ``beam`` extensions of partial sums with codewords ``chosen`` [B, P, m] of least ``cost`` [B, P, K]: their cost [B, beam],
+    partial sum [B, beam, 1], codeword [B, beam], and all codewords [B, beam, m + 1]."""
     K = cost.shape[2]
     least, best = cost.flatten(1).topk(min(beam, cost.shape[1] * K), dim=1, largest=False)
     parent, word = (best // K).unsqueeze(2), best % K

@@ -25,11 +25,9 @@ BACKBONES = ("vgg", "cnnf", "mlp", "linear")
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Description of an architecture, without weights.
-
-    ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden`` and ``dropout`` are only for ``mlp``, ``tap`` only for
-    ``vgg``: its third block is averaged before its max pool, or with ``pool`` after it, as in the authors' code.
-    """
+    """Description of an architecture, without weights: ``in_width`` is 0 for images, ``image_size`` for features; ``hidden`` and
+    ``dropout`` are for ``mlp``; ``tap`` says whether ``vgg`` averages its third block before or, as in the authors' code, after its max
+    pool."""
 
     name: str
     kind: Literal["images", "features"]
@@ -126,10 +124,9 @@ class VGG(Backbone):
 class CNNF(Backbone):
     """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details", BMVC 2014.
 
-    conv 64x11x11 /4, LRN, pool; conv 256x5x5, LRN, pool; three conv 256x3x3, pool; two layers of 4096 with dropout 0.5. Pools are 3x3 /2
-    with rounding up (as in Caffe), so 224 pixels give 54, 27, 13 and 6; other sizes are pooled to 6. LRN is over 5 channels with k = 2,
-    β = 0.75 and 1e-4 per channel (torch divides its α by the size, hence 5e-4). There are no ImageNet weights to download: pass the path
-    of a converted file with the names of this module (``features.0.weight`` ... ``classifier.3.bias``).
+    Pools round up (as in Caffe), so 224 pixels give 54, 27, 13 and 6; other sizes are pooled to 6. LRN has 1e-4 per channel (torch divides
+    its α by the size). There are no ImageNet weights to download: pass the path of a converted file with the names of this module
+    (``features.0.weight`` ... ``classifier.3.bias``).
     """
 
     SMALLEST = 63

@@ -59,26 +59,17 @@ def zero_subvectors(x: Tensor, M: int) -> Tensor:
 
 
 def subspace_cosine(x: Tensor, W: Tensor) -> Tensor:
-    """Inner products of every sub-vector with every vector of its own sub-space, float [B, M, C].
-
-    Args:
-        x: float [B, M, d]; unit-norm for cosines.
-        W: float [M, C, d]: codewords or sub-prototypes, normalised here.
-    """
+    """Inner products of the sub-vectors x [B, M, d] with the normalised vectors W [M, C, d] of their sub-space, float [B, M, C]."""
     with torch.autocast(x.device.type, enabled=False):
         return torch.einsum("bmd,mcd->bmc", at_least_float32(x), unit(W))
 
 
 def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """Soft assignment s(x; α, Z) of eq. 1: the softmax-weighted mean of the codewords, normalised again, float [B, M, d].
+    """Soft assignment s(x; α, Z) of eq. 1: the mean of the codewords Z [M, K, d] weighted by softmax_k(+α x_m·z_mk), normalised again,
+    float [B, M, d], of unit-norm x [B, M, d].
 
-    The weight of codeword k in sub-space m is softmax_k(+α x_m·z_mk). The paper prints a minus sign in the
-    exponent, which would prefer the farthest codeword; its authors' code uses -α(1 - x·z), as here.
-
-    Args:
-        x: float [B, M, d], unit-norm.
-        Z: float [M, K, d], normalised here.
-        alpha: sharpness α > 0; the paper's is 20. As α grows this becomes the hard assignment.
+    The paper prints a minus sign in the exponent, which would prefer the farthest codeword; its authors' code uses -α(1 - x·z), as here. As
+    α grows (the paper's is 20) this becomes the hard assignment.
     """
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     with torch.autocast(x.device.type, enabled=False):
