@@ -112,21 +112,3 @@ class Items(IdMap):
             return own.copy() if isinstance(given, np.ndarray) and np.may_share_memory(own, given) else own
 
         return Items(apart(self.codes, codes), None if self.own is None else apart(self.own, ids))
-
-    def keep(self, mask: NDArray[np.bool_]) -> Items:
-        """The items where ``mask`` is set, with their ids."""
-        return Items.ordered(self.codes[mask], self.ids[mask])
-
-    def join(self, other: Items, *, what: str) -> Items:
-        """The union.
-
-        Raises:
-            DataError: a common id.
-        """
-        ids = np.concatenate([self.ids, other.ids])
-        repeated = repeated_id(ids)
-        if repeated is not None:
-            raise DataError(
-                f"{what}: id {repeated} is already in use: remove the item first, or give another id"
-            )
-        return Items.ordered(np.concatenate([self.codes, other.codes]), ids)

@@ -1,16 +1,15 @@
-"""An index in memory: built, searched, filtered, changed, written to a file."""
+"""An index in memory: built, searched, filtered, written to a file."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..codes.bits import check_codes
 from ..codes.checks import (
     MAX_CODEBOOKS,
     Codes,
@@ -23,17 +22,14 @@ from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.storage import Form, check_form, faiss_index
 from .base import Index
 from .codeword_lists import CodewordLists
-from .filters import Filter, id_list, mask_of
+from .filters import Filter, mask_of
 from .items import Items
 
 _FEW = 32  # a filter that passes less than this part of the items has lists of its own
 
 
 class MemoryIndex(Index):
-    """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`.
-
-    Modification (:meth:`add`, :meth:`remove`) is not thread-safe.
-    """
+    """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`. It does not change."""
 
     def __init__(self, items: Items, codebooks: Floats, *, model_fingerprint: str | None = None) -> None:
         """Use :meth:`build` instead; arguments are not checked here."""
@@ -153,47 +149,6 @@ class MemoryIndex(Index):
         for query in xq:
             D, found = self.lists.range_search(query, min_score, limit, mask=mask)
             yield D, self._items.ids_at(found)
-
-    # Changing --------------------------------------------------------------------------------------------------------
-
-    def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
-        """Append items (default ids: consecutive after the largest, at least 0).
-
-        Raises:
-            DataError: invalid codes or ids, or an id in use; the index is then unchanged.
-        """
-        codes = check_codes(codes, self.M, self.K)
-        n = len(codes)
-        if ids is None:
-            first = max(0, int(self._items.ids[-1]) + 1)
-            if first + n > 1 << 63:
-                raise DataError("there is no larger id left: give the ids of the items to add")
-            ids = np.arange(first, first + n, dtype=np.int64)
-        more = Items.make(codes, ids, self.M, self.K)
-        self._replace(self._items.join(more, what="items to add"))
-
-    def remove(self, ids: ArrayLike, *, missing: Literal["error", "ignore"] = "error") -> int:
-        """Remove items; returns their number.
-
-        Raises:
-            DataError: not a list of ids, an unknown id (unless ignored), or no item left; the index is then unchanged.
-        """
-        wanted = np.unique(id_list(ids, "ids to remove"))
-        at = self._items.positions_of(wanted)
-        if missing == "error" and bool((at < 0).any()):
-            raise DataError(f"id {int(wanted[at < 0][0])} is not in the index: nothing was removed")
-        at = at[at >= 0]
-        if len(at) == self.ntotal:
-            raise DataError("this would remove every item: an index needs at least one")
-        if len(at):
-            mask = np.ones(self.ntotal, np.bool_)
-            mask[at] = False
-            self._replace(self._items.keep(mask))
-        return len(at)
-
-    def _replace(self, items: Items) -> None:
-        with self._lock:
-            self._items, self._lists = items, None
 
     # Files -----------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Indexes in memory and over a file as users of the package call them: sizes, arrays and filters of any kind, changes, slips.
+"""Indexes in memory and over a file as users of the package call them: sizes, arrays and filters of any kind, slips.
 
 Their answers on any codes and tables are in test_codeword_lists.py and test_forms.py.
 """
@@ -231,35 +231,7 @@ def test_a_filter_function_that_searches_the_same_file_is_an_error_and_no_stands
         assert np.array_equal(disk.search(xq, 3, where=lambda ids: np.isin(ids, expected))[1], expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- changes
-
-
-def test_adding_and_removing_equal_building_anew() -> None:
-    rng = np.random.default_rng(12)
-    Z, codes, xq = books(6), draw(3000, 6, distinct=1500), ask(5, 24)
-    ids = rng.permutation(np.arange(3000) * 5 - 4000)
-    ids[ids == -1] = 20001
-
-    engine = MemoryIndex.build(codes[:1000], Z, ids[:1000])
-    engine.search(xq, 5)
-    engine.add(codes[1000:1500], ids[1000:1500])
-    engine.add(codes[1500:], ids[1500:])
-    assert engine.ntotal == 3000
-    gone = rng.choice(ids, 700, replace=False)
-    assert engine.remove(gone) == 700
-    kept = ~np.isin(ids, gone)
-    assert same(engine.search(xq, 50), best(xq, codes[kept], Z, 50, ids[kept]))
-    assert engine.remove(gone, missing="ignore") == 0
-    with pytest.raises(DataError, match="is not in the index"):
-        engine.remove(gone)
-    with pytest.raises(DataError, match="is already in use"):
-        engine.add(codes[:1], [int(ids[kept][0])])
-    with pytest.raises(DataError, match="every item"):
-        engine.remove(engine.ids)
-    assert engine.ntotal == 2300
-    largest = int(engine.ids[-1])
-    engine.add(codes[:2])
-    assert engine.ids[-2:].tolist() == [largest + 1, largest + 2]
+# ----------------------------------------------------------------------------------------------- arrays and files
 
 
 def test_extreme_ids_are_kept() -> None:
@@ -268,11 +240,6 @@ def test_extreme_ids_are_kept() -> None:
     ids = np.array([2**63 - 1, -(2**63), 0])
     engine = MemoryIndex.build(codes, Z, ids)
     assert sorted(engine.search(ask(1, 12), 3)[1][0]) == sorted(ids.tolist())
-    with pytest.raises(DataError, match="no larger id"):
-        engine.add(codes[:1])
-    low = MemoryIndex.build(codes, Z, [-9, -5, -2])
-    low.add(codes[:2])
-    assert low.ids.tolist() == [-9, -5, -2, 0, 1]  # -1 is no id
     for wrong, message in (
         ([1, 1, 2], "id 1 occurs more than once"),
         ([1, 2], "expected 3"),
@@ -394,7 +361,6 @@ def test_an_index_that_cannot_be_is_one_line() -> None:
     Z, codes = books(3), draw(20, 3)
     engine = MemoryIndex.build(codes, Z)
     ragged: Any = [[1, 2], [3]]
-    far = np.array([2**64 - 700], np.uint64)
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (UsageError, "choose from", lambda: engine.to_faiss("best")),
         *(
@@ -412,10 +378,6 @@ def test_an_index_that_cannot_be_is_one_line() -> None:
         (DataError, "codes", lambda: MemoryIndex.build(ragged, Z)),
         (DataError, "codebooks", lambda: MemoryIndex.build(codes, ragged)),
         (DataError, "ids", lambda: MemoryIndex.build(codes, Z, ragged)),
-        (DataError, "codes", lambda: engine.add(5)),
-        (DataError, "codes", lambda: engine.add(ragged)),
-        *((DataError, "ids to remove", lambda i=ids: engine.remove(i)) for ids in ([1.7], [[1]], ["1"])),  # type: ignore[misc]
-        (DataError, "does not fit signed 64 bits", lambda: engine.remove(far)),
         (DataError, "IxFI", lambda: open_in_memory(faiss.IndexFlatIP(3))),
     ]
     for error, message, call in calls:
@@ -451,15 +413,6 @@ def test_a_file_that_cannot_be_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "s.faiss.json").write_text(text)
         with pytest.raises(DataError, match=r"s\.faiss\.json"):
             load_index(tmp_path / "s.faiss")
-
-    engine = MemoryIndex.build(draw(10, 3), books(3), np.arange(10) - 705)
-    wrong = np.array([2**64 - 700], np.uint64)
-    with pytest.raises(DataError, match="does not fit signed 64 bits"):
-        engine.remove(wrong)
-    for where in (Allow(wrong), Deny(wrong), wrong):
-        with pytest.raises(DataError, match="does not fit signed 64 bits"):
-            engine.search(ask(1, 12), 1, where=where)
-    assert engine.ntotal == 10
 
 
 @pytest.mark.parametrize(("memory", "expected"), [(2e9, 2 * 10**9), (np.int64(5), 5), ("2 GB", 2 * 10**9)])
