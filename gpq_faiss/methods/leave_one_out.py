@@ -10,7 +10,7 @@ it takes two to four times as long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,9 @@ _OF_RIDGE = 1.5
 _LEAST, _MOST, _PER_OCTAVE = 2.0**-5, 2.0**3, 4
 
 
-@dataclass(frozen=True)
-class LeaveOneOut:
-    """Estimates by leaving out one labelled item at a time.
-
-    Attributes:
-        noise: standard deviation of Gaussian noise for a perceptron trained on these labels.
-        accuracy: share of items whose class a linear model of all others predicts; items with n labels count 1/n.
-    """
+class LeaveOneOut(NamedTuple):
+    """The standard deviation of Gaussian noise for a perceptron trained on these labels, and the share of items whose class a linear model
+    of all others predicts (items with n labels count 1/n)."""
 
     noise: float
     accuracy: float

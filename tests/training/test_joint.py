@@ -16,7 +16,7 @@ from torch import nn
 
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DeviceError, UsageError
-from gpq_faiss.nn.joint import RowDropout, Share, join_batch_norm
+from gpq_faiss.nn.joint import join_batch_norm
 from gpq_faiss.training.batches import EpochSampler, training_batches
 from gpq_faiss.training.launch import Launch, launched
 from gpq_faiss.training.parallel import Group, own_device
@@ -117,15 +117,6 @@ def test_shares_are_the_batches_of_one_process(seed: int, size: int, bad: float,
             assert (mine == -1).all()
             mine[:] = drawn.values
         np.testing.assert_array_equal(joint, whole.values)
-
-
-def test_dropout_of_a_share_is_that_of_the_joint_batch() -> None:
-    layer, x = RowDropout(0.4), torch.randn(7, 7)
-    torch.manual_seed(0)
-    whole = layer(x)
-    layer.share = Share(2, 5, 7)
-    torch.manual_seed(0)
-    torch.testing.assert_close(layer(x[2:5]), whole[2:5], rtol=0, atol=0)
 
 
 def test_batch_norm_of_another_kind_is_refused() -> None:
