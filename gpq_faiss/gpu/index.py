@@ -8,11 +8,9 @@ never read. Scores, order and ties are those of :mod:`..indexes.memory` (see :mo
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -96,8 +94,6 @@ class DeviceIndex:
         self._source = index.describe()
         self._names = index.items
         self._ids = None if self._names.own is None else tensor_of(self._names.own).to(device)
-        self._filtered: tuple[bytes, DeviceIndex | None] = b"", None
-        self._lock = threading.Lock()
         # The lists
         self._paired = K <= 16
         self._Z = tensor_of(Z).to(device)
@@ -138,7 +134,7 @@ class DeviceIndex:
             xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host copies.
             nprobe: must be None: the search is exact.
             threads: ignored.
-            where: evaluated on the host; the codes that pass are kept on the device for the next search with the same filter.
+            where: evaluated on the host.
 
         Raises:
             UsageError, DataError: see there; also ``k`` too large for the working memory, or a tensor on another device.
@@ -190,21 +186,10 @@ class DeviceIndex:
         return lims.cpu().numpy(), D.cpu().numpy(), found.cpu().numpy()
 
     def _passing(self, where: Filter | None) -> DeviceIndex:
-        """The items that pass; those of the last filter are kept."""
+        """Only the items that pass."""
         if where is None:
             return self
-        bits = np.packbits(mask_of(where, self._names))
-        with self._lock:
-            before, held = self._filtered
-            if held is None or before != bits.tobytes():
-                self._filtered = b"", None  # free its memory before allocating more
-                mask = torch.from_numpy(np.unpackbits(bits, count=self.ntotal).view(np.bool_))
-                held = self._restricted(mask.to(self.device))
-                self._filtered = bits.tobytes(), held
-            return held
-
-    def _restricted(self, mask: Tensor) -> DeviceIndex:
-        """Only the items whose row number is set in ``mask``, bool on the device."""
+        mask = torch.from_numpy(mask_of(where, self._names)).to(self.device)
         kept = mask[self._members.long()]
         before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
         sizes = before[self._starts + self._sizes] - before[self._starts]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
@@ -12,30 +11,20 @@ import faiss
 _PER_THREAD = 64  # minimum queries per thread
 
 
-@contextlib.contextmanager
-def omp_threads(threads: int | None) -> Iterator[None]:
-    """Context in which Faiss uses ``threads`` (None: unchanged). The setting is process-wide and restored."""
-    if threads is None:
-        yield
-        return
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(threads)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
 def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
     """``run`` slices of 0..n, at most ``step`` long, in threads with one Faiss thread each.
 
     So numpy's part of a search is parallel as well. A single batch that is too small to split is left to Faiss.
     """
-    workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
+    before = int(faiss.omp_get_max_threads())
+    workers = min(threads or before, os.cpu_count() or 1, max(1, n // _PER_THREAD))
     if workers == 1:
-        with omp_threads(threads):
+        faiss.omp_set_num_threads(threads or before)
+        try:
             for start in range(0, n, step):
                 run(slice(start, start + step))
+        finally:
+            faiss.omp_set_num_threads(before)
         return
     step = min(step, -(-n // workers))
 
