@@ -20,13 +20,12 @@ import numpy as np
 
 from .. import __version__
 from ..errors import DataError, MismatchError
-from ..files import atomic_paths, check_output, read_json, write_error, write_json
+from ..files import atomic_paths, check_output, read_json, write_json
 from ..inputs import check_file
 from .header import Contents, Header, read_contents, read_header
-from .source import INDEX_FILE, IndexFile
+from .source import INDEX_FILE, IndexFile, to_bytes
 
 FORMAT_VERSION = 1
-_WRITE_CHUNK = 1 << 20
 _SIDECAR_TYPES: dict[Any, tuple[str, ...]] = {
     str: ("kind", "codebooks_fingerprint", "sha256"),
     int: ("format_version", "ntotal", "bytes"),
@@ -71,7 +70,8 @@ def save_index(
     """
     path = check_index_output(path, overwrite=overwrite)
     options: dict[str, Any] = {"extra": extra, "beside": beside, "before": before}
-    publish(path, lambda file: _write(index, file, path), model_fingerprint=model_fingerprint, **options)
+    data = to_bytes(index)
+    publish(path, lambda file: file.put(data.data), model_fingerprint=model_fingerprint, **options)
     return path
 
 
@@ -144,27 +144,6 @@ class HashedFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _write(index: Any, file: HashedFile, path: Path) -> None:
-    """``faiss.write_index`` through Python I/O, which detects a full disk reliably."""
-    failure: list[OSError] = []
-
-    def write(chunk: bytes) -> int:
-        try:
-            file.put(chunk)
-        except OSError as error:
-            failure.append(error)
-            return 0  # Faiss then stops
-        return len(chunk)
-
-    try:
-        writer = faiss.PyCallbackIOWriter(write, _WRITE_CHUNK)  # type: ignore[attr-defined]  # stub lacks it
-        faiss.write_index(index, writer)
-    except RuntimeError as error:
-        if failure:
-            raise write_error(path, failure[0]) from error
-        raise DataError(f"cannot write {path}: {' '.join(str(error).split())[-120:]}") from error
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
