@@ -14,7 +14,6 @@ from .options import (
     device_option,
     emit,
     format_option,
-    open_dataset,
     out_option,
     overwrite_option,
 )
@@ -161,19 +160,15 @@ Examples:
 @format_option("markdown", "latex", "csv", "json", note="; csv has one table")
 @click.option("--table", help="Only this table: map, depth, pr or seconds.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
-@click.option("--images", metavar="DATA", help="The images of the data: adds galleries to the pictures.")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
-@data_options
 def report(
     folder: str,
     format_: str,
     table: str | None,
     plots: str | None,
-    images: str | None,
     out: str | None,
     overwrite: bool,
-    data_args: dict[str, Any],
 ) -> None:
     import os
     from pathlib import Path
@@ -182,14 +177,11 @@ def report(
     from gpq_faiss.experiment.report import report_experiment
     from gpq_faiss.files import check_output
 
-    if images is not None and plots is None:
-        raise UsageError("--images adds to the pictures: give --plots as well")
     if out is not None:
         check_output(out, overwrite=overwrite)
     pictures = {}
     if plots is not None:
-        shown = None if images is None else open_dataset(images, data_args)
-        drawn = draw_experiment(folder, plots, images=shown, overwrite=overwrite)
+        drawn = draw_experiment(folder, plots, overwrite=overwrite)
         start = Path(out).parent if out is not None else Path()
         pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
     form: Any = {"table": "text"}.get(format_, format_)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-"""Called with the number of items done and their total."""
 LONG = 2.0
 """Minimum duration of a logged stage in seconds."""
 _lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Paths, patterns and URLs as local files.
 
 A file at a URL is copied once to the cache folder, ``$GPQ_CACHE`` or ``gpq-faiss`` in the user's cache folder. Each opening queries the
-server for size and, if available, version: of another version there is another copy. An unreachable server is an error.
+server for size and, if available, version: of another one there is another copy. An unreachable server is an error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 100_000
 _SAMPLED, _SAMPLE = 64, 64 << 10  # blocks of a large file in its fingerprint, and their bytes
-_VERSION = ("ETag", "etag", "Content-MD5", "md5Hash", "Last-Modified", "LastModified", "mtime", "created")
-"""Keys of a file's version in fsspec file systems."""
 
 
 def file_fingerprint(path: Path) -> str:
@@ -90,15 +88,11 @@ def _remote(url: str) -> Iterator[tuple[Any, str]]:
     except GpqError:
         raise
     except ImportError as error:
-        own = web or error.name == "fsspec"
-        remedy = "pip install 'gpq-faiss[remote]'" if own else "install that package"
-        what = error.name if own else f"another package ({one_line(error, 120)})"
-        raise DataError(f"reading {bare} needs {what}: {remedy}") from None
+        what = f"another package ({one_line(error, 120)})"
+        raise DataError(f"reading {bare} needs {what}: pip install it, or 'gpq-faiss[remote]'") from None
     except Exception as error:  # file systems have their own errors, for example for credentials
         cause = error.__cause__ or error  # HTTP's says "not found" for everything; the cause has the details
         status = getattr(cause, "status", None)
-        if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
-            raise DataError(f"{bare} not found") from None
         why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
         why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda found: without_secrets(found[0]), why)
         raise DataError(f"{bare} cannot be read ({why})") from None
@@ -114,20 +108,19 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         info = system.info(remote)
         if info.get("type") == "directory":
             raise DataError(f"{bare} is a folder: name a file")
-        size = info.get("size")
-        version = str([(key, str(info[key])) for key in _VERSION if info.get(key)])
+        version = str(sorted((key, str(info[key])) for key in info.keys() - {"name", "url"}))
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", bare.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
-        target = cache_folder() / fingerprint(url, str(size), version) / (name or "file")
-        if target.is_file() and size in (None, target.stat().st_size):
-            return target
-        with stage(f"copying {bare}", size or 0, "byte") as copying, atomic_path(target) as new:
+        target = cache_folder() / fingerprint(url, version) / (name or "file")
+        if not target.is_file():
             import fsspec
 
             watch = fsspec.Callback()
-            watch.relative_update = copying.advance
-            system.get_file(remote, str(new), callback=watch)
-            if size not in (None, there := new.stat().st_size):
-                raise DataError(f"{bare} was truncated: {there:,} of {size:,} bytes; start again")
+            with (
+                stage(f"copying {bare}", info.get("size") or 0, "byte") as copying,
+                atomic_path(target) as new,
+            ):
+                watch.relative_update = copying.advance
+                system.get_file(remote, str(new), callback=watch)
     return target
 
 

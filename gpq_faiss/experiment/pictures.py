@@ -1,29 +1,25 @@
-"""Pictures of an experiment: curves, the heat map of figure 4, t-SNE of figure 5, codebooks of figure 1, ranked galleries."""
+"""Pictures of an experiment: curves, the heat map of figure 4, t-SNE of figure 5, codebooks of figure 1."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.base import Dataset, ImageDataset
-from ..errors import DataError, MismatchError
+from ..errors import DataError
 from ..evaluation.tables import summarise
 from ..files import check_output
 from ..methods.registry import METHODS
-from ..report.gallery import Ranked, save_gallery
 from ..report.plots import picture, plot_curves
-from ..stages.search_result import ranked, rows_of
 from .results import Experiment, read_experiment
 from .runs import Run, read_run
 
-_GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
 _PANELS, _PANEL = 9, 3.2  # at most so many, of so many inches
 
 Panel = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any] | None]
@@ -73,7 +69,6 @@ def draw_experiment(
     folder: str | Path,
     out: str | Path,
     *,
-    images: Dataset | None = None,
     ending: str = "png",
     overwrite: bool = False,
 ) -> dict[str, Path]:
@@ -82,7 +77,6 @@ def draw_experiment(
     Args:
         folder: folder of the experiment.
         out: folder for the pictures, created if missing.
-        images: the images of the data, for galleries of ranked results.
         ending: png, svg or pdf.
 
     Returns:
@@ -90,7 +84,6 @@ def draw_experiment(
 
     Raises:
         DataError: not an experiment, no finished run, a damaged one, or nothing to draw.
-        MismatchError: ``images`` are not those of the runs.
         OutputExistsError: a picture exists.
     """
     experiment = read_experiment(folder)
@@ -98,8 +91,6 @@ def draw_experiment(
     pictures = _Pictures(experiment, Path(out), ending, overwrite)
     of_kind = {"sensitivity": _heat_maps, "tsne": _tsne, "voronoi": _codebooks}
     of_kind.get(experiment.about.kind, _curves)(pictures)
-    if images is not None:
-        _galleries(pictures, images)
     return pictures.made
 
 
@@ -279,42 +270,3 @@ def _codebooks(pictures: _Pictures) -> None:
         caption += f"; the first {_PANELS} of {M}" if M > _PANELS else ""
         file = f"voronoi-{i + 1}" if i else "voronoi"
         _draw_points(pictures, file, caption, title, panels, run.class_names)
-
-
-# Galleries --------------------------------------------------------------------------------------------------------------
-
-
-def _galleries(pictures: _Pictures, images: Dataset) -> None:
-    """The best results of a few queries, one line per row of the tables."""
-    if not isinstance(images, ImageDataset):
-        raise MismatchError(f"{images.name} holds {images.kind}: galleries need the images")
-    needed = ("query_ids", "query_labels", "database_ids", "database_labels", "top_ids")
-    runs = pictures.runs(*needed)[:_GALLERY_ROWS]
-    names = [pictures.experiment.row_name(run) for run in runs]
-    queries = runs[0].arrays["query_ids"]
-    chosen = np.linspace(0, len(queries) - 1, min(_GALLERY_QUERIES, len(queries)), dtype=int)
-    for i, query in enumerate(queries[chosen].tolist()):
-        rows = [_gallery_row(run, name, query, images) for run, name in zip(runs, names, strict=True)]
-        # The picture has room for short names only.
-        caption = f"Best results of query {query}, from the top: {', '.join(names)}"
-        title = f"Query {query}: {pictures.title(pictures.experiment.at)}"
-        file, overwrite = pictures.file(f"gallery-{i + 1}", caption), pictures.overwrite
-        save_gallery(rows, file, title=title, columns=_GALLERY_COLUMNS, overwrite=overwrite)
-
-
-def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranked:
-    """The best results of a query. Ids alone do not tell the images of the runs from others in another order, so what is relevant by
-    the images' labels must agree with the run's; classes may be numbered differently."""
-    arrays = run.arrays
-    q = int(np.flatnonzero(arrays["query_ids"] == query)[0])
-    top = arrays["top_ids"][q][:_GALLERY_COLUMNS]
-    row_of = {item: row for row, item in enumerate(arrays["database_ids"].tolist())}
-    labels = arrays["database_labels"][[row_of[item] for item in top.tolist()]]
-    relevant = (labels & arrays["query_labels"][q]).any(axis=1).tolist()
-    row, *rows = rows_of(images, np.append(query, top)).tolist()
-    found = ranked(images, row, images, rows, name)
-    if found.relevant not in (None, relevant):
-        raise MismatchError(
-            f"{images.name}: its labels are not those of the runs (query {query}): give the images of the runs"
-        )
-    return replace(found, relevant=relevant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -51,6 +51,15 @@ def check_arguments(
         check_count(threads, "threads")
     if limit != LIMIT:
         check_count(limit, "limit", least=0, most=1 << 62)
+
+
+class Limits(TypedDict):
+    """See :meth:`Index.search`."""
+
+    nprobe: int | None
+    where: Filter | None
+    floor: Floats | None
+    threads: int | None
 
 
 class Index(ABC):
@@ -129,7 +138,7 @@ class Index(ABC):
             DataError: queries empty, of another width, NaN or infinite; an invalid filter; a damaged, missing or modified file.
         """
         check_arguments(k, self.ntotal, nprobe=nprobe, threads=threads)
-        return self._search(self._queries(xq), k, nprobe, where, floor, threads)
+        return self._search(self._queries(xq), k, nprobe=nprobe, where=where, floor=floor, threads=threads)
 
     def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
         """What an item can score at most that a search for ``k`` with ``nprobe`` does not visit: float32 [Q], -inf if there is none.
@@ -179,15 +188,7 @@ class Index(ABC):
     # With checked arguments -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _search(
-        self,
-        xq: Floats,
-        k: int,
-        nprobe: int | None,
-        where: Filter | None,
-        floor: Floats | None,
-        threads: int | None,
-    ) -> tuple[Floats, Ids]: ...
+    def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]: ...
 
     @abstractmethod
     def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats: ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ..faissio.io import check_header, read_sidecar
 from ..faissio.source import IndexFile
 from ..faissio.storage import OLD_LISTS
 from ..inputs import parse_bytes
-from .base import Index
+from .base import Index, Limits
 from .filters import Filter
 from .stored import StoredLists
 
@@ -103,23 +104,13 @@ class FileIndex(Index):
 
     # Searching --------------------------------------------------------------------------------------------------------
 
-    def _search(
-        self,
-        xq: Floats,
-        k: int,
-        nprobe: int | None,
-        where: Filter | None,
-        floor: Floats | None,
-        threads: int | None,
-    ) -> tuple[Floats, Ids]:
-        results = []
+    def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]:
+        results, floor = [], limits["floor"]
         with self.unchanged():
             for start in range(0, len(xq), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                least = None if floor is None else floor[block]
-                results.append(
-                    self.lists.search(xq[block], k, where=where, nprobe=nprobe, floor=least, threads=threads)
-                )
+                limits["floor"] = None if floor is None else floor[block]
+                results.append(self.lists.search(xq[block], k, **limits))
         return np.concatenate([D for D, _ in results]), np.concatenate([ids for _, ids in results])
 
     def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:

@@ -38,6 +38,8 @@ class Allow:
         >>> index = gpq.MemoryIndex.build(np.array([[0], [1], [2]], np.uint8), Z, ids=[10, 20, 30])
         >>> index.search(np.arange(16.0)[None], 1, where=gpq.Allow([10, 20]))[1].tolist()
         [[20]]
+        >>> index.search(np.arange(16.0)[None], 2, where=gpq.Deny([30]))[1].tolist()
+        [[20, 10]]
     """
 
     ids: ArrayLike | set[int] | frozenset[int] | range
@@ -52,15 +54,7 @@ class Allow:
 
 @dataclass(frozen=True, eq=False)
 class Deny:
-    """Filter: all but these ids. Unknown ids are ignored.
-
-    Examples:
-        >>> import gpq_faiss as gpq
-        >>> Z = np.eye(16, dtype=np.float32)[None]
-        >>> index = gpq.MemoryIndex.build(np.array([[0], [1], [2]], np.uint8), Z, ids=[10, 20, 30])
-        >>> index.search(np.arange(16.0)[None], 2, where=gpq.Deny([30]))[1].tolist()
-        [[20, 10]]
-    """
+    """Filter: all but these ids. Unknown ids are ignored."""
 
     ids: ArrayLike | set[int] | frozenset[int] | range
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..codes.bits import check_codes
 from ..codes.checks import Codes, Ids, as_array, repeated_id
@@ -104,11 +102,3 @@ class Items(IdMap):
         if each and ids[0] == 0 and ids[-1] == len(ids) - 1:
             return cls(codes, None)
         return cls(codes, ids)
-
-    def apart_from(self, codes: ArrayLike, ids: ArrayLike | None) -> Items:
-        """A copy, if it shares memory with these arrays."""
-
-        def apart(own: NDArray[Any], given: Any) -> NDArray[Any]:
-            return own.copy() if isinstance(given, np.ndarray) and np.may_share_memory(own, given) else own
-
-        return Items(apart(self.codes, codes), None if self.own is None else apart(self.own, ids))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,9 +18,9 @@ from ..codes.checks import (
     check_codebooks,
 )
 from ..errors import DataError, UsageError
-from ..faissio.io import Beside, check_index_output, save_index
+from ..faissio.io import check_index_output, save_index
 from ..faissio.storage import Form, check_form, faiss_index
-from .base import Index
+from .base import Index, Limits
 from .codeword_lists import CodewordLists
 from .filters import Filter, mask_of
 from .items import Items
@@ -66,7 +66,8 @@ class MemoryIndex(Index):
         Z = check_codebooks(codebooks).copy()  # a copy, so that the caller may modify the array
         if len(Z) > MAX_CODEBOOKS:
             raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
-        items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1])).apart_from(codes, ids)
+        made = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1]))
+        items = Items(made.codes.copy(), None if made.own is None else made.own.copy())
         if not len(items):
             raise DataError("no codes: an index needs at least one item")
         return cls(items, Z, model_fingerprint=model_fingerprint)
@@ -119,21 +120,14 @@ class MemoryIndex(Index):
 
     # Searching -------------------------------------------------------------------------------------------------------
 
-    def _search(
-        self,
-        xq: Floats,
-        k: int,
-        nprobe: int | None,
-        where: Filter | None,
-        floor: Floats | None,
-        threads: int | None,
-    ) -> tuple[Floats, Ids]:
-        lists, mask, rows = self.lists, None, None
+    def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]:
+        lists, mask, rows, where = self.lists, None, None, limits["where"]
         if where is not None:
             mask = mask_of(where, self._items)
             passing = np.flatnonzero(mask)
-            if nprobe is None and 0 < len(passing) * _FEW <= self.ntotal:
+            if limits["nprobe"] is None and 0 < len(passing) * _FEW <= self.ntotal:
                 lists, mask, rows = CodewordLists(self.codes[passing], self.codebooks), None, passing
+        nprobe, floor, threads = limits["nprobe"], limits["floor"], limits["threads"]
         D, found = lists.search(xq, k, mask=mask, nprobe=nprobe, floor=floor, threads=threads)
         if rows is not None:
             found[found >= 0] = rows[found[found >= 0]]
@@ -170,21 +164,13 @@ class MemoryIndex(Index):
         form: str = "flat",
         *,
         overwrite: bool = False,
-        extra: Mapping[str, Any] | None = None,
-        beside: Beside | None = None,
     ) -> Path:
-        """Write a plain Faiss index (:meth:`to_faiss`), its sidecar with ``extra``, and the files ``beside`` it.
+        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar.
 
         Raises:
             OutputExistsError: a file exists and ``overwrite`` is false.
             DataError: writing fails.
             UsageError: see :meth:`to_faiss`.
         """
-        return save_index(
-            self.to_faiss(form),
-            check_index_output(path, overwrite=overwrite),
-            model_fingerprint=self.model_fingerprint,
-            overwrite=True,
-            extra=dict(extra or {}),
-            beside=beside,
-        )
+        path = check_index_output(path, overwrite=overwrite)
+        return save_index(self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True)

@@ -17,20 +17,21 @@ from .memory import MemoryIndex
 from .sharded import ShardedIndex
 
 
-def of_faiss(index: Any, *, what: str = "index", model_fingerprint: str | None = None) -> MemoryIndex:
+def of_faiss(index: Any, *, what: str = "index") -> MemoryIndex:
     """An index in memory from a Faiss index (any form supported by :mod:`..faissio.storage`); a snapshot.
 
     Raises:
         DataError: an empty or invalid index.
     """
-    return _from_contents(contents_of(index, what), what, model_fingerprint)
+    return _made(contents_of(index, what), what)
 
 
-def _from_contents(held: Contents, what: str, model_fingerprint: str | None) -> MemoryIndex:
+def _made(held: Contents, what: str, model_fingerprint: str | None = None) -> MemoryIndex:
     if held.header.n == 0:
         raise DataError(f"{what} is empty: add codes first (gpq index)")
-    items = Items.ordered(held.codes, held.own_ids)
-    return MemoryIndex(items, held.header.codebooks, model_fingerprint=model_fingerprint)
+    return MemoryIndex(
+        Items.ordered(held.codes, held.own_ids), held.header.codebooks, model_fingerprint=model_fingerprint
+    )
 
 
 def open_in_memory(source: Any) -> MemoryIndex:
@@ -42,7 +43,7 @@ def open_in_memory(source: Any) -> MemoryIndex:
     if not isinstance(source, str | Path):
         return of_faiss(source)
     held, sidecar = load_index(source)
-    return _from_contents(held, str(source), sidecar.get("model_fingerprint"))
+    return _made(held, str(source), sidecar.get("model_fingerprint"))
 
 
 _COPIES = 8

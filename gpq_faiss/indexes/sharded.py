@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..codes.checks import Codes, Floats, Ids
-from .base import Index, too_many
+from .base import Index, Limits, too_many
 from .codeword_lists import best_first
 from .file import FileIndex
 from .filters import Filter
@@ -40,20 +40,12 @@ class MergedIndex(Index):
     def describe(self) -> str:
         return f"{len(self.manifest.shards)} shards, {self.ntotal:,} items"
 
-    def _search(
-        self,
-        xq: Floats,
-        k: int,
-        nprobe: int | None,
-        where: Filter | None,
-        floor: Floats | None,
-        threads: int | None,
-    ) -> tuple[Floats, Ids]:
+    def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]:
         D, found = np.full((len(xq), k), -np.inf, np.float32), np.full((len(xq), k), -1, np.int64)
         # A view: what one shard has found spares work in the next.
-        floor = D[:, -1] if floor is None else floor
-        options = {"where": where, "threads": threads, "nprobe": nprobe, "floor": floor}
-        for scores, ids in self._answers("search", xq, k, **options):
+        if limits["floor"] is None:
+            limits["floor"] = D[:, -1]
+        for scores, ids in self._answers("search", xq, k, **limits):
             new = (scores >= D[:, -1:]).any(axis=1)
             both = np.concatenate([D[new], scores[new]], axis=1)
             of = np.concatenate([found[new], ids[new]], axis=1)

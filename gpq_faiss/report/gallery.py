@@ -17,7 +17,7 @@ Image = NDArray[np.uint8]
 
 _FRAMES = {True: "#1A9850", False: "#D73027", None: "#BBBBBB"}
 _INCH = 100.0  # drawing units per inch
-_CELL, _GAP, _TEXT, _HEAD = 84.0, 10.0, 17.0, 50.0
+_CELL, _GAP, _TEXT, _HEAD = 84.0, 10.0, 17.0, 24.0
 _SMALL = 64  # smaller images are drawn without smoothing, which would blur them
 
 
@@ -29,32 +29,17 @@ class Ranked:
     """uint8 [H, W, 3] or [H, W] (grey); sizes may differ."""
     results: Sequence[Image]
     """In rank order."""
-    scores: Sequence[float] | None = None
+    scores: Sequence[float]
     """One per result, printed below it."""
-    relevant: Sequence[bool | None] | None = None
+    relevant: Sequence[bool | None]
     """One per result: green frame for True, red for False, grey for None (unknown)."""
-    query_name: str = ""
-    names: Sequence[str] | None = None
+    query_name: str
+    names: Sequence[str]
     """One per result (such as its class), printed before the score."""
-
-    def text(self, j: int, digits: int) -> str:
-        """Name and score of result ``j``."""
-        name = self.names[j] if self.names is not None else ""
-        score = f"{self.scores[j]:.{digits}f}" if self.scores is not None else ""
-        return " · ".join(part for part in (name, score) if part)
-
-    def known(self, j: int) -> bool | None:
-        """Whether result ``j`` is relevant, if known."""
-        return None if self.relevant is None else self.relevant[j]
 
 
 def save_gallery(
-    rows: Sequence[Ranked],
-    out: str | Path,
-    *,
-    title: str = "",
-    columns: int = 10,
-    overwrite: bool = False,
+    rows: Sequence[Ranked], out: str | Path, *, columns: int = 10, overwrite: bool = False
 ) -> Path:
     """Draw the gallery, a row per query with at most so many results, and write it as .png, .svg or .pdf.
 
@@ -91,7 +76,6 @@ def save_gallery(
             axes.imshow(image, extent=place, zorder=2, aspect="auto", interpolation=smooth, **grey)
             text(name, x, y + _CELL + 11, 7.5)
 
-        axes.text(_GAP, 20, title, fontsize=11, color="#111111", va="center")
         starts = [first + j * (_CELL + _GAP) for j in range(shown)]
         for x, head in zip((_GAP, *starts), ("query", *map(str, range(1, shown + 1))), strict=True):
             text(head, x, _HEAD - 10, 8.5)
@@ -99,9 +83,10 @@ def save_gallery(
             y = _HEAD + i * line
             cell(row.query, row.query_name, _GAP, y, "#222222", 1.2)
             for j, (x, image) in enumerate(zip(starts, row.results, strict=False)):
-                cell(image, row.text(j, 2), x, y, _FRAMES[row.known(j)], 3.0)
+                text_below = " · ".join(filter(None, (row.names[j], f"{row.scores[j]:.2f}")))
+                cell(image, text_below, x, y, _FRAMES[row.relevant[j]], 3.0)
         axes.plot([first - 1.3 * _GAP] * 2, [_HEAD, height - 30], color="#DDDDDD", linewidth=1)
-        if any(row.relevant is not None for row in rows):
+        if any(known is not None for row in rows for known in row.relevant):
             for known, word, x in ((True, "relevant", first), (False, "not relevant", first + 84)):
                 axes.text(x, height - 13, f"□ {word}", fontsize=8, color=_FRAMES[known], va="center")
         axes.set_axis_off()

@@ -139,15 +139,16 @@ def ranked(
     items: ImageDataset,
     rows: list[int],
     name: str,
-    scores: list[float] | None = None,
+    scores: list[float],
 ) -> Ranked:
     """A query and its results, by their rows; relevant are those that share a label with it."""
-    names, known = [class_text(items, row) for row in rows], None
+    known: list[bool | None] = [None] * len(rows)
     one, other = queries.labels, items.labels
     if one and other and one.class_names == other.class_names and one.has()[query]:
         known = [bool((one.packed[query] & other.packed[row]).any()) for row in rows]
     images = [image_at(items, row) for row in rows]
-    return Ranked(image_at(queries, query), images, scores, known, name, names if any(names) else None)
+    names = [class_text(items, row) for row in rows]
+    return Ranked(image_at(queries, query), images, scores, known, name, names)
 
 
 def rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -20,19 +20,17 @@ dataset        type                      meaning
 """
 
 from .hdf5 import Hdf5Array, read_arrays, read_hdf5_array, write_arrays
-from .header import FORMAT_VERSION, Header, Kind, codebooks_fingerprint
+from .header import Header, codebooks_fingerprint
 from .items import Item, Items, items_path, write_items
 from .reader import RowReader, describe
 from .texts import Texts, as_texts
 from .writer import RowWriter
 
 __all__ = [
-    "FORMAT_VERSION",
     "Hdf5Array",
     "Header",
     "Item",
     "Items",
-    "Kind",
     "RowReader",
     "RowWriter",
     "Texts",

@@ -27,6 +27,7 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError
 from ..inputs import check_memory
+from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
@@ -47,9 +48,6 @@ _LAST = 5.0
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with step, number of steps and latest figures."""
-
-MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
-"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, with weights from ``config.training.seed``."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class _Task:
 
 
 def fit(
-    build: MethodBuilder,
+    build: Builder,
     dataset: Dataset,
     split: Split,
     config: Config,

@@ -102,7 +102,6 @@ REFUSED = """
 1 experiment run table2 features:none.npy                 | none.npy
 2 experiment run table2 digits --set training.step=3      | setting 'training.step' is unknown
 1 experiment report nowhere                               | experiment.json not found
-2 experiment report nowhere --images digits               | give --plots as well
 2 fly                                                     | No such command 'fly'
 """
 

@@ -97,9 +97,6 @@ def test_files_are_copied_once_and_again_when_they_change(site: Site) -> None:
     np.save(site.root / "x.npy", 2 * np.concatenate([X, X]))
     np.testing.assert_array_equal(gpq.open_data(f"features:{site.url}/x.npy").read(slice(0, 12)), 2 * X)
     assert site.asked() == ["/x.npy"]
-    (copy,) = (path for path in cache_folder().rglob("x.npy") if path.stat().st_size > 400)
-    copy.write_bytes(copy.read_bytes()[:-1])
-    assert len(gpq.open_data(f"features:{site.url}/x.npy")) == 24, "a shorter copy is made again"
 
 
 def test_shards_archives_queries_and_tables(site: Site) -> None:
@@ -136,11 +133,11 @@ def test_files_in_memory_by_a_pattern(site: Site) -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("features:URL/none-{0..1}.npy", "/none-0.npy not found"),
-        ("features:URL/cut.npy", r"/cut.npy (cannot be read|was truncated)"),
+        ("features:URL/none-{0..1}.npy", "/none-0.npy cannot be read .404"),
+        ("features:URL/cut.npy", "/cut.npy cannot be read"),
         ("features:URL/forbidden.npy?token=secret", "/forbidden.npy cannot be read .403"),
         ("features:URL/text.npy", "is not a .npy array"),
-        ("folder:URL/empty/", "not found|cannot be read|not a readable tar"),
+        ("folder:URL/empty/", "cannot be read|not a readable tar"),
         ("features:http://127.0.0.1:1/x.npy", "cannot be read"),
         ("http://127.0.0.1:1/x.npy?token=secret", "cannot be read"),
         ("features:nosuch://x/x.npy", "there is no file system for nosuch://"),
@@ -163,7 +160,7 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(site: Site, spec: st
 )
 def test_without_the_extra(missing: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(DataError, match=r"reading .* needs .*: pip install 'gpq-faiss\[remote\]'"):
+    with pytest.raises(DataError, match=r"reading .* needs .*'gpq-faiss\[remote\]'"):
         gpq.open_data(f"features:{url}")
 
 

@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from experiment.experiments import DIGITS, ONE, SMALL, small_grid
 
-from gpq_faiss.data.base import ImageDataset
-from gpq_faiss.data.open import open_data
-from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.experiment.pictures import cell_borders, draw_experiment, tsne
 from gpq_faiss.experiment.report import report_experiment
 from gpq_faiss.experiment.results import begin, read_experiment
@@ -224,41 +222,15 @@ def drawn_names(folder: Path, out: Path, **options: Any) -> set[str]:
 
 
 def test_pictures_of_a_table_are_in_its_reports(done: Path, tmp_path: Path) -> None:
-    drawn = draw_experiment(done, tmp_path / "plots", images=DIGITS)
+    drawn = draw_experiment(done, tmp_path / "plots")
     captions = {path.stem: caption for caption, path in drawn.items()}
-    galleries = {f"gallery-{i}" for i in (1, 2, 3)}
-    assert captions.keys() == {"map", "likeness", "pr", "precision", "recall"} | galleries
-    assert captions["gallery-1"].endswith(f"from the top: {', '.join(rows_of(done))}")
+    assert captions.keys() == {"map", "likeness", "pr", "precision", "recall"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn.values())
     text = report_experiment(done, pictures={caption: path.name for caption, path in drawn.items()})
     assert "![mAP over the length of the code](map.png)\n\nmAP over the length of the code.\n" in text
     with pytest.raises(OutputExistsError):
         draw_experiment(done, tmp_path / "plots")
-    assert draw_experiment(done, tmp_path / "plots", images=DIGITS, overwrite=True) == drawn
-    np.save(tmp_path / "x.npy", np.eye(20, dtype=np.float32))
-    with pytest.raises(MismatchError, match="galleries need the images"):
-        draw_experiment(done, tmp_path, images=open_data(f"features:{tmp_path / 'x.npy'}"))
-
-
-def test_runs_on_features_have_galleries_of_the_images_behind_them(tmp_path: Path) -> None:
-    assert isinstance(DIGITS, ImageDataset)
-    read = DIGITS.read(np.arange(len(DIGITS)))
-    pixels = np.stack([image[:, :, 0].ravel() for image in read if image is not None])
-    labels = DIGITS.require_labels().class_ids()
-
-    def runs(name: str, order: Any, classes: Any) -> Path:
-        np.save(tmp_path / f"{name}.npy", pixels[order].astype(np.float32))
-        np.save(tmp_path / f"{name}-labels.npy", classes[order])
-        data = open_data(f"features:{tmp_path / name}.npy", labels=str(tmp_path / f"{name}-labels.npy"))
-        assert not run_experiment(small_grid(**ONE), data, tmp_path / name).failed
-        return tmp_path / name
-
-    # Classes may be numbered otherwise; items may not.
-    same = runs("same", np.arange(len(labels)), 9 - labels)
-    assert "gallery-3" in drawn_names(same, tmp_path / "p", images=DIGITS)
-    other = runs("other", np.random.default_rng(0).permutation(len(labels)), labels)
-    with pytest.raises(MismatchError, match="its labels are not those of the runs"):
-        draw_experiment(other, tmp_path / "q", images=DIGITS)
+    assert draw_experiment(done, tmp_path / "plots", overwrite=True) == drawn
 
 
 def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:

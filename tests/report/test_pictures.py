@@ -21,14 +21,14 @@ BITS = {"GPQ": ([12, 48], [0.55, 0.7], [0.07, 0.0]), "PQ": ([12, 48], [0.2, 0.3]
 SMALL = [R.integers(0, 256, (8, 8), dtype=np.uint8) for _ in range(4)]
 PHOTO = R.integers(0, 256, (90, 160, 3), dtype=np.uint8)
 ROWS = [
-    Ranked(SMALL[0], SMALL[1:], np.array([3.0, 2.0, 1.0]), [True, False, None], "7", ["7", "1", "?"]),
-    Ranked(PHOTO, [PHOTO[::-1]]),
+    Ranked(SMALL[0], SMALL[1:], [3.0, 2.0, 1.0], [True, False, None], "7", ["7", "1", "?"]),
+    Ranked(PHOTO, [PHOTO[::-1]], [0.5], [None], "", [""]),
 ]
 
 DRAW = {
     "curves": lambda path, **o: plot_curves(CURVES, path, **AXES, log_x=False, **o),
     "bits": lambda path, **o: plot_curves(BITS, path, **AXES, title="mAP", from_zero=False, **o),
-    "gallery": lambda path, **o: save_gallery(ROWS, path, title="nearest", **o),
+    "gallery": lambda path, **o: save_gallery(ROWS, path, **o),
 }
 
 
@@ -53,7 +53,9 @@ def test_frames_tell_relevance_and_small_images_keep_their_edges(tmp_path):
     board = (np.indices((8, 8)).sum(axis=0) % 2 * 255).astype(np.uint8)
 
     def colours(relevant):
-        path = save_gallery([Ranked(board, [board], relevant=relevant)], tmp_path / "g.png", overwrite=True)
+        path = save_gallery(
+            [Ranked(board, [board], [1.0], relevant, "", [""])], tmp_path / "g.png", overwrite=True
+        )
         pixels = np.asarray(Image.open(path).convert("RGB"))[40:-50]  # without the key beneath
         assert (pixels < 10).all(axis=2).sum() > 10_000  # smoothing would leave grey
         return {tuple(int(v) for v in c) for c in np.unique(pixels.reshape(-1, 3), axis=0)}
@@ -61,7 +63,7 @@ def test_frames_tell_relevance_and_small_images_keep_their_edges(tmp_path):
     frames = {(0x1A, 0x98, 0x50), (0xD7, 0x30, 0x27)}
     assert frames & colours([True]) == {(0x1A, 0x98, 0x50)}
     assert frames & colours([False]) == {(0xD7, 0x30, 0x27)}
-    assert not frames & colours(None)
+    assert not frames & colours([None])
 
 
 @pytest.mark.parametrize(
