@@ -309,8 +309,8 @@ class CodewordLists(ListSearch):
         self._cells = (self.names[cells, 0].copy(), np.append(cells, self.lists))
         self._whole: Any = None
         self._more: dict[int, float] = {}  # size of a shortlist in excess of k
-        scan = 1.2e-5 + 4e-10 * self.distinct
-        self._seconds = [0.9 * scan, scan]  # of a query of late, by the lists and by a scan; at first a guess
+        scan = 2.5e-5 + 1e-9 * self.distinct
+        self._seconds, self._known = [0.9 * scan, scan], [False, False]  # see _by
 
     def search(
         self,
@@ -382,7 +382,10 @@ class CodewordLists(ListSearch):
     def _by(
         self, scan: bool, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
     ) -> None:
-        """Fill the results by a scan or by the lists; where that does not do, by the other. Notes how long it took."""
+        """Fill the results by a scan or by the lists; where that does not do, by the other.
+
+        Notes the seconds of a query of late by each way; at first they are a guess.
+        """
         start, n = time.perf_counter(), len(xq)
         if scan:
             left = self._scanned(k, xq, floor, D, found)
@@ -392,9 +395,10 @@ class CodewordLists(ListSearch):
                 left = _of_some(partial(self._scanned, k), left, xq, floor, D, found)
         if len(left):
             _of_some(partial(self._listed, k, passing, _ALL), left, xq, floor, D, found)
-        before = self._seconds[scan]
+        before, first = self._seconds[scan], not self._known[scan]
         took = min((time.perf_counter() - start) / n, 2 * before)  # not more: it may have been interrupted
-        self._seconds[scan] = before + (1 - 0.9**n) * (took - before)
+        self._seconds[scan] = min(before, took) if first else before + (1 - 0.9**n) * (took - before)
+        self._known[scan] = True
 
     def _listed(
         self,
