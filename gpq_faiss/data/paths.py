@@ -93,6 +93,8 @@ def _remote(url: str) -> Iterator[tuple[Any, str]]:
     except Exception as error:  # file systems have their own errors, for example for credentials
         cause = error.__cause__ or error  # HTTP's says "not found" for everything; the cause has the details
         status = getattr(cause, "status", None)
+        if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
+            raise DataError(f"{bare} not found") from None
         why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
         why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda found: without_secrets(found[0]), why)
         raise DataError(f"{bare} cannot be read ({why})") from None
