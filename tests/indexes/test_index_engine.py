@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -328,16 +328,21 @@ def _slips() -> list[tuple[type[Exception], str, dict[str, Any]]]:
     ]
 
 
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[tuple[Any, ...]]:
+    """An index in memory, and its file in place."""
+    memory = MemoryIndex.build(draw(50, 3), books(3))
+    with open_file(memory.save(tmp_path / "a.faiss"), "3MB") as disk:
+        yield memory, disk
+
+
 @pytest.mark.parametrize(("error", "message", "slip"), _slips())
 def test_a_search_that_cannot_be_is_one_line(
-    tmp_path: Path, error: type[Exception], message: str, slip: dict[str, Any]
+    both: tuple[Any, ...], error: type[Exception], message: str, slip: dict[str, Any]
 ) -> None:
-    memory = MemoryIndex.build(draw(50, 3), books(3))
-    memory.save(tmp_path / "a.faiss")
-    with open_file(tmp_path / "a.faiss", "3MB") as disk:
-        for index in (memory, disk):
-            with pytest.raises(error, match=message):
-                index.search(**({"xq": ask(1, 12), "k": 1} | slip))
+    for index in both:
+        with pytest.raises(error, match=message):
+            index.search(**({"xq": ask(1, 12), "k": 1} | slip))
 
 
 @pytest.mark.parametrize(
@@ -348,13 +353,12 @@ def test_a_search_that_cannot_be_is_one_line(
     ],
     ids=str,
 )
-def test_a_range_that_cannot_be_is_a_usage_error(tmp_path: Path, slip: dict[str, Any], message: str) -> None:
-    memory = MemoryIndex.build(draw(50, 3), books(3))
-    memory.save(tmp_path / "a.faiss")
-    with open_file(tmp_path / "a.faiss", "3MB") as disk:
-        for index in (memory, disk):
-            with pytest.raises(UsageError, match=message):
-                index.range_search(**({"xq": ask(1, 12), "min_score": 1.0} | slip))
+def test_a_range_that_cannot_be_is_a_usage_error(
+    both: tuple[Any, ...], slip: dict[str, Any], message: str
+) -> None:
+    for index in both:
+        with pytest.raises(UsageError, match=message):
+            index.range_search(**({"xq": ask(1, 12), "min_score": 1.0} | slip))
 
 
 def test_an_index_that_cannot_be_is_one_line() -> None:
