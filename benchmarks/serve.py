@@ -31,7 +31,7 @@ import numpy as np
 from common import describe_machine, machine_line, make_parser, own_command, save
 from numpy.typing import NDArray
 
-from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.bits import code_size, pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.config import merge, preset, validate
@@ -43,6 +43,7 @@ from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.run import serve
 from gpq_faiss.stages.train import train
+from gpq_faiss.store import codebooks_fingerprint
 
 TOKEN = "0123456789abcdef"  # noqa: S105  (of services that live for seconds, on a loopback address)
 _STARTED = 120.0  # seconds that a service may take to answer
@@ -317,7 +318,7 @@ def campaign(root: Path, kills: int, *, seed: int = 0, items: int = 2000, writer
 
 
 def _items(index: Path, Z: NDArray[np.float32]) -> dict[int, bytes]:
-    live = LiveIndex(index, Z)
+    live = LiveIndex(index, code_size(*Z.shape[:2]), codebooks_fingerprint(Z))
     codes, ids = live.snapshot.items()
     live.close()
     return {number: code.tobytes() for number, code in zip(ids.tolist(), codes, strict=True)}

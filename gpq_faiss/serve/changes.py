@@ -19,7 +19,7 @@ from ..errors import DataError, MismatchError
 from ..files import lock, recover, writing
 from ..store import Item
 from ..store.items import as_json, row_item
-from ..store.sqlite import check_schema, open_sqlite, read_errors, write_errors
+from ..store.sqlite import has_tables, make_tables, open_sqlite, read_errors, write_errors
 
 _VERSION = 1
 _TABLES = {
@@ -52,27 +52,13 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
         MismatchError: of other codebooks.
     """
     path = changes_path(index)
-    _check_no_log(index)
     try:
-        with (
-            _reading(path),
-            contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db,
-        ):
+        with _reading(path), contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db:
             return _read(db, path, size, fingerprint)
     except DataError:
         if path.exists():
             raise
         return {}  # there are none, or a service has just taken them up into the index
-
-
-def _check_no_log(index: Path) -> None:
-    """Raises DataError: there are changes in the form of an earlier version."""
-    log = Path(f"{index}.log")
-    if log.exists():
-        raise DataError(
-            f"{log} has changes in the form of an earlier version: start and end 'gpq serve --writable' of that version, "
-            "which writes them into the index, or move the file away and lose them"
-        )
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -82,13 +68,13 @@ def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
 def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Changes:
     if db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:  # new, or a crash while it was made
         return {}
-    if not check_schema(db, _TABLES, _VERSION):
+    if not has_tables(db, _TABLES, _VERSION):
         raise DataError(f"{path} is not the changes of an index: move it away to serve the index without it")
     if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
         raise ValueError("its pages do not fit together")
     about = db.execute("SELECT codebooks, code_size FROM about").fetchone()
     changes: dict[int, Change] = {}
-    for number, code, name, labels, checksum in db.execute(
+    for number, code, name, labels, stored in db.execute(
         "SELECT id, code, name, labels, checksum FROM changes"
     ):
         if about != (fingerprint, size):
@@ -96,7 +82,7 @@ def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Ch
                 f"{path} holds changes of an index with other codebooks ({about and about[0]}, not {fingerprint}): "
                 "serve the index that it belongs to, or move it away"
             )
-        if _checksum(number, code, name, labels) != checksum or len(code or b"") not in (0, size):
+        if _checksum(number, code, name, labels) != stored or len(code or b"") not in (0, size):
             raise ValueError("a checksum differs")
         item = None if name is None and labels is None else row_item(name, labels, None)
         changes[number] = Change(code, item)
@@ -119,9 +105,7 @@ class ChangeFile:
 
     def __init__(self, index: Path, size: int, fingerprint: str) -> None:
         self.path, self._about = changes_path(index), (fingerprint, size)
-        self._stack = contextlib.ExitStack()
-        _check_no_log(index)
-        try:
+        with contextlib.ExitStack() as stack:
             with self._writing():
                 file = Path(f"{self.path}.lock")
                 descriptor = lock(file)
@@ -129,31 +113,31 @@ class ChangeFile:
                     raise DataError(
                         f"{index} is changed by another process: end it first, or serve without --writable"
                     )
-                self._stack.callback(os.close, descriptor)
-                self._stack.callback(file.unlink, missing_ok=True)
+                stack.callback(os.close, descriptor)
+                stack.callback(file.unlink, missing_ok=True)
                 recover(index)
                 if self.path.is_symlink():
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                self._db = open_sqlite(self.path, "", "mode=rwc")
-                self._stack.callback(self._db.close)
+                    raise OSError(errno.ELOOP, "")
+                self._db = stack.enter_context(contextlib.closing(open_sqlite(self.path, "", "mode=rwc")))
+                stack.callback(self._settle)
             held = self.read()
             with self._writing():
                 self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
                 if not held:
-                    self._make()
+                    with self._db:
+                        self._db.execute("BEGIN")
+                        make_tables(self._db, _TABLES, _VERSION)
+                        self._db.execute("INSERT INTO about VALUES (?, ?)", self._about)
             (self.number,) = self._db.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()
-        except BaseException:
-            self.close()
-            raise
+            self.close = stack.pop_all().close
 
-    def _make(self) -> None:
-        with self._db:
-            self._db.execute("BEGIN")
-            for name, sql in _TABLES.items():
-                self._db.execute(f"DROP TABLE IF EXISTS {name}")
-                self._db.execute(sql)
-            self._db.execute("INSERT INTO about VALUES (?, ?)", self._about)
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+    def _settle(self) -> None:
+        """Leave a file that others can read without files beside it, and none without changes."""
+        with contextlib.suppress(sqlite3.Error):  # it is no such file, or is being read
+            empty = self._db.execute("SELECT 1 FROM changes").fetchone() is None
+            self._db.execute("PRAGMA journal_mode = DELETE")
+            if empty:
+                self.path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -182,11 +166,3 @@ class ChangeFile:
         """Delete the changes of all transactions up to ``number``. Raises DataError: writing fails, and all stay."""
         with self._writing():
             self._db.execute("DELETE FROM changes WHERE number <= ?", (number,))
-
-    def close(self) -> None:
-        """Close the file; one without changes is removed."""
-        with contextlib.suppress(AttributeError, sqlite3.Error):  # it was not opened, or it is no such file
-            if self._db.execute("SELECT 1 FROM changes").fetchone() is None:
-                self._stack.callback(self.path.unlink, missing_ok=True)
-            self._db.execute("PRAGMA journal_mode = DELETE")  # other programs read it without files beside it
-        self._stack.close()

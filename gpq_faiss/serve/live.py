@@ -7,11 +7,11 @@ moment, ties in ascending order of id.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
 from ..errors import BusyError, DataError, MismatchError
-from ..faissio.io import Beside, check_index_output, read_sidecar, save_index, sidecar_path
+from ..faissio.io import read_sidecar, save_index, sidecar_path
 from ..faissio.storage import FORMS, check_form, faiss_index
 from ..files import fingerprint
 from ..indexes.filters import Allow, Deny, id_list
@@ -32,7 +32,7 @@ from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.sharded import MergedIndex
 from ..progress import stage
-from ..store import Item, codebooks_fingerprint, items_path, write_items
+from ..store import Item, items_path, write_items
 from ..store import Items as NamedItems
 from ..store.items import item_row
 from .changes import Change, ChangeFile, Changes, read_changes
@@ -46,7 +46,7 @@ Where = Allow | Deny | None
 """Which items a search may return."""
 
 Asked = tuple[int | None, bytes | DataError | None, Item | None]
-"""An id (None: the next free one), a code, or why there is none, and name and labels if known: an item to add. Without: one to remove."""
+"""An id (None: the next free one), the code to add, or why there is none (None: remove), and name and labels if known."""
 
 
 class ChangeError(DataError):
@@ -58,12 +58,10 @@ class ChangeError(DataError):
 
 
 def _identity(path: Path) -> object:
-    """Identity of a file; None if missing."""
-    try:
+    with contextlib.suppress(OSError):
         found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
 
 
 class Snapshot:
@@ -124,17 +122,14 @@ class Snapshot:
         k = min(k, self.ntotal)
         return D[:, :k], found[:, :k]
 
-    def _code(self, number: int) -> bytes | Codes | None:
+    def code_of(self, number: int) -> bytes | Codes | None:
+        """Code of an item; None if there is no item with this id."""
         changed = self.changes.get(number)
         return self.index.code_of(number) if changed is None else changed.code
 
-    def has(self, number: int) -> bool:
-        """Whether there is an item with this id."""
-        return self._code(number) is not None
-
     def code(self, number: int) -> Codes:
-        """The code of an item, uint8 [code_size]. Raises ChangeError: no item has this id."""
-        code = self._code(number)
+        """Code of an item, uint8 [code_size]. Raises ChangeError: no item has this id."""
+        code = self.code_of(number)
         if code is None:
             raise ChangeError(404, f"no item has the id {number}")
         return np.frombuffer(code, np.uint8)
@@ -154,7 +149,7 @@ class LiveIndex:
 
     Args:
         path: the index file or manifest.
-        codebooks: of the model, float32 [M, K, d], equal to those of the index.
+        size, fingerprint: of the model: bytes of a code, and of its codebooks, which are those of the index.
         writable: accept changes, as the only process; not of a manifest.
         compact_after: number of changes after which :meth:`maintain` rewrites the index file.
         ray: address of a cluster that searches the shards; None: this process does.
@@ -169,7 +164,8 @@ class LiveIndex:
     def __init__(
         self,
         path: str | Path,
-        codebooks: Floats,
+        size: int,
+        fingerprint: str,
         *,
         writable: bool = False,
         compact_after: int = COMPACT_AFTER,
@@ -177,8 +173,7 @@ class LiveIndex:
         workers: int | None = None,
     ) -> None:
         self.path, self.compact_after, self._due = Path(path), compact_after, compact_after
-        self.fingerprint = codebooks_fingerprint(codebooks)
-        self._of = self.path, code_size(*codebooks.shape[:2]), self.fingerprint
+        self._of = self.path, size, fingerprint
         self._writing, self._maintaining = threading.Lock(), threading.Lock()
         self.snapshot: Snapshot
         self._seen: object = None
@@ -218,7 +213,7 @@ class LiveIndex:
                     answers.append(code if isinstance(code, DataError) else full)
                     continue
                 made = accepted.get(number)
-                there = snapshot.has(number) if made is None else made.code is not None
+                there = (snapshot.code_of(number) if made is None else made.code) is not None
                 if code is None and not there:
                     answers.append(ChangeError(404, f"no item has the id {number}"))
                 elif code is not None and there:
@@ -267,9 +262,9 @@ class LiveIndex:
             holders = self._holders
             index = open_index(self.path) if holders is None else ClusterIndex(self.path, holders)
             assert isinstance(index, MemoryIndex | MergedIndex)
-            if index.fingerprint != self.fingerprint:
+            if index.fingerprint != self._of[2]:
                 raise MismatchError(
-                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
+                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self._of[2]}): "
                     "build the index with this model"
                 )
             named = known_items(self.path)
@@ -293,8 +288,8 @@ class LiveIndex:
             if not snapshot.changes or not snapshot.ntotal or self._state() != self._seen:
                 return False
             codes, ids = snapshot.items()
-            fingerprint = snapshot.index.model_fingerprint
-            made = MemoryIndex.build(codes, snapshot.index.codebooks, ids, model_fingerprint=fingerprint)
+            options = {"model_fingerprint": snapshot.index.model_fingerprint}
+            made = MemoryIndex.build(codes, snapshot.index.codebooks, ids, **options)
             try:
                 written = self._save(made, snapshot.changes)
             except BusyError as error:
@@ -310,37 +305,36 @@ class LiveIndex:
 
     def _save(self, made: MemoryIndex, changes: Changes) -> object:
         """Replace the index file, keeping its form, with its names; returns its :meth:`_state`. Raises BusyError: another is there."""
-        written: object = None
+        written: list[object] = []
 
         def unchanged(files: tuple[Path, ...]) -> None:
-            nonlocal written
             if self._state() != self._seen:
                 raise BusyError(
                     f"{self.path} was replaced meanwhile: not compacted, its changes stay beside it"
                 )
-            written = _identity(files[0]), _identity(files[1]), None  # which renames keep
+            written[:] = _identity(files[0]), _identity(files[1]), None  # which renames keep
 
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         form = stated["kind"] if stated["kind"] in FORMS else "ivf" if stated["kind"] else "flat"
-        new = [item_row(number, item) for number, (_, item) in sorted(changes.items()) if item is not None]
         kept = open_items(self.path) if "items" in stated["extra"] else None
-        key = None if kept is None else kept.key
-        beside: Beside = {}
+        rows = [item_row(number, item) for number, (_, item) in sorted(changes.items()) if item is not None]
+        extra, beside = {}, {}
         with kept or contextlib.nullcontext():
-            if kept is not None or new:
-                key = key or fingerprint("items", self.fingerprint, *map(str, new))
-                write = functools.partial(write_items, rows=new, key=key, kept=kept, without=list(changes))
-                beside = {items_path(self.path): write}
+            if kept is not None or rows:
+                key = kept.key if kept else fingerprint("items", self._of[2], *map(str, rows))
+                old = () if kept is None else (row for row in kept.rows() if row[0] not in changes)
+                beside = {items_path(self.path): lambda path: write_items(path, chain(old, rows), key)}
+                extra = {"items": key}
             save_index(
                 faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),
-                check_index_output(self.path, overwrite=True),
+                self.path,
                 model_fingerprint=made.model_fingerprint,
                 overwrite=True,
-                extra={} if key is None else {"items": key},
+                extra=extra,
                 beside=beside,
                 before=unchanged,
             )
-        return written
+        return tuple(written)
 
     def close(self, *, compact: bool = True) -> None:
         """Close the file and leave the cluster; with ``compact`` the file is first rewritten with all changes."""

@@ -16,13 +16,12 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..codes.bits import code_size
 from ..data.base import Dataset
 from ..encoder import Encoder, open_encoder
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, UsageError
 from ..indexes.manifest import is_manifest
-from ..indexes.opening import open_index
 from ..progress import stage
-from ..store import codebooks_fingerprint
 from .app import create_app
 from .guard import Settings, client_of
 from .live import LiveIndex
@@ -77,11 +76,9 @@ def serve(
             encoder = open_encoder(model, device)
         if writable and not isinstance(encoder, Encoder):
             raise UsageError(f"{model} makes vectors of queries only: --writable needs the model folder")
-        Z = encoder.model.codebooks if isinstance(encoder, Encoder) else open_index(index).codebooks
-        if codebooks_fingerprint(Z) != encoder.codebooks_fingerprint:
-            raise MismatchError(f"{index} has other codebooks than {model}: build the index with this model")
+        of = code_size(*encoder.shape[:2]), encoder.codebooks_fingerprint
         compact_after = settings.compact_after
-        live = LiveIndex(index, Z, writable=writable, compact_after=compact_after, ray=ray, workers=workers)
+        live = LiveIndex(index, *of, writable=writable, compact_after=compact_after, ray=ray, workers=workers)
         try:
             service = Service(encoder, live, data, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))

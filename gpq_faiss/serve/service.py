@@ -160,7 +160,7 @@ class Service:
                 ids = ids[np.isin(ids, labelled)]
             if isinstance(snapshot.index, MergedIndex):  # where every look is a request to a cluster
                 ids = ids[: _TRIED * k]
-            there = (number for number in map(int, ids) if snapshot.has(number))
+            there = (number for number in map(int, ids) if snapshot.code_of(number) is not None)
             return np.fromiter(itertools.islice(there, k), np.int64)
 
         return await self.in_pool(some)

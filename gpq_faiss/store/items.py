@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..inputs import parse_json
-from .sqlite import LARGEST, check_schema, open_sqlite, read_errors, uri, write_errors
+from .sqlite import LARGEST, has_tables, make_tables, open_sqlite, read_errors, write_errors
 
 _WHAT = "the names and labels of an index (written by 'gpq index')"
 _VERSION = 2  # version 1 was HDF5
@@ -30,8 +30,6 @@ _TABLES = {
     "about": "CREATE TABLE about (key TEXT)",
 }
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# The file is a temporary one until all of it is on disk.
-_WRITING = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536"
 
 
 def items_path(index: str | Path) -> Path:
@@ -83,34 +81,24 @@ def row_item(name: Any, labels: Any, columns: Any) -> Item:
     return Item(dict(sorted(texts.items())), None if labels is None else tuple(named))
 
 
-def write_items(
-    path: Path, rows: Iterable[Row], key: str, *, kept: Items | None = None, without: Iterable[int] = ()
-) -> None:
+def write_items(path: Path, rows: Iterable[Row], key: str) -> None:
     """Write the items of an index to a new, temporary file; the same rows in the same order give the same bytes.
 
     Args:
         rows: see :func:`item_row`.
         key: identifies these items; also in the index's sidecar, to detect the file of another index.
-        kept: items of another file to write first, without the ids ``without``.
 
     Raises:
         OSError: writing fails; :func:`..files.atomic_path` says where.
     """
-    with write_errors(), contextlib.closing(sqlite3.connect(path, uri=True, isolation_level=None)) as db:
+    with write_errors(), contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
-        db.executescript(f"{_WRITING}; PRAGMA user_version = {_VERSION}")
-        if kept is not None:
-            db.execute("ATTACH ? AS kept", (uri(kept.path, "mode=ro&immutable=1"),))
-        db.execute("BEGIN")
-        for sql in _TABLES.values():
-            db.execute(sql)
+        # The file is a temporary one until all of it is on disk.
+        db.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; BEGIN"
+        )
+        make_tables(db, _TABLES, _VERSION)
         db.execute("INSERT INTO about VALUES (?)", (key,))
-        if kept is not None:
-            db.execute(
-                "INSERT INTO items SELECT id, name, labels, columns FROM kept.items "
-                "WHERE id NOT IN (SELECT value FROM json_each(?)) ORDER BY id",
-                (json.dumps([int(number) for number in without]),),
-            )
         db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
         db.execute("COMMIT")
 
@@ -128,7 +116,7 @@ class Items:
         with self._guard():
             self._db = open_sqlite(self.path, _WHAT)
             weakref.finalize(self, self._db.close)  # a service's searches may use it longer than its index
-            if not check_schema(self._db, _TABLES, _VERSION):
+            if not has_tables(self._db, _TABLES, _VERSION):
                 raise DataError(f"{self.path} is not {_WHAT}: index the codes again")
             self.key = str(self._db.execute("SELECT key FROM about").fetchone()[0])
 

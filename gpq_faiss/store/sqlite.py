@@ -17,11 +17,6 @@ LARGEST = 16 << 20
 """Maximum bytes of a row."""
 
 
-def uri(path: Path, options: str) -> str:
-    """The name by which SQLite opens ``path`` with these options."""
-    return f"file:{quote(os.fsencode(path.absolute()))}?{options}"
-
-
 def open_sqlite(path: Path, what: str, options: str = "mode=ro&immutable=1") -> sqlite3.Connection:
     """Open an untrusted file, to be used by several threads one at a time. Transactions are begun and ended by the caller.
 
@@ -34,15 +29,24 @@ def open_sqlite(path: Path, what: str, options: str = "mode=ro&immutable=1") -> 
     """
     if "mode=ro" in options:
         check_file(path, what)
-    db = sqlite3.connect(uri(path, options), uri=True, check_same_thread=False, isolation_level=None)
+    name = f"file:{quote(os.fsencode(path.absolute()))}?{options}"
+    db = sqlite3.connect(name, uri=True, check_same_thread=False, isolation_level=None)
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
     # Against prepared files: nothing in the schema is run, and every page is checked.
     db.executescript("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON")
     return db
 
 
-def check_schema(db: sqlite3.Connection, tables: dict[str, str], version: int) -> bool:
-    """Whether a file has exactly these tables (name -> SQL), and no view or trigger in their place, in this version."""
+def make_tables(db: sqlite3.Connection, tables: dict[str, str], version: int) -> None:
+    """Make these empty tables (name -> SQL), in place of what has their names, within the caller's transaction."""
+    for name, sql in tables.items():
+        db.execute(f"DROP TABLE IF EXISTS {name}")
+        db.execute(sql)
+    db.execute(f"PRAGMA user_version = {version}")
+
+
+def has_tables(db: sqlite3.Connection, tables: dict[str, str], version: int) -> bool:
+    """Whether a file has exactly these tables, and no view or trigger in their place, in this version."""
     found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'view', 'trigger')")
     there = dict(found.fetchmany(1000))
     (stored,) = db.execute("PRAGMA user_version").fetchone()
@@ -55,8 +59,7 @@ def read_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        why = one_line(error)
-        raise DataError(f"{path} is truncated or damaged ({why}): {remedy}") from error
+        raise DataError(f"{path} is truncated or damaged ({one_line(error)}): {remedy}") from error
 
 
 @contextlib.contextmanager

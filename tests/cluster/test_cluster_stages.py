@@ -307,7 +307,7 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
 
     manifest = index_shards(shop / "model", codes[:4], tmp_path / "m.json")
     encoder = Encoder.load(shop / "model")
-    live = LiveIndex(manifest, encoder.model.codebooks, ray=nodes.address)
+    live = LiveIndex(manifest, 2, encoder.codebooks_fingerprint, ray=nodes.address)
     monkeypatch.setattr(module, "WATCH", 3600.0)
     queries = np.load(shop / "queries.npy")
 

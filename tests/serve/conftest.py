@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from model_factory import make_model
-from served import TOKEN, Served
+from served import TOKEN, Served, open_live
 from starlette.testclient import TestClient
 
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.guard import Settings
-from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
 from gpq_faiss.stages.encode import encode
 from gpq_faiss.stages.index import index
@@ -52,7 +51,7 @@ def settings() -> Settings:
 @pytest.fixture
 def served(encoder: Encoder, index_file: Path, settings: Settings) -> Iterator[Served]:
     """The service in this process, writable, with the digits as its data."""
-    live = LiveIndex(index_file, encoder.model.codebooks, writable=True)
+    live = open_live(index_file, writable=True)
     service = Service(encoder, live, open_digits())
     with TestClient(create_app(service, settings), base_url="http://127.0.0.1") as client:
         yield Served(client, service, index_file)

@@ -13,12 +13,22 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from gpq_faiss.codes.bits import code_size
+from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.guard import Settings
+from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.run import Server
 from gpq_faiss.serve.service import Service
+from gpq_faiss.store import codebooks_fingerprint
 
 TOKEN = "a-token-of-these-tests"  # noqa: S105
 BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+def open_live(path: Path, Z: Any = None, **options: Any) -> LiveIndex:
+    """The index at a path, for a model with the codebooks ``Z`` (default: those of the index)."""
+    Z = open_in_memory(path).codebooks if Z is None else Z
+    return LiveIndex(path, code_size(*Z.shape[:2]), codebooks_fingerprint(Z), **options)
 
 
 @dataclass

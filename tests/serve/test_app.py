@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
-from served import BEARER, TOKEN, Served
+from served import BEARER, TOKEN, Served, open_live
 
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.data.open import open_data
@@ -29,7 +29,6 @@ from gpq_faiss.serve import service as module
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
-from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.run import serve
 from gpq_faiss.serve.service import Service
 from gpq_faiss.stages.export_encoder import export_encoder
@@ -61,7 +60,7 @@ def found(answer: Any) -> list[tuple[int, float]]:
 
 
 def client_of(encoder: Any, index_file: Path, settings: Settings, **options: Any) -> TestClient:
-    live = LiveIndex(index_file, open_in_memory(index_file).codebooks, **options)
+    live = open_live(index_file, **options)
     return TestClient(create_app(Service(encoder, live), settings), base_url="http://127.0.0.1")
 
 
@@ -204,7 +203,7 @@ def test_items_are_added_and_removed_and_found_at_once(served: Served, encoder: 
     assert everything.index(7) < everything.index(big)
     assert served.client.get("/healthz").json() == {"status": "ok", "ntotal": len(DIGITS) + 2}
     # The changes are on disk, and the index file is as it was.
-    reader = LiveIndex(served.index_file, encoder.model.codebooks)
+    reader = open_live(served.index_file)
     assert set(reader.snapshot.changes) == {7, new, big}
     assert reader.snapshot.index.ntotal == len(DIGITS)
 
@@ -247,7 +246,7 @@ def test_the_index_is_maintained_in_the_background(
     encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Many changes are written to the index file; a new one is served without a restart."""
-    live = LiveIndex(index_file, encoder.model.codebooks, writable=True, compact_after=5)
+    live = open_live(index_file, writable=True, compact_after=5)
     monkeypatch.setattr(module, "WATCH", 0.01)
     service = Service(encoder, live)
 
@@ -455,7 +454,7 @@ def test_uploads_are_limited_by_bytes_and_pixels(
 
 def test_a_slow_request_is_ended(encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    service = Service(encoder, LiveIndex(index_file, encoder.model.codebooks))
+    service = Service(encoder, open_live(index_file))
     inner = service._searches.run
 
     def slow(batch: Any) -> Any:

@@ -10,12 +10,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from served import listening
+from served import listening, open_live
 
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve import run
 from gpq_faiss.serve.guard import Settings, client_of
-from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
 
 TIMEOUT, MOST = 1.0, 8
@@ -26,7 +25,7 @@ Place = tuple[str, int]
 def place(encoder: Encoder, made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A service that holds 20 connections, and 8 of a client."""
     monkeypatch.setattr(run, "_CONNECTIONS", 20)
-    service = Service(encoder, LiveIndex(made / "index.faiss", encoder.model.codebooks))
+    service = Service(encoder, open_live(made / "index.faiss"))
     settings = Settings(timeout=TIMEOUT, max_connections=MOST, rate=0)
     with listening(service, settings) as place:
         yield place

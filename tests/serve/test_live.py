@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from killing import run_killed
 from model_factory import make_model
+from served import open_live
 
 import gpq_faiss as gpq
 from gpq_faiss.build.item_files import ItemSources
@@ -81,7 +82,7 @@ def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
             assert np.isneginf(D_[:, n:]).all()
     numbers = np.arange(-3, 64)
     for number in numbers.tolist():
-        assert snapshot.has(number) == (number in items)
+        assert (snapshot.code_of(number) is not None) == (number in items)
         if number in items:
             np.testing.assert_array_equal(snapshot.code(number), items[number])
         else:
@@ -111,7 +112,7 @@ class Life(RuleBasedStateMachine):
             for number, code in make_index(self.path, sorted(numbers), form=form).items()
         }
         self.changed: dict[int, Any] = {}
-        self.live = LiveIndex(self.path, Z, writable=True)
+        self.live = open_live(self.path, Z, writable=True)
 
     @property
     def items(self) -> dict[int, Any]:
@@ -149,11 +150,11 @@ class Life(RuleBasedStateMachine):
             self.filed, self.changed = self.items, {}
             left = {path.name.removeprefix("index.faiss") for path in self.path.parent.iterdir()}
             assert left <= {"", ".json", ".items.sqlite"}
-        self.live = LiveIndex(self.path, Z, writable=True)
+        self.live = open_live(self.path, Z, writable=True)
 
     @rule(seed=st.integers(0, 99))
     def publish(self, seed: int) -> None:
-        reader, old = LiveIndex(self.path, Z), self.live.snapshot.ntotal
+        reader, old = open_live(self.path, Z), self.live.snapshot.ntotal
         assert not self.live.stale
         self.filed = {
             number: (code.tobytes(), None)
@@ -176,7 +177,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        self.check(LiveIndex(self.path, Z))
+        self.check(open_live(self.path, Z))
 
     def check(self, live: LiveIndex) -> None:
         items = self.items
@@ -207,7 +208,7 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "index.faiss"
     items = make_index(path, list(range(20)))
     rng = np.random.default_rng(0)
-    live = LiveIndex(path, Z, writable=True)
+    live = open_live(path, Z, writable=True)
     code = draw(rng, 1)[0]
     live.commit([(3, None, None), (30, code.tobytes(), None)])
     save = live._save
@@ -224,10 +225,10 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytes
     items |= {3: code, 31: code}
     assert len(live.snapshot.changes) == 4
     check(live, items, rng)
-    check(LiveIndex(path, Z), items, rng)  # as after a kill
+    check(open_live(path, Z), items, rng)  # as after a kill
     monkeypatch.undo()
     live.close()
-    check(LiveIndex(path, Z), items, rng)
+    check(open_live(path, Z), items, rng)
 
 
 def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
     before.mkdir()
     items = make_index(before / "index.faiss", list(range(20)))
     code = draw(np.random.default_rng(0), 1)[0]
-    live = LiveIndex(before / "index.faiss", Z, writable=True)
+    live = open_live(before / "index.faiss", Z, writable=True)
     live.commit([(3, None, None), (30, code.tobytes(), None)])
     live.close(compact=False)
     del items[3]
@@ -243,7 +244,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
     shutil.copytree(before, work)
 
     def compact() -> None:
-        found = LiveIndex(work / "index.faiss", Z, writable=True)
+        found = open_live(work / "index.faiss", Z, writable=True)
         found.commit([(5, None, None)])
         found.close()
 
@@ -251,12 +252,12 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
         if not run_killed(compact, work, at):
             assert at > 30
             break
-        left = LiveIndex(work / "index.faiss", Z)
-        there = left.snapshot.has(5)
+        left = open_live(work / "index.faiss", Z)
+        there = left.snapshot.code_of(5) is not None
         expected = items if there else {n: c for n, c in items.items() if n != 5}
         check(left, expected, np.random.default_rng(at))
-        LiveIndex(work / "index.faiss", Z, writable=True).close()
-        check(LiveIndex(work / "index.faiss", Z), expected, np.random.default_rng(at))
+        open_live(work / "index.faiss", Z, writable=True).close()
+        check(open_live(work / "index.faiss", Z), expected, np.random.default_rng(at))
         assert {p.name for p in work.iterdir()} == {"index.faiss", "index.faiss.json"}
         shutil.rmtree(work)
         shutil.copytree(before, work)
@@ -268,7 +269,7 @@ def test_a_compaction_leaves_an_index_that_was_published_meanwhile(
 ) -> None:
     path = tmp_path / "index.faiss"
     make_index(path, list(range(20)))
-    live = LiveIndex(path, Z, writable=True)
+    live = open_live(path, Z, writable=True)
     about = Item({"name": "new"}, ("b", "a")) if names else None
     live.commit([(3, None, None), (30, draw(np.random.default_rng(0), 1).tobytes(), about)])
     build = MemoryIndex.build
@@ -288,7 +289,7 @@ def test_a_compaction_leaves_an_index_that_was_published_meanwhile(
     live.close()
     assert "was replaced meanwhile" in caplog.text
     assert sorted(open_in_memory(path).ids.tolist()) == sorted(published)
-    kept = LiveIndex(path, Z)  # with the changes of the log
+    kept = open_live(path, Z)  # with the changes of the log
     assert sorted(kept.snapshot.items()[1].tolist()) == [30, *range(100, 130)]
 
 
@@ -298,7 +299,7 @@ def test_publishing_waits_for_a_compaction_that_is_putting_its_files_there(
     """Between the comparison and the renames of one writer no other puts a file there."""
     path = tmp_path / "index.faiss"
     make_index(path, list(range(20)))
-    live = LiveIndex(path, Z, writable=True)
+    live = open_live(path, Z, writable=True)
     live.commit([(3, None, None)])
     other = threading.Thread(target=make_index, args=(path, [7, 8], 2))
     state = LiveIndex._state
@@ -325,22 +326,22 @@ def test_publishing_waits_for_a_compaction_that_is_putting_its_files_there(
 def test_one_process_changes_an_index(tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
     make_index(path, [3, 9])
-    live = LiveIndex(path, Z, writable=True)
+    live = open_live(path, Z, writable=True)
     with pytest.raises(DataError, match="by another process"):
-        LiveIndex(path, Z, writable=True)
-    LiveIndex(path, Z).close()
+        open_live(path, Z, writable=True)
+    open_live(path, Z).close()
     code = draw(np.random.default_rng(0), 1)[0].tobytes()
     answers = live.commit([(2**63 - 1, code, None), (None, code, None)])
     assert answers[0] == 2**63 - 1
     assert "no larger id" in str(answers[1])
     live.close()
-    LiveIndex(path, Z, writable=True).close()
+    open_live(path, Z, writable=True).close()
 
 
 def test_an_unfit_file_is_refused_once_and_the_old_index_is_searched_on(tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
     items = make_index(path, list(range(10)))
-    live = LiveIndex(path, Z)
+    live = open_live(path, Z)
     make_index(path, list(range(10)), Z=codebooks(1))
     with pytest.raises(MismatchError, match="other codebooks"):
         live.reload()
@@ -355,13 +356,13 @@ def test_an_unfit_file_is_refused_once_and_the_old_index_is_searched_on(tmp_path
     check(live, items, np.random.default_rng(0))
     make_index(path, [1], Z=codebooks(1))
     with pytest.raises(MismatchError, match="other codebooks"):
-        LiveIndex(path, Z)
+        open_live(path, Z)
 
 
 def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.faiss"
     items = make_index(path, list(range(10)))
-    live = LiveIndex(path, Z, writable=True)
+    live = open_live(path, Z, writable=True)
 
     def refuse(changes: Any) -> Any:
         raise DataError("the disk is full")
@@ -391,7 +392,7 @@ def named(tmp_path: Path) -> Path:
 
 
 def served(index: Path) -> LiveIndex:
-    return LiveIndex(index, open_in_memory(index).codebooks, writable=True)
+    return open_live(index, writable=True)
 
 
 def names(live: LiveIndex, *ids: int) -> list[str | None]:

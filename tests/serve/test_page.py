@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from served import TOKEN, listening
+from served import TOKEN, listening, open_live
 
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.guard import Settings
-from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -53,7 +52,7 @@ class Site:
 @contextmanager
 def serving(encoder: Encoder, made: Path, **options: Any) -> Iterator[Site]:
     """The service in a thread."""
-    service = Service(encoder, LiveIndex(made / "index.faiss", encoder.model.codebooks), DIGITS)
+    service = Service(encoder, open_live(made / "index.faiss"), DIGITS)
     with listening(service, Settings(rate=0, **options)) as (address, port):
         yield Site(f"http://{address}:{port}", service)
 

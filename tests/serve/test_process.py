@@ -22,12 +22,11 @@ import numpy as np
 import pytest
 from commands import refused
 from model_factory import make_model
-from served import BEARER, TOKEN
+from served import BEARER, TOKEN, open_live
 
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import changes_path
-from gpq_faiss.serve.live import LiveIndex
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -189,7 +188,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_loses_nothing(made: Path, tmp_pa
     assert line.startswith(f"gpq: cannot write {path}: ")
     assert line.endswith("(all changes are in the file beside the index)")
     assert open_in_memory(path).ntotal == 20_000
-    assert not LiveIndex(path, Z).snapshot.has(3)
+    assert open_live(path).snapshot.code_of(3) is None
 
 
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
