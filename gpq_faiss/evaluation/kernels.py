@@ -25,11 +25,39 @@ from ..compiled import compiled
 from .ties import Floats, Ints
 
 _ENTRY = np.int64((1 << 32) - 1)
+_SIGN = np.int64(1 << 31)
+_RADIX, _PASSES = 11, 3  # bits sorted at a time: 2,048 counters fit the L1 cache
+_DIGIT = np.int64((1 << _RADIX) - 1)
 _TINY = np.finfo(np.float64).tiny
 BEST, WORST = 1, 2
 """Order within ties: relevant items first or last; other numbers: random."""
 IN_TOP_K, AT_MOST_K = 1, 2
 """Denominators: the relevant items in the top k, or min(k, relevant items); other numbers: all relevant items."""
+
+
+@compiled
+def by_score(keys: NDArray[Any], spare: NDArray[Any], low: int) -> Any:
+    """Keys in ascending order of their bits from ``low`` up, 32 of them; equal ones stay in order. Returns one of the two arrays.
+
+    A radix sort: on some processors numpy's sort of integers takes five times as long.
+    """
+    counts = np.zeros((_PASSES, 1 << _RADIX), np.int64)
+    for key in keys:
+        value = (np.int64(key) >> low) + _SIGN
+        for p in range(_PASSES):
+            counts[p, (value >> _RADIX * p) & _DIGIT] += 1
+    for p in range(_PASSES):
+        before = 0
+        for digit in range(1 << _RADIX):
+            n = counts[p, digit]
+            counts[p, digit] = before
+            before += n
+        for key in keys:
+            digit = (((np.int64(key) >> low) + _SIGN) >> _RADIX * p) & _DIGIT
+            spare[counts[p, digit]] = key
+            counts[p, digit] += 1
+        keys, spare = spare, keys
+    return keys
 
 
 @compiled

@@ -2,7 +2,7 @@
 
 Average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code, and items are counted by
 (code, label set). The 32-bit integer scores of a query (:mod:`.scorers`) are sorted together with what identifies them in the low bits
-(several times faster than ``argsort``), and compiled loops (:mod:`.kernels`) find the groups of equal scores and measure them in closed
+(many times faster than ``argsort``), and compiled loops (:mod:`.kernels`) find the groups of equal scores and measure them in closed
 form.
 """
 
@@ -274,6 +274,7 @@ class Ranking:
         measures = np.zeros((len(queries), first_level + len(wanted.points)))
         scores, found = np.empty((self._block, len(self._scored)), np.int32), np.empty((4, width), np.int64)
         hits, sizes, numbers = self._sizes, self._sizes.copy(), np.arange(width)
+        spare = np.empty(width, np.int32 if self._by_item else np.int64)
         for i, query in enumerate(queries.tolist()):
             if not i % self._block:
                 block = queries[i : i + self._block]
@@ -295,7 +296,7 @@ class Ranking:
                     keys[item] = LAST - 1  # behind all others and not relevant: as if absent
             else:
                 keys = keys.astype(np.int64)[self._code_of] << 32 | numbers
-            keys.sort()
+            keys = kernels.by_score(keys, spare, 0 if self._by_item else 32)
             groups = found[
                 :, : kernels.tie_groups(keys, hits, sizes, self._by_item, self._ordered, order, found)
             ]
