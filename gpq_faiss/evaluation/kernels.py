@@ -43,7 +43,7 @@ def by_score(keys: NDArray[Any], spare: NDArray[Any], low: int) -> Any:
     """
     counts = np.zeros((_PASSES, 1 << _RADIX), np.int64)
     for key in keys:
-        value = (np.int64(key) >> low) + _SIGN
+        value = (np.int64(key) >> np.int64(low)) + _SIGN
         for p in range(_PASSES):
             counts[p, (value >> _RADIX * p) & _DIGIT] += 1
     for p in range(_PASSES):
@@ -53,9 +53,9 @@ def by_score(keys: NDArray[Any], spare: NDArray[Any], low: int) -> Any:
             counts[p, digit] = before
             before += n
         for key in keys:
-            digit = (((np.int64(key) >> low) + _SIGN) >> _RADIX * p) & _DIGIT
-            spare[counts[p, digit]] = key
-            counts[p, digit] += 1
+            place = (((np.int64(key) >> np.int64(low)) + _SIGN) >> _RADIX * p) & _DIGIT
+            spare[counts[p, place]] = key
+            counts[p, place] += 1
         keys, spare = spare, keys
     return keys
 

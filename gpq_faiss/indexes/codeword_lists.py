@@ -40,8 +40,7 @@ _ALL = 1 << 62
 _MOST = 8192  # maximum size of a shortlist
 _BLOCK = 96  # codes in a block of FastScan: a fifth faster than its default of 32
 _FIRST = 16  # queries of a batch that come before all others
-_AGAIN = 64  # of so many queries, one tries the slower of the two ways, lists and scans,
-_NEAR = 8  # if it takes less than so many times as long
+_AGAIN = 64  # of lists and scans, the slower one is tried again in a 64th of the time
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
 _NONE = np.empty(0, np.int64)
@@ -372,8 +371,7 @@ class CodewordLists(ListSearch):
             self._listed(k, passing, _ALL, xq, floor, D, found)
             return
         scan = self._seconds[1] < self._seconds[0]
-        if self.searched % _AGAIN < n and self._seconds[not scan] < _NEAR * self._seconds[scan]:
-            # One query now and then the other way.
+        if self.searched % int(_AGAIN * self._seconds[not scan] / self._seconds[scan]) < n:
             self._by(not scan, k, passing, xq[:1], floor[:1], D[:1], found[:1])
             xq, floor, D, found = xq[1:], floor[1:], D[1:], found[1:]
         if len(xq):
@@ -426,8 +424,8 @@ class CodewordLists(ListSearch):
             return np.arange(len(xq))
         left = self._shortlist(size, k, xq, floor, D, found)
         if not len(left):
-            self._more[k] = max(4.0, more * (1 - 1 / 128))
-        elif len(left) > 0.03 * len(xq):  # so that 97 of 100 queries need one scan
+            self._more[k] = max(4.0, more * (1 - 1 / 256))
+        elif len(left) > 0.02 * len(xq):  # so that 98 of 100 queries need one scan
             self._more[k] = more * 1.25
         while len(left) and 4 * size <= most:
             size *= 4

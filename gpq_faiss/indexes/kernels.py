@@ -534,14 +534,18 @@ def rescore(
         slack: float32 [Q], how much a score can exceed FastScan's.
         D, found, unproven: as of :func:`search`; and bool [Q], whether a row that is not in the shortlist may be a result.
     """
-    width, codes, passing, count = single.shape[1], rows[0], np.empty(0, np.bool_), 0
+    width, passing, count = single.shape[1], np.empty(0, np.bool_), 0
+    codes, starts, members = rows
+    size = places.shape[1]
+    scores, slots = np.empty(size, np.float32), np.empty(size, np.int64)
+    items = np.empty(size, np.int64)
     for q in range(len(single)):
         _clear(D[q], found[q])
         n, least = np.int64(0), floor[q]
-        for i in range(places.shape[1]):
-            row = places[q, i]
-            if row < 0:
-                break
+        # What is far apart in memory is read first, without branches, so that a processor fetches many at once.
+        there = 0
+        while there < size and places[q, there] >= 0:
+            row = places[q, there]
             score = np.float32(0)
             for t in range(codes.shape[1]):
                 code, at = codes[row, t], 32 * t
@@ -549,8 +553,14 @@ def rescore(
                 if at + 16 < width:
                     part = single[q, at + 16 + (code >> 4)] + part
                 score += part
-            if score >= least:
-                n = _enter(row, score, rows, passing, k, (D[q], found[q]), n)
+            scores[there], slots[there] = score, starts[row]
+            there += 1
+        for i in range(there):
+            items[i] = members[slots[i]]
+        for i in range(there):
+            # ``least`` as the k-th score so far; the first item of a row is its smallest.
+            if scores[i] > least or (scores[i] == least and (n < k or items[i] < found[q, 0])):
+                n = _enter(places[q, i], scores[i], rows, passing, k, (D[q], found[q]), n)
                 if n == k:
                     least = max(least, D[q, 0])
         order(D[q], found[q], n)
