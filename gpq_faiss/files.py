@@ -12,13 +12,14 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -39,23 +40,17 @@ _WRITE_ERRORS = {
 LOCK = "lock"
 """The file by whose lock a folder of unfinished work is its owner's."""
 _OWNER, _JOURNAL, _OLD, _GONE = ".owner", ".journal", ".old", ".gone"  # in a workspace, beside the output
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-
-
-def write_error(path: Path, error: OSError) -> DataError:
-    """One-line error with a remedy for an operating-system error on writing ``path``."""
-    other = one_line(error) if error.errno is None else os.strerror(error.errno)
-    why = next((why for numbers, why in _WRITE_ERRORS.items() if error.errno in numbers), other)
-    return DataError(f"cannot write {path}: {why}")
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Context that turns errors of the operating system into :func:`write_error`."""
+    """Context that turns errors of the operating system into a DataError: ``path`` cannot be written, and why."""
     try:
         yield
     except OSError as error:
-        raise write_error(path, error) from error
+        other = one_line(error) if error.errno is None else os.strerror(error.errno)
+        why = next((why for numbers, why in _WRITE_ERRORS.items() if error.errno in numbers), other)
+        raise DataError(f"cannot write {path}: {why}") from error
 
 
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
@@ -89,6 +84,14 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     return path
 
 
+# Locks, and the folder of unfinished work -----------------------------------------------------------------------------------
+
+
+def _open(path: str | Path, flags: int) -> int:
+    """A descriptor of one of our own files, not through a symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def lock(file: Path) -> int | None:
     """Lock ``file``, creating it and its folder if missing. Raises OSError: it cannot be created, or is a symbolic link.
 
@@ -104,33 +107,17 @@ def lock(file: Path) -> int | None:
 
 def _take(file: Path) -> int | None:
     """As :func:`lock`; raises FileNotFoundError where the folder is not, or the file is no longer, there."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
+    descriptor = _open(file, os.O_RDWR | os.O_CREAT)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        if os.fstat(descriptor).st_ino != os.stat(file, follow_symlinks=False).st_ino:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+        if os.fstat(descriptor).st_ino != file.lstat().st_ino:
+            raise FileNotFoundError(file)
         stack.pop_all()
     return descriptor
-
-
-@contextlib.contextmanager
-def _publishing(folder: Path) -> Iterator[None]:
-    """Context, for renames only, in which no other process or thread puts an output into ``folder``, by a lock on the folder itself."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            log.info(
-                "%s cannot be locked (%s): let one process at a time write there", folder, error.strerror
-            )
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -159,15 +146,11 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         os.close(descriptor)
 
 
-def open_own(path: Path, mode: str = "r+b", *, keep: int | None = None) -> IO[bytes]:
-    """``open`` without a buffer for our own binary files, not through symbolic links; ``keep``: to go on after so many bytes."""
-    flags = _NO_LINK | (0 if keep is None else os.O_CREAT)
-    file: IO[bytes] = open(  # noqa: SIM115
-        path, mode, buffering=0, opener=lambda name, given: os.open(name, given | flags, 0o666)
-    )
-    if keep is not None:
-        file.truncate(keep)
-        file.seek(keep)
+def open_own(path: Path, *, keep: int) -> IO[bytes]:
+    """Open a file of unfinished work without a buffer, not through a symbolic link, to go on after its first ``keep`` bytes."""
+    file: IO[bytes] = os.fdopen(_open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+    file.truncate(keep)
+    file.seek(keep)
     return file
 
 
@@ -177,6 +160,9 @@ def write_at(file: IO[bytes], offset: int, data: Any) -> None:
     file.seek(offset)
     while view.nbytes:
         view = view[file.write(view) :]
+
+
+# Workspaces -----------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -206,17 +192,12 @@ def recover(path: str | Path) -> None:
     Workspaces of running processes and of other users are not touched. To be called before checking whether an output exists.
     """
     path = Path(path)
-    pattern = re.compile(re.escape(f".{path.name}.tmp-") + "[0-9a-f]{12}")
-    found: list[Path] = []
-    # There may be no such folder, or it may not be read: then nothing is to be found in it.
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-                found += [path.with_name(entry.name)] * ours
-    for workspace in found:
+    names = glob.glob(f".{glob.escape(path.name)}.tmp-" + 12 * "[0-9a-f]", root_dir=path.parent)
+    for workspace in map(path.with_name, names):
         with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as stack:
-            descriptor = _take(workspace / _OWNER)
+            status = workspace.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            descriptor = _take(workspace / _OWNER) if ours else None
             if descriptor is None:
                 continue
             stack.callback(os.close, descriptor)
@@ -226,21 +207,35 @@ def recover(path: str | Path) -> None:
             shutil.rmtree(workspace, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _publishing(folder: Path) -> Iterator[None]:
+    """Context, for renames only, in which no other process or thread puts an output into ``folder``, by a lock on the folder itself."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            why = error.strerror
+            log.info("%s cannot be locked (%s): let one process at a time write there", folder, why)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
     """Complete the steps of the journal; ``ours``: this process holds the lock of the unfinished work to remove, else it must be free."""
-    parent = workspace.parent
-    # By its number: where two folders were exchanged, the old one lies under the name of the new.
-    waiting = [
-        name
-        for name, number in journal["outputs"].items()
-        if (workspace / name).exists() and (workspace / name).stat().st_ino == number
-    ]
-    first, *others = journal["outputs"]
-    if first in waiting:
+    parent, outputs = workspace.parent, journal["outputs"]
+
+    def waits(name: str) -> bool:
+        # By its number: where two folders were exchanged, the old one lies under the name of the new.
+        return (workspace / name).exists() and (workspace / name).stat().st_ino == outputs[name]
+
+    first, *others = outputs
+    if waits(first):
         # A file without its sidecar is a valid state; one with the sidecar of another is not.
         for name in others:
             (parent / name).unlink(missing_ok=True)
-    for name in waiting:
+    for name in filter(waits, outputs):
         _put(workspace / name, parent / name)
     fsync(parent)
     done_with = journal["done_with"]
@@ -253,33 +248,15 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
 
 
 def _put(new: Path, target: Path) -> None:
-    """Rename, also over a non-empty folder, which is moved to the workspace."""
-    if not (new.is_dir() and target.is_dir()):
-        os.replace(new, target)
-    elif not _exchange(new, target):
+    """Rename, also over a non-empty folder: the two are exchanged at once where the system can, so that there is one at any time."""
+    if new.is_dir() and target.is_dir():
+        renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        if renameat2 and renameat2(here, os.fsencode(new), here, os.fsencode(target), exchange) == 0:
+            return
         # A kill between the two leaves a gap, which recover() closes.
-        old = new.with_name(_OLD)
-        os.replace(target, old)
-        try:
-            os.replace(new, target)
-        except OSError:
-            os.replace(old, target)
-            raise
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once, so that there is a folder at any time; False if the system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2  # Linux
-    except (OSError, AttributeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+        os.replace(target, new.with_name(_OLD))
+    os.replace(new, target)
 
 
 def fsync(path: Path) -> None:
@@ -289,6 +266,9 @@ def fsync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+# Outputs --------------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -316,7 +296,7 @@ def atomic_paths(
         yield made
         written = [path for path in made if path is made[0] or path.exists()]
         for path in written:
-            for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
+            for file in [path, *path.rglob("*")]:
                 fsync(file)
         journal = {
             "outputs": {path.name: path.stat().st_ino if path in written else None for path in made},

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import stat
 import tomllib
 from collections.abc import Callable
@@ -17,8 +18,8 @@ import numpy as np
 
 from .errors import DataError, UsageError
 
-_SMALL = 16 << 20
-"""Sizes up to this are not checked."""
+_SMALL = 16 << 20  # sizes up to this are not checked
+_CONTAINER = "/sys/fs/cgroup/memory"
 
 
 def check_file(path: Path, what: str) -> int:
@@ -56,18 +57,6 @@ def parse_json(text: str | bytes) -> Any:
     return _parsed(json.loads, text)
 
 
-def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """The numbers, texts, lists and tables in a text. Raises ValueError: see :func:`parse_json`."""
-    try:
-        return _checked(parse(text))
-    except RecursionError:
-        raise ValueError("brackets are nested too deeply") from None
-    except ValueError as error:
-        if "set_int_max_str_digits" in str(error):  # Python's advice is for programmers
-            raise ValueError("a whole number of more than 64 bits") from None
-        raise
-
-
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
     text = read_text(path, f"TOML of {what}")
@@ -78,13 +67,22 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     return table
 
 
-def _checked(value: Any) -> Any:
-    """``value``. Raises ValueError: an integer in it has more than 64 bits."""
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            _checked(part)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError("a whole number of more than 64 bits")
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    """The numbers, texts, lists and tables in a text. Raises ValueError: see :func:`parse_json`."""
+    try:
+        left = [value := parse(text)]
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):
+            raise
+        left = [value := 2**64]  # Python's advice is for programmers
+    while left:
+        part = left.pop()
+        if isinstance(part, dict | list):
+            left.extend(part.values() if isinstance(part, dict) else part)
+        elif isinstance(part, int) and not -(2**63) <= part < 2**64:
+            raise ValueError("a whole number of more than 64 bits")
     return value
 
 
@@ -97,17 +95,12 @@ def available_memory() -> int | None:
         limit, used = (int(Path(f"{_CONTAINER}.{name}").read_text()) for name in ("max", "current"))
         # Pages of files do not count as used: they are given back when memory is needed.
         found.append(limit - used + _figures(f"{_CONTAINER}.stat")["file"])
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most != resource.RLIM_INFINITY:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
             found.append(most - pages * os.sysconf("SC_PAGE_SIZE"))
     return max(0, min(found)) if found else None
-
-
-_CONTAINER = "/sys/fs/cgroup/memory"
 
 
 def _figures(path: str) -> dict[str, int]:

@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_met: list[int] = []
-"""Numbers of the signals that :func:`_terminate` was called for."""
+_ENDING: list[int] = [signal.SIGTERM, signal.SIGHUP]
+_met: list[int] = []  # numbers of the signals that _terminate was called for
 
 
 class Terminated(KeyboardInterrupt):
@@ -36,8 +35,7 @@ def _terminate(number: int, _: Any) -> None:
 def _handling(handler: Callable[[int, Any], None], numbers: list[int], *known: Any) -> Iterator[None]:
     """Context in which ``handler`` takes these signals, where they have one of the ``known`` handlers; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in numbers if main}
-    before = {number: old for number, old in before.items() if old in known}
+    before = {number: old for number in numbers if main and (old := signal.getsignal(number)) in known}
     for number in before:
         signal.signal(number, handler)
     try:

@@ -235,9 +235,8 @@ def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path: Path, victi
 
 def test_a_file_of_unfinished_work_is_not_opened_through_a_link(tmp_path: Path, victim: Path) -> None:
     (tmp_path / "rows").symlink_to(victim)
-    for mode in ("wb", "r+b", "w+b", "rb"):
-        with pytest.raises(OSError, match="symbolic links"):
-            files.open_own(tmp_path / "rows", mode)
+    with pytest.raises(OSError, match="symbolic links"):
+        files.open_own(tmp_path / "rows", keep=0)
     assert victim.read_bytes() == b"precious"
 
 

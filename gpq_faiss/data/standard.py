@@ -14,10 +14,9 @@ from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
 from .base import ArrayImages, digest
 from .labels import Labels
+from .paths import cache_folder
 from .tables import PLAIN, Options
 
-CACHE = Path("~/.cache/gpq-faiss")
-"""Default folder of downloads."""
 _TIMEOUT = 30.0  # of a download in seconds
 
 
@@ -48,7 +47,7 @@ def open_published(root: str | None, o: Options, *, name: str) -> ArrayImages:
     kind: Any = CIFAR10 if name == "cifar10" else FashionMNIST
     packed = f"{CIFAR10.filename} (MD5 {CIFAR10.tgz_md5}) or the unpacked {CIFAR10.base_folder}/"
     files = packed if name == "cifar10" else "its four idx files in FashionMNIST/raw/"
-    folder = (CACHE if root is None else Path(root)).expanduser()
+    folder = cache_folder() if root is None else Path(root).expanduser()
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT)  # which torchvision lacks
     try:

@@ -55,8 +55,10 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_cifar10_train_then_test(cifar: Path) -> None:
+def test_cifar10_train_then_test(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_data(f"cifar10:{cifar.parent}", download=False)
+    monkeypatch.setenv("GPQ_CACHE", str(cifar.parent))
+    assert open_data("cifar10", download=False).fingerprint == dataset.fingerprint
     assert dataset.native_size == 32
     assert dataset.require_labels().class_names == tuple(f"class{i}" for i in range(10))
     stored = pickle.loads((cifar / "test_batch").read_bytes())  # noqa: S301
