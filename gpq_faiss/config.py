@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from .errors import UsageError, unknown
 from .files import fingerprint
@@ -29,10 +28,6 @@ MOST_SEED = 2**31 - 2
 """The largest seed that Faiss accepts in its trainings."""
 MOST_SIDE = 8192
 """Largest input side in pixels; 64 Mi pixels is the limit of the image decoders too."""
-COMMITTEE_RATE = 2.0
-"""Factor on the learning rate of class networks that are perceptrons."""
-CONVOLUTION_RATE = 0.5
-"""Factor on the learning rate of class networks over convolutions, and of these."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -46,7 +41,6 @@ def _power_of_two(value: int) -> int:
 Count = Annotated[int, Ge(0), Le(2**31)]
 Positive = Annotated[int, Ge(1), Le(2**31)]
 Weight = Annotated[float, Ge(0)]
-Scale = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -58,8 +52,6 @@ class QuantizerConfig:
     codebooks: Annotated[int, Ge(1), Le(256)] = 12
     codewords: Annotated[int, Ge(4), Le(256), AfterValidator(_power_of_two)] = 16
     subdim: Annotated[int, Ge(1), Le(4096)] = 12
-    alpha: Scale = 20.0
-    """Scale of the soft assignment (eq. 1)."""
 
     @property
     def bits(self) -> int:
@@ -77,16 +69,15 @@ class NetworkConfig:
 
     __pydantic_config__ = _STRICT
     backbone: str = "auto"
-    """``auto``: ``vgg`` for images of 16 pixels or more; else ``mlp`` where ``hidden`` is set, and ``linear``."""
+    """``auto``: ``vgg`` for images of 16 pixels or more; else a perceptron of the layers ``hidden``, ``linear`` without."""
     weights: str = "none"
     """``none`` (random), ``imagenet``, or the path of a weights file."""
     image_size: Annotated[int, Ge(0), Le(MOST_SIDE)] = 0
     """Side of the square input in pixels; 0 = the size of the images, or 224 if they differ in size."""
     hidden: tuple[Positive, ...] = ()
-    """Units of the hidden layers of ``mlp``. Empty: one layer of 512; with class networks, only their own hidden layer."""
-    dropout: Share = 0.0
+    """Units of the hidden layers of perceptrons; each class network has the last one for itself (default: 1024; of ``mlp``: 512)."""
     noise: Weight | Literal["auto"] = 0.0
-    """Standard deviation of Gaussian noise on the standardised inputs of perceptrons in training. Not in the paper."""
+    """Standard deviation of Gaussian noise on the standardised inputs of perceptrons, which then have dropout too. Not in the paper."""
 
     @property
     def first_noise(self) -> float:
@@ -96,13 +87,11 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights and scale of ``L_NPQ + λ1 L_cls - λ2 L_SEM``; class-posterior codes have no L_NPQ."""
+    """Weights of ``L_NPQ + λ1 L_cls - λ2 L_SEM``; class-posterior codes have no L_NPQ."""
 
     __pydantic_config__ = _STRICT
     lambda1: Weight = 0.1
     lambda2: Weight = 0.1
-    beta: Scale = 4.0
-    """Scale of the cosine classifier (eq. 3)."""
     extra: dict[str, Weight] = field(default_factory=dict)
     """Weights of losses that plugins register, by name."""
 
@@ -112,12 +101,9 @@ class GPQConfig:
     """Settings of the paper's method only (``method = "gpq"``)."""
 
     __pydantic_config__ = _STRICT
-    classification: Literal["paper", "code"] = "code"
-    """Cross entropy of β·cos, averaged over sub-spaces (as printed), or of β²·cos averaged first (the authors' code)."""
-    metric: Literal["npair", "triplet"] = "npair"
-    """The N-pair loss (eq. 2), or the triplet loss of the paper's variant GPQ-T."""
-    details: Literal["paper", "authors"] = "paper"
-    """``authors``: follow the authors' released code where it differs from the paper."""
+    variant: Literal["paper", "printed", "triplet", "authors"] = "paper"
+    """``printed``: the cross entropy of β·cos averaged over sub-spaces (eq. 3), not of β²·cos averaged first; ``triplet``: GPQ-T, with
+    the triplet loss for eq. 2; ``authors``: the authors' released code where it differs from the paper."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +111,8 @@ class PosteriorConfig:
     """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
 
     __pydantic_config__ = _STRICT
-    committee: Annotated[int, Ge(1), Le(1024)] = 6
-    """Number of class networks; their mean posterior is used."""
-    committee_hidden: Positive = 1024
-    """Hidden units of each class network; on convolutional backbones class networks are linear layers."""
+    networks: Annotated[int, Ge(1), Le(1024)] = 6
+    """Number of class networks; their mean posterior is used. On convolutional backbones they are linear layers."""
     propagation: Weight = 20.0
     """Weight of propagated labels, in labels per class. Never used with convolutional backbones."""
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
@@ -146,7 +130,7 @@ class TrainingConfig:
     """``auto``: 800, with more than 100 classes 8 per class, at most 1,600 (:func:`..training.loop.count_steps`)."""
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
     batch_unlabelled: Count = 500
-    learning_rate: Scale = 2e-4
+    learning_rate: Annotated[float, Gt(0)] = 2e-4
     schedule: Literal["step", "cosine"] = "step"
     """Of the learning rate; ``step``: times 0.95 every 100 steps."""
     validation: Share = 0.05
@@ -176,6 +160,21 @@ class Config:
     posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
+    @property
+    def alpha(self) -> float:
+        """Scale of the soft assignment (eq. 1)."""
+        return 8.0 if self.method == "gpq-soft" else 20.0
+
+    @property
+    def beta(self) -> float:
+        """Scale of the cosine classifier (eq. 3)."""
+        return 4.0 if self.method == "gpq" else CLASS_BETA
+
+    @property
+    def dropout(self) -> float:
+        """Of the hidden layers of perceptrons."""
+        return (0.2 if self.method == "gpq" else 0.5) if self.network.noise else 0.0
+
     def fingerprint(self) -> str:
         """16 hex digits over every field."""
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
@@ -190,22 +189,18 @@ class Config:
         return merge(self, changes)
 
 
+CLASS_BETA = 20.0
+"""β of class networks."""
+
 _RECOMMENDED = Config(
     preset="recommended",
     method="posterior",
     # Wide enough for 16 codewords of any dimensions: no score is rounded.
     quantizer=QuantizerConfig(subdim=18),
-    network=NetworkConfig(dropout=0.5, noise="auto"),
-    loss=LossConfig(lambda1=1.0, lambda2=0.0, beta=20.0),
-    training=TrainingConfig(
-        steps="auto",
-        batch_labelled=125,
-        batch_unlabelled=400,
-        learning_rate=1e-3,
-        schedule="cosine",
-        # Every label is learnt from: with a falling rate there is little to choose among the last steps.
-        validation=0.0,
-    ),
+    network=NetworkConfig(noise="auto"),
+    loss=LossConfig(lambda1=1.0, lambda2=0.0),
+    # Every label is learnt from: with a falling rate there is little to choose among the last steps.
+    training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, schedule="cosine", validation=0.0),
 )
 
 PRESETS: dict[str, Config] = {
@@ -215,7 +210,7 @@ PRESETS: dict[str, Config] = {
     "authors": Config(
         preset="authors",
         network=NetworkConfig(backbone="vgg", weights="imagenet"),
-        gpq=GPQConfig(details="authors"),
+        gpq=GPQConfig("authors"),
         training=TrainingConfig(steps=3000, validation=0.0),
     ),
     # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
@@ -223,15 +218,15 @@ PRESETS: dict[str, Config] = {
         _RECOMMENDED,
         preset="gpq",
         method="gpq-soft",
-        quantizer=QuantizerConfig(subdim=24, alpha=8.0),
-        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.1),
+        quantizer=QuantizerConfig(subdim=24),
+        loss=LossConfig(lambda1=1.0, lambda2=0.1),
     ),
     "recommended": _RECOMMENDED,
     # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
     "unseen-classes": dataclasses.replace(
         _RECOMMENDED,
         preset="unseen-classes",
-        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
+        loss=LossConfig(lambda1=1.0, lambda2=0.4),
         posterior=PosteriorConfig(feature_weight=0.7, class_codebooks=0, propagation=0.0),
         training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
@@ -245,10 +240,9 @@ def preset(name: str) -> Config:
         >>> preset("recommended").method, preset("paper").quantizer.bits
         ('posterior', 48)
     """
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise UsageError(f"no preset '{name}': choose one of {', '.join(PRESETS)}") from None
+    if name not in PRESETS:
+        raise UsageError(f"no preset '{name}': choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
 def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
@@ -288,7 +282,7 @@ def merge(config: Config, changes: dict[str, Any]) -> Config:
         # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
         return _adapter().validate_json(json.dumps(_updated(to_dict(config), changes), default=str))
     except ValidationError as error:
-        raise UsageError(_message(error.errors(include_url=False))) from None
+        raise UsageError(_message(error)) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"settings that cannot be read: {error}") from None
 
@@ -300,8 +294,9 @@ def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _message(errors: list[ErrorDetails]) -> str:
+def _message(error: ValidationError) -> str:
     """One line on the first setting that is wrong: its name, and what it may be."""
+    errors = error.errors(include_url=False)
     first, at = errors[0], errors[0]["loc"][:2]
     name = ".".join(map(str, at))
     if first["type"] == "unexpected_keyword_argument":
@@ -309,7 +304,7 @@ def _message(errors: list[ErrorDetails]) -> str:
         known = [".".join([*map(str, at[:-1]), field.name]) for field in dataclasses.fields(section)]
         return unknown(f"setting '{name}'", name, known)
     # Of a setting of several types there is one error for each.
-    of_it = [error["msg"].lower() for error in errors if error["loc"][:2] == at]
+    of_it = [one["msg"].lower() for one in errors if one["loc"][:2] == at]
     return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(of_it)}"
 
 
@@ -337,14 +332,14 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """The config that :func:`to_dict` wrote; missing keys take the preset's value, those of settings that are no more are left out.
+    """The config that :func:`to_dict` wrote, in this or an earlier version; missing keys take the preset's value.
 
     Raises:
-        UsageError: bad value.
+        UsageError: bad value, or one that this version cannot compute with.
     """
     base = preset(str(values.get("preset", "paper")))
     kept = {}
-    for key, value in values.items():
+    for key, value in _renamed(values).items():
         known = getattr(base, key, None)
         if dataclasses.is_dataclass(known) and isinstance(value, dict):
             names = {field.name for field in dataclasses.fields(known)}
@@ -352,6 +347,24 @@ def from_dict(values: dict[str, Any]) -> Config:
         elif hasattr(base, key):
             kept[key] = value
     return validate(merge(base, kept))
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings of earlier versions under their present names; those that only a training needs are left out."""
+    found = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    network, loss, gpq, own = (found.setdefault(key, {}) for key in ("network", "loss", "gpq", "posterior"))
+    if not all(isinstance(part, dict) for part in (network, loss, gpq, own)):
+        return found
+    if found.get("method", "gpq") != "gpq":
+        if loss.get("beta", CLASS_BETA) != CLASS_BETA:
+            raise UsageError(f"loss.beta = {loss['beta']}: this version has {CLASS_BETA:g}: train again")
+        if "committee_hidden" in own:
+            network["hidden"] = [*network.get("hidden", ()), own["committee_hidden"]]
+    if "committee" in own:
+        own["networks"] = own["committee"]
+    if gpq.get("details") == "authors":
+        gpq["variant"] = "authors"
+    return found
 
 
 def read_toml(path: str | Path, base: Config | None = None) -> Config:
@@ -374,7 +387,7 @@ def validate(config: Config) -> Config:
     config = merge(config, {})
     method, wrong = config.method, None
     if method == "gpq":
-        if config.gpq.details == "authors" and config.training.batch_unlabelled == 1:
+        if config.gpq.variant == "authors" and config.training.batch_unlabelled == 1:
             wrong = "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no batch statistics"
     elif config.quantizer.subdim < 3:
         wrong = f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with method = {method}"

@@ -57,8 +57,8 @@ display(
 config = gpq.preset("recommended").with_settings(
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
-        "network": {"backbone": "mlp"},
-        "posterior": {"committee": 2, "committee_hidden": 128},
+        "network": {"backbone": "mlp", "hidden": [128]},
+        "posterior": {"networks": 2},
         "training": {"steps": 200, "seed": 0},
     }
 )

@@ -73,7 +73,7 @@ _, found_before = before.search(queries, 100)
 # %%
 data = gpq.open_data(f"features:{run / 'items.npy'}", labels=str(run / "labels.npy"))
 config = gpq.preset("recommended").with_settings(
-    {"posterior": {"committee": 2, "committee_hidden": 128}, "training": {"steps": 200}}
+    {"posterior": {"networks": 2}, "network": {"hidden": [128]}, "training": {"steps": 200}}
 )
 model = gpq.train(data, run / "model", config=config, protocol="none", overwrite=True)
 

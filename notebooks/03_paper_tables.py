@@ -59,8 +59,10 @@ labelled = "20-per-class"
 preset = "recommended"
 
 [config.posterior]
-committee = 2
-committee_hidden = 128
+networks = 2
+
+[config.network]
+hidden = [128]
 
 [config.training]{SMALL}"""
 grid = run / "small.toml"

@@ -33,8 +33,8 @@ rows = []
 for weight in WEIGHTS:
     config = gpq.preset("recommended").with_settings(
         {
-            "network": {"backbone": "mlp"},
-            "posterior": {"committee": 2, "committee_hidden": 128, "feature_weight": weight},
+            "network": {"backbone": "mlp", "hidden": [128]},
+            "posterior": {"networks": 2, "feature_weight": weight},
             "training": {"steps": 150, "batch_labelled": 50, "batch_unlabelled": 150},
         }
     )

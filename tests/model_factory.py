@@ -33,9 +33,9 @@ def own_settings(**sections: dict[str, Any]) -> Config:
         sections: further changes, nested as in TOML: ``training={"steps": 60}``.
     """
     changes: dict[str, dict[str, Any]] = {
-        "network": {"hidden": [32], "dropout": 0.2, "noise": 0.5},
-        "loss": {"lambda1": 1.0, "lambda2": 0.5, "beta": 20.0},
-        "gpq": {"classification": "paper"},
+        "network": {"hidden": [32], "noise": 0.5},
+        "loss": {"lambda1": 1.0, "lambda2": 0.5},
+        "gpq": {"variant": "printed"},
         "training": {"learning_rate": 1e-3, "schedule": "cosine"},
     }
     return validate(merge(merge(preset("paper"), changes), sections))
@@ -65,8 +65,7 @@ def make_model(
     image_size: int = 32,
     backbone: str = "auto",
     hidden: tuple[int, ...] = (24,),
-    dropout: float = 0.0,
-    committee: int = 0,
+    networks: int = 0,
     class_names: tuple[str, ...] = ("cat", "dog", "owl"),
     multi_label: bool = False,
     seed: int = 0,
@@ -82,7 +81,7 @@ def make_model(
         kind: what the model takes: ``features`` [n, ``width``] or ``images`` of side ``image_size``.
         M, K, d: codebooks, codewords, dimensions of a sub-vector.
         backbone: as ``gpq train`` has it; ``auto`` is ``mlp`` (``linear`` where ``hidden`` is empty) or ``vgg``.
-        committee: class networks; with some, queries have vectors of their own.
+        networks: class networks, of one hidden layer; with some, queries have vectors of their own.
         seed: of all weights.
 
     Returns:
@@ -90,17 +89,15 @@ def make_model(
     """
     config = Config(
         preset="paper",
-        method="posterior" if committee else "gpq",
+        method="posterior" if networks else "gpq",
         quantizer=QuantizerConfig(codebooks=M, codewords=K, subdim=d),
         network=NetworkConfig(
             backbone=backbone,
             image_size=image_size if kind == "images" else 0,
-            hidden=hidden,
-            dropout=dropout,
+            hidden=(*hidden, 16) if networks else hidden,
         ),
         posterior=PosteriorConfig(
-            committee=max(1, committee),
-            committee_hidden=16,
+            networks=max(1, networks),
             propagation=0.0,
             feature_weight=0.0,
         ),

@@ -43,7 +43,8 @@ def config_of(A: int = 3, **training: object) -> Config:
             {
                 "quantizer": {"codebooks": 3},
                 "loss": {"lambda2": 0.1},
-                "posterior": {"committee": 4, "committee_hidden": 16, **features},
+                "posterior": {"networks": 4, **features},
+                "network": {"hidden": [16]},
                 "training": training,
             },
         )

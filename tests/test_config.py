@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +26,10 @@ from gpq_faiss.config import (
     to_dict,
     validate,
 )
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.protocols import split_of
 from gpq_faiss.errors import UsageError
+from gpq_faiss.nn.model import build_network, load_model, save_model
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -33,13 +39,37 @@ def test_every_preset_is_valid_and_survives_json(name: str) -> None:
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_a_saved_configuration_of_settings_that_are_no_more_is_read() -> None:
-    saved = to_dict(preset("gpq"))
+def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
+    saved: dict[str, Any] = to_dict(preset("gpq"))
     saved["training"] |= {"epochs": 0.0, "seed": 5}
+    saved["network"]["dropout"] = 0.5
+    saved["loss"]["beta"] = 20.0
+    saved["quantizer"] = {"codebooks": 2, "codewords": 4, "subdim": 6, "alpha": 8.0}
+    saved["posterior"] = {"committee": 3, "committee_hidden": 7}
+    saved["gpq"] = {"classification": "code", "details": "authors"}
     saved["gone"] = {"x": 1}
-    assert from_dict(saved) == merge(preset("gpq"), {"training": {"seed": 5}})
-    with pytest.raises(UsageError, match="seed = 'x'"):
-        from_dict({"training": {"seed": "x"}})
+    config = from_dict(saved)
+    assert (config.training.seed, config.posterior.networks) == (5, 3)
+    assert (config.network.hidden, config.gpq.variant) == ((7,), "authors")
+    net = build_network(config, {"kind": "features", "width": 5}, 3).eval()
+    names = {key: key.replace("classes.", "committee.") for key in net.state_dict()}
+    earlier = SimpleNamespace(
+        state_dict=lambda: {names[key]: value for key, value in net.state_dict().items()},
+        asymmetric=True,
+        items_are_codewords=False,
+    )
+    split = split_of(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
+    about = {"config": saved, "input": {"kind": "features", "width": 5}, "class_names": ["a", "b", "c"]}
+    Z = net.codebooks().detach().numpy()
+    save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)  # type: ignore[arg-type]
+    x = torch.randn(4, 5)
+    assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))  # type: ignore[operator]
+    for wrong, message in (
+        ({"loss": {"beta": 9.0}}, "loss.beta = 9.0"),
+        ({"training": {"seed": "x"}}, "seed = 'x'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            from_dict(saved | wrong)
 
 
 def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
@@ -60,16 +90,20 @@ def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
     [
         ("[trainin]\nsteps = 1", "setting 'trainin' is unknown: did you mean 'training'?"),
         ("[training]\nstep = 1", "setting 'training.step' is unknown: did you mean 'training.steps'?"),
-        ("[gpq]\nx = 1", "setting 'gpq.x' is unknown: choose one of gpq.classification, gpq.metric, "),
+        ("[gpq]\nx = 1", "setting 'gpq.x' is unknown: choose one of gpq.variant"),
         (
             '[training]\nsteps = "many"',
             "training.steps = 'many': input should be a valid integer, or .*'auto'",
         ),
         ("[training]\nsteps = 1.5", "training.steps = 1.5: .*integer"),
         ("training = 3", "training = 3: "),
-        ('[gpq]\nclassification = "both"', "gpq.classification = 'both': input should be 'paper' or 'code'"),
+        (
+            '[gpq]\nvariant = "both"',
+            "gpq.variant = 'both': input should be 'paper', 'printed', 'triplet' or ",
+        ),
+        ("[posterior]\ncommittee = 3", "setting 'posterior.committee' is unknown: "),
         ("[network]\nhidden = [3, 0]", "network.hidden = 0: input should be greater than or equal to 1"),
-        ("[loss]\nbeta = nan", "loss.beta = nan: input should be a finite number"),
+        ("[loss]\nlambda1 = nan", "loss.lambda1 = nan: input should be a finite number"),
         ("[loss.extra]\nmine = -1", "loss.extra = -1: input should be greater than or equal to 0"),
         ("[quantizer]\ncodewords = 12", "quantizer.codewords = 12: .*a power of two is needed"),
         ('method = "pq"', "method = 'pq': input should be 'gpq', 'gpq-soft' or 'posterior'"),

@@ -66,7 +66,7 @@ def _tiny() -> Config:
     """The default with so few steps that it trains in a second."""
     return merge(
         preset("recommended"),
-        {"training": {"steps": 4}, "posterior": {"committee": 1, "committee_hidden": 16}},
+        {"training": {"steps": 4}, "posterior": {"networks": 1}, "network": {"hidden": [16]}},
     )
 
 

@@ -27,8 +27,7 @@ from gpq_faiss.store import RowReader
 def quick(**training: object) -> Config:
     """The recommended preset, shortened."""
     changes = {
-        "network": {"backbone": "mlp", "dropout": 0.0},
-        "posterior": {"committee_hidden": 64},
+        "network": {"backbone": "mlp", "hidden": [64]},
         "quantizer": {"codebooks": 6},
         "training": {"steps": 100, "learning_rate": 3e-3, **training},
     }

@@ -33,7 +33,7 @@ from gpq_faiss.store import RowReader
 
 @pytest.fixture(scope="module", params=CLASS_CODEBOOKS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("committee")
+    folder = tmp_path_factory.mktemp("posterior")
     config = config_of(request.param, steps=60, batch_labelled=50, batch_unlabelled=100, validation=0.0)
     return train(open_digits(), folder / "model", config=config, labelled="10-per-class")
 

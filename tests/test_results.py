@@ -212,7 +212,7 @@ def test_the_sizes_of_the_installations_are_the_committed_ones() -> None:
     [
         (
             "recommended",
-            {"posterior": {"committee": 2, "committee_hidden": 128}, "training": {"steps": 60}},
+            {"posterior": {"networks": 2}, "network": {"hidden": [128]}, "training": {"steps": 60}},
             0.873,
         ),
         ("paper", {"training": {"steps": 150}}, 0.481),

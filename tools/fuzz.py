@@ -424,7 +424,7 @@ def _model_seeds(folder: Path) -> list[Seed]:
     for name in ("paper", "recommended"):
         values = to_dict(preset(name))
         values["quantizer"]["codebooks"] = M
-        values["posterior"]["committee_hidden"] = 8
+        values["network"]["hidden"] = [8]
         network = build_network(from_dict(values), input_, 3).eval()
         Z = network.codebooks().detach().numpy()
         description = {

@@ -179,7 +179,7 @@ def grid_from(values: Mapping[str, Any]) -> Grid:
 # class networks, its losses), and changes in it are none of theirs.
 _SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
 # Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md).
-BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
+BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "noise": 0.5}}
 
 
 def baseline_config(config: Config, *, perceptron: bool) -> Config:
@@ -187,7 +187,7 @@ def baseline_config(config: Config, *, perceptron: bool) -> Config:
     changes = {
         "network": {name: getattr(config.network, name) for name in _SHARED_NETWORK},
         "training": vars(config.training),
-        "gpq": {"details": config.gpq.details},
+        "gpq": {"variant": config.gpq.variant},
         "quantizer": {"codewords": config.quantizer.codewords},
     }
     own = merge(Config(preset=config.preset), changes)

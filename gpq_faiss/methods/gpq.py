@@ -5,8 +5,8 @@ Labelled items pull the soft-assigned codewords towards their classes (N-pair, e
 gradient reversal layer, minimises (eq. 4).
 
 The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1 = loss.lambda2 = 0``, and GPQ-T
-uses the triplet loss with margin 0.1 instead of the N-pair loss, ``gpq.metric = "triplet"``. Differences of the authors' released code
-from the paper are settings as well (preset ``authors``): ``gpq.details`` and ``gpq.classification``.
+uses the triplet loss with margin 0.1 instead of the N-pair loss, ``gpq.variant = "triplet"``. With ``gpq.variant = "authors"`` it follows
+the authors' released code where that differs from the paper (preset ``authors``).
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ class GPQ(CodeMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum; see the module docstring."""
-        own, loss, n, net = self.config.gpq, self.config.loss, len(batch.y), self.network
-        apart = own.details == "authors" and batch.has_unlabelled
+        loss, beta, n, net = self.config.loss, self.config.beta, len(batch.y), self.network
+        of = self.config.gpq.variant
+        apart = of == "authors" and batch.has_unlabelled
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
             raw = batch.joint_apart(net.backbone) if apart else batch.joint(net.backbone)
         raw = at_least_float32(raw)
         labelled, W = intra_normalize(raw[:n], net.M), net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
-        pairs = triplet if own.metric == "triplet" else npair
-        parts: dict[str, Tensor] = {own.metric: pairs(labelled, quantised, batch.y)}
+        pairs = triplet if of == "triplet" else npair
+        parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
             y = shares(batch.y, labelled)
-            parts["classification"] = subspace_classification(labelled, W, y, loss.beta, own.classification)
+            kind: Variant = "paper" if of == "printed" else "code"
+            parts["classification"] = subspace_classification(labelled, W, y, beta, kind)
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), net.M)
-            variant: Variant = "code" if own.details == "authors" else "paper"
-            parts["entropy"] = subspace_entropy(unlabelled, W, loss.beta, variant)
+            kind = "code" if of == "authors" else "paper"
+            parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
         found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
         return self.extra_losses.add(found, raw, batch.y)
 

@@ -46,7 +46,7 @@ class SoftGPQ(PosteriorCodes):
 
     @property
     def classes(self) -> PosteriorNetwork:
-        return self.network.committee
+        return self.network.classes
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As that of the class networks, with larger steps for all that makes the codes."""
@@ -64,15 +64,15 @@ class SoftGPQ(PosteriorCodes):
         target = torch.cat([shares(batch.y, p), p[n:]])
         raw, W = net.raw_subvectors(p), net.classifier.raw
         x = intra_normalize(raw, net.M)
-        codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
+        codewords = straight_through(x, net.codewords.raw, self.config.alpha)
         parts = {
             "class": theirs.pop("total"),
             "npair": soft_npair(net.scores(target, codewords), target, target),
-            "classification": subspace_classification(x, W, target, loss.beta),
+            "classification": subspace_classification(x, W, target, self.config.beta),
         }
         if loss.lambda2 and len(raw) > n:
             others = intra_normalize(reverse_gradient(raw[n:]), net.M)
-            parts["entropy"] = subspace_entropy(others, W, loss.beta)
+            parts["entropy"] = subspace_entropy(others, W, self.config.beta)
         found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
         del found["class"]
         return found | {f"class_{name}": value for name, value in theirs.items()}

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import COMMITTEE_RATE, CONVOLUTION_RATE, Config, TrainingConfig
+from ..config import Config, TrainingConfig
 from ..data.reader import Reader
 from ..errors import DataError
 from ..losses.classification import shares, subspace_classification, subspace_entropy
@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
+_CLASS_RATE = 2.0
+"""Factor on the learning rate of class networks that are perceptrons."""
+_CONVOLUTION_RATE = 0.5
+"""Factor on the learning rate of class networks over convolutions, and of these."""
 
 
 class PosteriorCodes(CodeMethod):
@@ -148,10 +152,10 @@ class PosteriorCodes(CodeMethod):
             own = {id(p) for part in (net.backbone.head, net.classifier) for p in part.parameters()}
             groups: list[dict[str, Any]] = [
                 {"params": [p for p in trained if id(p) not in own]},
-                {"params": [p for p in trained if id(p) in own], "times": COMMITTEE_RATE},
+                {"params": [p for p in trained if id(p) in own], "times": _CLASS_RATE},
             ]
         else:
-            groups = [{"params": trained, "times": CONVOLUTION_RATE}]
+            groups = [{"params": trained, "times": _CONVOLUTION_RATE}]
         # One pass over the memory instead of several.
         return torch.optim.Adam(groups, lr=config.learning_rate, betas=(config.beta1, 0.999), fused=True)
 
@@ -159,7 +163,7 @@ class PosteriorCodes(CodeMethod):
         """Loss terms with non-zero weight and their sum."""
         loss, n, net = self.config.loss, len(batch.y), self.classes
         raw = batch.joint(lambda x: net.features(x, amp)[1])
-        W, beta = net.classifier.raw, loss.beta
+        W, beta = net.classifier.raw, self.config.beta
         labelled, y = net.directions(raw[:n]), shares(batch.y, raw)
         parts = {"classification": subspace_classification(labelled, W, y, beta)}
         told = self.pseudo_labels
@@ -174,7 +178,7 @@ class PosteriorCodes(CodeMethod):
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Fit the codebooks to the committee's posteriors of unlabelled items; to more items if ``final``."""
+        """Fit the codebooks to the class networks' mean posteriors of unlabelled items; to more items if ``final``."""
         source = self.classes.eval()
         parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features = torch.cat([features for features, _ in parts])

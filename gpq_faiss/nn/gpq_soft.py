@@ -39,7 +39,7 @@ class SoftGPQNetwork(CodeNetwork):
     changing scores.
 
     Args:
-        committee: the class networks; its codewords are not used.
+        classes: the class networks; its codewords are not used.
         M, K, d, C: codebooks, codewords per codebook, dimensions of a sub-vector (at least 2), classes.
         generator: for the initial weights.
 
@@ -52,10 +52,10 @@ class SoftGPQNetwork(CodeNetwork):
     asymmetric = True
 
     def __init__(
-        self, committee: PosteriorNetwork, M: int, K: int, d: int, C: int, *, generator: torch.Generator
+        self, classes: PosteriorNetwork, M: int, K: int, d: int, C: int, *, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.committee = committee
+        self.classes = classes
         self.M = M
         self.codewords = Codebooks(M, K, d - 1, generator=generator)
         self.classifier = SubspaceClassifier(M, C, d - 1, generator=generator)
@@ -70,14 +70,14 @@ class SoftGPQNetwork(CodeNetwork):
     @property
     def backbone(self) -> nn.Module:
         """The backbone of the class networks."""
-        return self.committee.backbone
+        return self.classes.backbone
 
     def codebooks(self) -> Tensor:
         return functional.pad(self.codewords(), (0, 1))
 
     def posterior(self, x: Tensor, amp: bool = False) -> Tensor:
         """Mean class probabilities, float [B, C]."""
-        return self.committee.posterior(self.committee.features(x, amp)[1])
+        return self.classes.posterior(self.classes.features(x, amp)[1])
 
     def raw_subvectors(self, p: Tensor) -> Tensor:
         """Sub-vectors float [B, M·(d - 1)] of class probabilities float [B, C], of any length."""

@@ -31,7 +31,7 @@ from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
 from .joint import RowNoise
-from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
+from .posterior import CLASS_DIM, CLASS_HIDDEN, PosteriorNetwork, count_class_codebooks
 
 
 def state_fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -117,8 +117,9 @@ def build_extractor(
     ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``; initial weights are by the generator.
     """
     n, size = config.network, input_.get("image_size", 0)
-    automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if n.hidden else "linear"
-    own_networks = config.method != "gpq"
+    of_classes = config.method != "gpq"
+    hidden = n.hidden[:-1] if of_classes else n.hidden
+    automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
     spec = BackboneSpec(
         automatic if n.backbone == "auto" else n.backbone,
         input_["kind"],
@@ -126,12 +127,12 @@ def build_extractor(
         input_.get("width", 0),
         size,
         # A requested perceptron has a hidden layer: its own, or those of the class networks.
-        n.hidden or (() if own_networks else BackboneSpec.hidden),
-        n.dropout,
-        "pool" if config.gpq.details == "authors" else "block",
+        hidden or (() if of_classes else BackboneSpec.hidden),
+        config.dropout,
+        "pool" if config.gpq.variant == "authors" else "block",
     )
     net = build_backbone(spec, n.weights, generator=generator)
-    if n.first_noise and not own_networks and isinstance(net, MLP):
+    if n.first_noise and not of_classes and isinstance(net, MLP):
         net.layers.insert(0, RowNoise(n.first_noise))
     return net
 
@@ -146,11 +147,11 @@ def build_network(
     net = build_extractor(config, input_, q.width, generator)
     shape = (q.codebooks, q.codewords, q.subdim)
     if config.method == "gpq":
-        return GPQNetwork(net, *shape, n_classes, alpha=q.alpha, generator=generator)
+        return GPQNetwork(net, *shape, n_classes, alpha=config.alpha, generator=generator)
     if config.method == "gpq-soft":
         # It has its own codewords: those of the class networks are then minimal.
-        committee = _build_class_networks(config, n_classes, net, (1, 1, 3), 1, generator)
-        return SoftGPQNetwork(committee, *shape, n_classes, generator=generator)
+        classes = _build_class_networks(config, n_classes, net, (1, 1, 3), 1, generator)
+        return SoftGPQNetwork(classes, *shape, n_classes, generator=generator)
     A = q.codebooks
     if config.posterior.feature_weight:
         own = config.posterior.class_codebooks
@@ -167,19 +168,21 @@ def _build_class_networks(
     generator: torch.Generator,
 ) -> PosteriorNetwork:
     """Replace the head of ``backbone`` by class networks, with codebooks of ``shape`` (M, K, d), A of them for the class."""
-    n, p = config.network, config.posterior
+    n, count = config.network, config.posterior.networks
     width = cast(nn.Linear, backbone.head).in_features
     if isinstance(backbone, MLP):
-        sizes = (width, p.committee, p.committee_hidden, CLASS_DIM)
-        backbone.head = SubspaceHeads(*sizes, dropout=n.dropout, noise=n.first_noise, generator=generator)
+        sizes = (width, count, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
+        backbone.head = SubspaceHeads(
+            *sizes, dropout=config.dropout, noise=n.first_noise, generator=generator
+        )
     else:
         # Convolutions learn the features; perceptrons on top would slow this down.
-        head = nn.Linear(width, p.committee * CLASS_DIM, device="meta").to_empty(device="cpu")
+        head = nn.Linear(width, count * CLASS_DIM, device="meta").to_empty(device="cpu")
         nn.init.xavier_uniform_(head.weight, generator=generator)
         nn.init.zeros_(head.bias)
         backbone.head = head
     return PosteriorNetwork(
-        backbone, p.committee, shape, n_classes, width=width, beta=config.loss.beta, A=A, generator=generator
+        backbone, count, shape, n_classes, width=width, beta=config.beta, A=A, generator=generator
     )
 
 
@@ -280,7 +283,13 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
                 f"{path} does not belong to the config.json beside it: copy the whole folder again"
             )
         network = _rebuilt(
-            description, {k.removeprefix("network."): v for k, v in state.items() if k != "codebooks"}
+            description,
+            # Class networks inside SoftGPQNetwork had another name.
+            {
+                k.replace("network.committee.", "network.classes.").removeprefix("network."): v
+                for k, v in state.items()
+                if k != "codebooks"
+            },
         )
     except (MismatchError, MemoryError):
         raise

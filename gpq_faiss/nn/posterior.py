@@ -27,6 +27,8 @@ from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
 
 CLASS_DIM = 48
 """Output dimensions of a class network. They are not encoded, so they need not match a sub-vector's."""
+CLASS_HIDDEN = 1024
+"""Hidden units of a class network."""
 DIRECTIONS = 48
 """Principal axes of the residual that feature codebooks encode."""
 TEMPERATURE_POWER = 0.6

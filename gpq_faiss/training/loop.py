@@ -111,7 +111,7 @@ class _Task:
             unlabelled = EpochSampler(self.pool, training.batch_unlabelled, training.seed, UNLABELLED)
         augment = _augmentation(self.config, self.reader.dataset, method)
         # The colour that normalisation maps to 0.
-        colour = method.extractors()[0].input.mean if self.config.gpq.details == "authors" else None
+        colour = method.extractors()[0].input.mean if self.config.gpq.variant == "authors" else None
         left = range(run.step, steps)
         drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
         drawn = training_batches(self.reader, labelled, unlabelled, left, self.options.group)

@@ -263,7 +263,7 @@ def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Pat
     [
         (("config", "network"), {"backbone": "mlp", "hidden": [1 << 21]}),
         (("config", "network"), {"backbone": "mlp", "hidden": [4] * 100_000}),
-        (("config", "posterior", "committee"), 1 << 20),
+        (("config", "posterior", "networks"), 1 << 20),
         (("config", "quantizer", "subdim"), 4096),
         (("config", "quantizer", "codewords"), 256),
         (("input", "width"), 1 << 22),

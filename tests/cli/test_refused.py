@@ -22,7 +22,7 @@ REFUSED = """
 2 train DATA --set training.steps=many
 2 train DATA --set training.steps
 2 train DATA --set training=3
-2 train DATA --set loss.beta=inf
+2 train DATA --set loss.lambda1=inf
 2 train DATA --seed -1
 2 train DATA --preset best
 2 train DATA --set network.backbone=tree

@@ -157,7 +157,7 @@ def test_a_run_is_another_when_anything_that_matters_is(monkeypatch: pytest.Monk
 
 def test_settings_are_layered() -> None:
     grid = small_grid(
-        config={"loss": {"beta": 5.0}, "training": {"steps": 9}},
+        config={"loss": {"lambda2": 5.0}, "training": {"steps": 9}},
         variation=[
             {"name": "v", "config": {"training": {"steps": 11}}},
             {"name": "p", "preset": "recommended"},
@@ -169,10 +169,9 @@ def test_settings_are_layered() -> None:
     def config(method: str, variation: Any = first, perceptron: bool = True) -> Any:
         return method_config(grid, variation, method, perceptron=perceptron)
 
-    assert (config("gpq").loss.beta, config("gpq").training.steps) == (5.0, 11)
-    variant = config("gpq-h").loss
-    assert (variant.beta, variant.lambda1, variant.lambda2) == (5.0, 0.0, 0.0)
-    assert config("gpq-t").gpq.metric == "triplet"
+    assert (config("gpq").loss.lambda2, config("gpq").training.steps) == (5.0, 11)
+    assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 5.0)
+    assert config("gpq-t").gpq.variant == "triplet"
     assert config("gpq", second).training.steps == 9
     assert config("gpq", second).network == preset("recommended").network
     # Class networks are GPQ's own; the others have a perceptron where there is nothing to convolve.
@@ -186,7 +185,7 @@ def test_settings_are_layered() -> None:
     # The budget is shared; what is GPQ's own is not.
     ours, theirs = config("gpq", second), config("pqn", second)
     assert theirs.training == ours.training
-    assert dataclasses.replace(theirs.loss, beta=4.0) == preset("paper").loss
+    assert dataclasses.replace(theirs.loss, lambda2=0.1) == preset("paper").loss
 
 
 def test_what_cannot_be_is_said_before_anything_runs() -> None:

@@ -122,11 +122,11 @@ def test_tables_for_people_show_the_same(done: Path, form: Any, plus: str) -> No
 
 
 def test_a_report_says_what_differs_from_papers_and_presets(tmp_path: Path) -> None:
-    config = {"loss": {"beta": 3.0}, "training": SMALL | {"steps": 2}}
+    config = {"loss": {"lambda1": 3.0}, "training": SMALL | {"steps": 2}}
     text = report_experiment(
         made(tmp_path / "x", methods=["gpq", "itq", "subic"], bits=[12], seeds=[0], config=config)
     )
-    assert "of the preset paper, with loss.beta = 3.0, training.steps = 2, " in text
+    assert "of the preset paper, with loss.lambda1 = 3.0, training.steps = 2, " in text
     assert "subic: its blocks have K = 16; itq: vectors are scaled to length 1 first" in text
     assert "ssdh" not in text
     assert "of the preset" not in report_experiment(made(tmp_path / "y", **ONE))
@@ -247,7 +247,7 @@ def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no run of GPQ"):
         draw_experiment(folder, tmp_path / "q")
     # Other changes have no place in it.
-    grid["product"] = {"loss.beta": [4.0, 5.0]}
+    grid["product"] = {"training.learning_rate": [4e-4, 5e-4]}
     other = made(tmp_path / "o", methods=["gpq"], config=SHORT, **grid)
     with pytest.raises(DataError, match="several runs have the same weights"):
         draw_experiment(other, tmp_path / "r")

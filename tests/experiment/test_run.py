@@ -118,7 +118,7 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(posterior_codebooks, "_TABLE_STEPS", 30)
-    config = {"training": {**SMALL, "validation": 0.0}, "posterior": {"committee_hidden": 16}}
+    config = {"training": {**SMALL, "validation": 0.0}, "network": {"hidden": [16]}}
     one = {"methods": ["posterior"], "seeds": [0], "preset": "recommended", "config": config}
     together, alone = tmp_path / "together", tmp_path / "alone"
     run_experiment(small_grid(**one, bits=[8, 12]), "digits", together)
@@ -193,7 +193,7 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
         ({"labelled": "9-per-class"}, {}, "labelled 20-per-class, not 9-per-class"),
         ({"name": "other"}, {}, "grid small, not other"),
         ({"preset": "recommended"}, {}, "preset paper, not recommended"),
-        ({"config": {"loss": {"beta": 3.0}}}, {}, "not {'loss': {'beta': 3.0}}: choose"),
+        ({"config": {"loss": {"lambda1": 3.0}}}, {}, "not {'loss': {'lambda1': 3.0}}: choose"),
         ({}, {"data": other}, "runs on digits, and these data differ"),
         ({}, {"out": tmp_path}, "damaged or of another version"),
     ):

@@ -157,7 +157,7 @@ def test_the_seed_determines_the_codes_also_of_a_run_that_was_cut(name: str, tmp
 
     config, four = quick_config(12, 12, validation=0.2), {"validate_every": 4}
     if name == "gpq":  # with soft targets
-        small = {"quantizer": {"codebooks": 3}, "posterior": {"committee": 2, "committee_hidden": 16}}
+        small = {"quantizer": {"codebooks": 3}, "posterior": {"networks": 2}, "network": {"hidden": [16]}}
         config = merge(preset("gpq"), {**small, "training": {"steps": 12, "validation": 0.2}})
     often = {"checkpoint_seconds": 0.0, **four}
     whole = fitted(name, features(), config, tmp_path / "whole", **four)

@@ -42,8 +42,8 @@ LABELLED, ITEMS = 12, 20
 def config_of(**sections: dict[str, Any]) -> Config:
     small = {
         "quantizer": {"codebooks": M, "codewords": 8, "subdim": 12},
-        "network": {"dropout": 0.0, "noise": 0.0},
-        "posterior": {"committee": 2, "committee_hidden": 16},
+        "network": {"hidden": [16], "noise": 0.0},
+        "posterior": {"networks": 2},
     }
     return validate(merge(merge(preset("gpq"), small), sections))
 
@@ -90,8 +90,8 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
 def test_the_pairs_teach_the_codes_and_not_the_class_networks() -> None:
     gpq = method()
     gpq.losses(batch(), amp=False)["npair"].backward()  # type: ignore[no-untyped-call]
-    assert all(p.grad is None for p in gpq.network.committee.parameters())
-    ours = [p for name, p in gpq.network.named_parameters() if not name.startswith("committee.")]
+    assert all(p.grad is None for p in gpq.network.classes.parameters())
+    ours = [p for name, p in gpq.network.named_parameters() if not name.startswith("classes.")]
     assert all(p.grad is not None and bool(p.grad.any()) for p in ours)
 
 
@@ -101,7 +101,7 @@ def test_every_parameter_is_stepped_once() -> None:
     stepped = [id(p) for group in groups for p in group["params"]]
     assert sorted(stepped) == sorted(id(p) for p in gpq.network.parameters())
     rates = {id(p): group.get("times", 1.0) for group in groups for p in group["params"]}
-    theirs = {rates[id(p)] for p in gpq.network.committee.parameters()}
+    theirs = {rates[id(p)] for p in gpq.network.classes.parameters()}
     assert {rates[id(gpq.network.codewords.raw)], rates[id(gpq.network.classifier.raw)]} == {5.0}
     assert theirs == {2.0}
     assert {name.split(".")[0] for name in gpq.state_dict()} == {"network"}, "the class networks once"
@@ -139,7 +139,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         preset("gpq"),
         {
             "quantizer": {"codebooks": 6},
-            "posterior": {"committee": 3, "committee_hidden": 64},
+            "posterior": {"networks": 3},
+            "network": {"hidden": [64]},
             "training": {"steps": 150, "learning_rate": 3e-3},
         },
     )
@@ -191,7 +192,7 @@ BASES = {"paper": preset("paper"), "own settings": own_settings()}
 def test_a_variant_is_its_losses(variant: str, base: str) -> None:
     small: dict[str, Any] = {
         "quantizer": {"codebooks": 3, "subdim": 6},
-        "network": {"hidden": [24], "dropout": 0.0},
+        "network": {"hidden": [24]},
     }
     config = validate(merge(merge(BASES[base], small), dict(METHODS[variant].changes)))
     data = open_data(np.eye(8, 10, dtype=np.float32), labels=np.arange(8) % 4)
@@ -207,8 +208,8 @@ def test_a_variant_is_its_losses(variant: str, base: str) -> None:
     weights = {metric: 1.0}
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
-        W, beta, others = net.classifier.raw, config.loss.beta, intra_normalize(net.backbone(x[12:]), 3)
-        kind = config.gpq.classification
+        W, beta, others = net.classifier.raw, config.beta, intra_normalize(net.backbone(x[12:]), 3)
+        kind: Any = "paper" if config.gpq.variant == "printed" else "code"
         expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
         expected["entropy"] = subspace_entropy(others, W, beta)
     for name, value in expected.items():

@@ -33,12 +33,12 @@ LABELLED, ITEMS = 9, 16
 HIDDEN = 6
 
 
-def small(details: str = "authors") -> GPQ:
+def small(variant: str = "authors") -> GPQ:
     """GPQ of the preset over a perceptron with batch norm."""
     changes = {
         "quantizer": {"codebooks": M, "codewords": 4, "subdim": D},
         "network": {"backbone": "mlp", "hidden": [HIDDEN], "weights": "none"},
-        "gpq": {"details": details},
+        "gpq": {"variant": variant},
     }
     config = validate(merge(preset("authors"), changes))
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
@@ -71,11 +71,11 @@ def by_hand(gpq: GPQ, parts: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("details", ["authors", "paper"])
-def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(details: str) -> None:
-    gpq, given = small(details), batch()
+@pytest.mark.parametrize("variant", ["authors", "paper"])
+def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant: str) -> None:
+    gpq, given = small(variant), batch()
     x = given.x.double().numpy()
-    raw = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if details == "authors" else [x])
+    raw = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "authors" else [x])
     parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
     split = raw.reshape(ITEMS, M, D)
     directions = split / np.linalg.norm(split, axis=2, keepdims=True)
@@ -84,7 +84,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(details: 
     entropy = 0.0
     for item in directions[LABELLED:]:
         logits = [4 * unit[m] @ item[m] for m in range(M)]
-        if details == "authors":  # one vote of all sub-spaces, scaled by β²
+        if variant == "authors":  # one vote of all sub-spaces, scaled by β²
             logits = [4 * np.mean(logits, axis=0)]
         for row in logits:
             p = np.exp(row) / np.exp(row).sum()
@@ -154,7 +154,7 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
     training = {"steps": 1, "batch_unlabelled": 20, "learning_rate": 1e-9, "augment": "crop"}
     config = merge(preset("authors"), {"quantizer": {"codebooks": 2}, "training": training})
     model = train(pictures, tmp_path / "model", config=config, labelled="5-per-class")
-    paper = merge(config, {"gpq": {"details": "paper"}})
+    paper = merge(config, {"gpq": {"variant": "paper"}})
     train(pictures, tmp_path / "paper", config=paper, labelled="5-per-class")
     mean, black = seen
     assert black is None

@@ -67,10 +67,10 @@ def prepared(folder: Path, config: Config, n: int) -> PosteriorCodes:
     return method
 
 
-def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) -> None:
+def test_class_networks_take_the_noise_that_their_labels_call_for(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
+        {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}, "network": {"hidden": [4]}},
     )
     noise = {}
     for n in (12, 400):
@@ -90,10 +90,10 @@ def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) ->
 def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
+        {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}, "network": {"hidden": [4]}},
     )
     fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, noise=0.5))
-    behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16,)))
+    behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16, 4)))
     for config in (fixed, behind_a_layer):
         head = prepared(tmp_path, config, 12).network.backbone.head
         assert isinstance(head, SubspaceHeads)

@@ -139,8 +139,8 @@ def test_the_loss_is_that_of_the_class_networks() -> None:
         v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
         v = v / v.norm(dim=2, keepdim=True)
         W, y = net.classifier.raw, shares(batch().y, v)
-        classification = subspace_classification(v[:15], W, y, loss.beta)
-        entropy = subspace_entropy(v[15:], W, loss.beta)
+        classification = subspace_classification(v[:15], W, y, made.config.beta)
+        entropy = subspace_entropy(v[15:], W, made.config.beta)
     torch.testing.assert_close(parts["classification"].detach(), classification)
     torch.testing.assert_close(parts["entropy"].detach(), entropy)
     expected = loss.lambda1 * classification - loss.lambda2 * entropy
@@ -169,14 +169,14 @@ def test_the_class_networks_lower_the_entropy_that_the_classifier_raises() -> No
     parameters = [net.classifier.raw, net.backbone.head.out]
     found = torch.autograd.grad(made.losses(batch(), amp=False)["entropy"], parameters)
     directions = net.directions(net.features(batch().x[15:])[1])
-    plain = subspace_entropy(directions, net.classifier.raw, made.config.loss.beta)
+    plain = subspace_entropy(directions, net.classifier.raw, made.config.beta)
     expected = torch.autograd.grad(plain, parameters)
     assert all(bool((g.abs() > 1e-5).any()) for g in expected)
     torch.testing.assert_close(found, (expected[0], -expected[1]))
 
 
 def test_the_class_networks_move_faster_than_a_trunk() -> None:
-    config = merge(config_of(), {"network": {"hidden": [8]}})
+    config = merge(config_of(), {"network": {"hidden": [8, 16]}})
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     assert isinstance(net, PosteriorNetwork)
     slow, fast = PosteriorCodes(net, config).optimizer(config.training).param_groups
@@ -208,8 +208,8 @@ def test_over_convolutions_the_class_networks_are_linear_and_move_as_slowly_as_t
 @pytest.mark.parametrize(
     ("section", "changes", "named"),
     [
-        ("posterior", {"committee": 0}, "posterior.committee"),
-        ("posterior", {"committee_hidden": 0}, "posterior.committee_hidden"),
+        ("posterior", {"networks": 0}, "posterior.networks"),
+        ("network", {"hidden": (0,)}, "network.hidden"),
         ("posterior", {"feature_weight": 1.5}, "posterior.feature_weight"),
         ("posterior", {"feature_weight": -0.1}, "posterior.feature_weight"),
         ("posterior", {"class_codebooks": -1}, "posterior.class_codebooks"),

@@ -211,7 +211,8 @@ def config_of(propagation: float = 20.0, **training: Any) -> Config:
             preset("recommended"),
             {
                 "quantizer": {"codebooks": 3},
-                "posterior": {"committee": 2, "committee_hidden": 64, "propagation": propagation},
+                "posterior": {"networks": 2, "propagation": propagation},
+                "network": {"hidden": [64]},
                 "training": small,
             },
         )
@@ -257,7 +258,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
         net.directions(net.features(items[4:])[1]),
         net.classifier.raw,
         torch.from_numpy(told[[rows.tolist().index(row) for row in others]]).float(),
-        made.config.loss.beta,
+        made.config.beta,
     )
     torch.testing.assert_close(parts["propagation"], expected, rtol=1e-3, atol=1e-4)
     loss = made.config.loss

@@ -28,7 +28,8 @@ def network(M: int = 3, K: int = 8, d: int = 12, *, seed: int = 0) -> SoftGPQNet
             preset("gpq"),
             {
                 "quantizer": {"codebooks": M, "codewords": K, "subdim": d},
-                "posterior": {"committee": 2, "committee_hidden": 16},
+                "posterior": {"networks": 2},
+                "network": {"hidden": [16]},
                 "training": {"seed": seed},
             },
         )
@@ -106,7 +107,7 @@ def test_tables_need_as_many_dimensions_as_codewords() -> None:
 def test_prototypes_are_the_queries_of_sure_items() -> None:
     net = network()
     net.set_queries(torch.randn(3, 8, C, generator=torch.Generator().manual_seed(3)))
-    net.committee.posterior = lambda raw: torch.eye(C)  # type: ignore[method-assign, assignment, misc]
+    net.classes.posterior = lambda raw: torch.eye(C)  # type: ignore[method-assign, assignment, misc]
     torch.testing.assert_close(net.queries(items(C)).view(C, 3, 12).transpose(0, 1), net.prototypes)
 
 
@@ -126,8 +127,8 @@ def test_straight_through_gives_codewords_and_the_gradient_of_their_mean() -> No
     torch.testing.assert_close(ours, theirs)
 
 
-def test_the_committee_inside_keeps_next_to_no_codewords() -> None:
+def test_the_class_networks_inside_keep_next_to_no_codewords() -> None:
     net = network()
-    assert isinstance(net.committee, PosteriorNetwork)
-    assert net.committee.tables.numel() == C
-    assert net.committee.feature_codewords.numel() == 0
+    assert isinstance(net.classes, PosteriorNetwork)
+    assert net.classes.tables.numel() == C
+    assert net.classes.feature_codewords.numel() == 0

@@ -74,7 +74,7 @@ def test_the_posterior_of_items_is_tempered() -> None:
 
 @given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
 @settings(max_examples=40, deadline=None)
-def test_the_committee_is_made_as_sure_as_it_is_right(aim: float, seed: int, n: int) -> None:
+def test_probabilities_are_made_as_sure_as_they_are_right(aim: float, seed: int, n: int) -> None:
     net = network()
     p = torch.softmax(4 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
@@ -170,7 +170,7 @@ def test_of_images_the_residual_is_that_of_evened_features() -> None:
 def test_class_codebooks_grow_with_the_bits_of_the_class(C: int, expected: int) -> None:
     assert count_class_codebooks(12, C) == expected
     assert count_class_codebooks(3, C) == min(expected, 3)
-    config = merge(preset("recommended"), {"posterior": {"committee": 1, "committee_hidden": 4}})
+    config = merge(preset("recommended"), {"posterior": {"networks": 1}, "network": {"hidden": [4]}})
     net = build_network(config, {"kind": "features", "width": 4}, C)
     assert isinstance(net, PosteriorNetwork)
     assert expected == net.A

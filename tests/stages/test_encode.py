@@ -114,7 +114,7 @@ def test_the_network_that_is_chosen(
 
 
 def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> None:
-    model = make_model(tmp_path / "model", committee=2)
+    model = make_model(tmp_path / "model", networks=2)
     encode(model, data, tmp_path / "codes.h5", features=tmp_path / "features.h5")
     with RowReader(tmp_path / "features.h5") as reader:
         header, ids = reader.header, reader.ids()

@@ -18,13 +18,13 @@ from gpq_faiss.faissio.model import read_description
 from gpq_faiss.stages.compared import model_name
 from gpq_faiss.stages.evaluate import evaluate
 
-SMALL = {"committee_hidden": 16, "committee": 2, "propagation": 0.0}
+SMALL = {"networks": 2, "propagation": 0.0}
 
 
 def few_steps(name: str, codebooks: int = 3) -> Config:
     """A preset, shortened until it takes a second."""
     base = preset(name)
-    network = {"backbone": "mlp", "dropout": 0.0}
+    network = {"backbone": "mlp", "hidden": [16]}
     return merge(
         base,
         {

@@ -36,9 +36,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A features model with all that an mlp can have, a VGG at 32 pixels, and class networks, whose queries are no items."""
     root = tmp_path_factory.mktemp("models")
     return {
-        "features": make_model(root / "mlp", "features", M=M, K=K, d=D, dropout=0.3, seed=3),
+        "features": make_model(root / "mlp", "features", M=M, K=K, d=D, seed=3),
         "images": make_model(root / "vgg", "images", M=M, K=K, d=D, backbone="vgg", seed=4),
-        "asymmetric": make_model(root / "own", M=M, d=D, hidden=(), backbone="linear", committee=4),
+        "asymmetric": make_model(root / "own", M=M, d=D, hidden=(), backbone="linear", networks=4),
     }
 
 

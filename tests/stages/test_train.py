@@ -44,7 +44,7 @@ def small(**changes: object) -> Config:
     return replace(
         preset("paper"),
         quantizer=QuantizerConfig(codebooks=3),
-        network=NetworkConfig(backbone="mlp", hidden=(32,), dropout=0.1),
+        network=NetworkConfig(backbone="mlp", hidden=(32,)),
         training=TrainingConfig(**training),  # type: ignore[arg-type]
     )
 

@@ -32,7 +32,7 @@ def arguments(out: Path, *more: str) -> list[str]:
         "quantizer.codebooks": 3,
         "network.backbone": "mlp",
         "network.hidden": [32],
-        "network.dropout": 0.1,
+        "network.noise": 0.1,
         "training.steps": STEPS,
         "training.batch_labelled": 51,
         "training.batch_unlabelled": 60,

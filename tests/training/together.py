@@ -75,21 +75,20 @@ def run(function: str, size: int = 2, device: str = "cpu") -> Any:
 # What the processes do ----------------------------------------------------------------------------------------------------
 
 VGG = {"network": {"backbone": "vgg", "image_size": 16}}
-MLP = {"network": {"backbone": "mlp", "hidden": [16], "dropout": 0.3, "noise": 0.2}}
+MLP = {"network": {"backbone": "mlp", "hidden": [16], "noise": 0.2}}
+CLASSES = {"network": {"backbone": "mlp", "hidden": [16, 8], "noise": 0.2}}
 SMALL: dict[str, Any] = {
     "quantizer": {"codebooks": 2},
-    "posterior": {"committee": 2, "committee_hidden": 8},
+    "posterior": {"networks": 2},
 }
 CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
     "npair": (preset("paper"), MLP),
-    "triplet": (merge(preset("paper"), {"gpq": {"metric": "triplet"}}), MLP),
+    "triplet": (merge(preset("paper"), {"gpq": {"variant": "triplet"}}), MLP),
     "npair, batch norm": (preset("paper"), VGG),
-    "authors, batch norm apart": (
-        merge(preset("authors"), {"network": {"weights": "none"}, "gpq": {"classification": "paper"}}),
-        VGG,
-    ),
-    "class networks": (preset("recommended"), MLP),
-    "soft targets": (preset("gpq"), MLP),
+    "printed": (merge(preset("paper"), {"gpq": {"variant": "printed"}}), MLP),
+    "authors, batch norm apart": (merge(preset("authors"), {"network": {"weights": "none"}}), VGG),
+    "class networks": (preset("recommended"), CLASSES),
+    "soft targets": (preset("gpq"), CLASSES),
 }
 ITEMS, LABELLED, SHARE = 16, 8, 5
 """Items of a batch, how many of them are labelled, and how many the first of two processes has."""
