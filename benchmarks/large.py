@@ -55,7 +55,7 @@ def fresh() -> None:
 
 def write_rows(path: Path, codes: Any, Z: Any, n: int) -> None:
     """A flat index file of ``n`` codes."""
-    head, _, tail = row_header("flat", Z, n, mapped=False)
+    head, _, tail = row_header("flat", Z, n)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         file.write(head)
         for start in range(0, n, BLOCK):

@@ -2,121 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..codes.bits import check_codes
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import check_items, encode
 from ..errors import DataError, MismatchError
-from ..faissio.header import INDEX_TYPES, read_header
-from ..faissio.io import check_header, check_stated, read_sidecar
-from ..faissio.source import IndexFile
+from ..faissio.header import is_faiss
+from ..faissio.io import open_header
 from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
 
 
+@dataclass(frozen=True)
 class Shard:
     """A file of rows of one model.
 
     Attributes:
-        kind: ``codes``, ``features`` or ``index``.
+        codebooks: of the model, float32 [M, K, d].
+        codewords: whether features must be the codewords of their codes.
+        kind: ``codes``, ``features`` (to encode) or ``index`` (of any form, to merge or convert).
         rows: their number.
         row_bytes: of memory to read a row.
-        data_fingerprint: of the data set, if known.
         fingerprint: of name, size and modification time, to detect that the file changed since an interruption.
-
-    Raises:
-        DataError: damaged or of another format, or an empty index.
-        MismatchError: of another model or with other codebooks.
+        data_fingerprint: of the data set, if known.
     """
 
+    path: Path
+    codebooks: Floats
+    codewords: bool
     kind: str
     rows: int
     row_bytes: int
-    data_fingerprint = ""
-
-    def __init__(self, path: str | Path, codebooks: Floats) -> None:
-        self.path, self._codebooks = Path(path), codebooks
-        status = self.path.stat()
-        self.fingerprint = fingerprint("shard", self.path.name, str(status.st_size), str(status.st_mtime_ns))
-
-    def _check(self, books: str, of: str | None, model: str, model_name: str) -> None:
-        """Raises MismatchError: codebooks or model with these fingerprints are not those of the model."""
-        again = "encode the data again with this model"
-        if books != codebooks_fingerprint(self._codebooks):
-            raise MismatchError(f"{self.path} has other codebooks than those of {model_name}: {again}")
-        if of not in (None, model):
-            raise MismatchError(f"{self.path} is of model {of}, not of {model_name} ({model}): {again}")
+    fingerprint: str
+    data_fingerprint: str = ""
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """Yield checked codes and ids of all rows in order, in blocks of at most ``size``.
 
         Raises:
-            MismatchError: the SHA-256 of an index differs from its sidecar's.
+            MismatchError: the SHA-256 of an index, checked before the first block, differs from its sidecar's.
             DataError: the file is damaged, or was modified meanwhile.
         """
-        raise NotImplementedError
-
-
-class RowShard(Shard):
-    """``codes.h5``, or ``features.h5`` to encode; with ``codewords``, features must be the codewords of their codes."""
-
-    def __init__(
-        self, path: str | Path, codebooks: Floats, model: str, model_name: str, codewords: bool
-    ) -> None:
-        with RowReader(path) as reader:
-            super().__init__(path, codebooks)
-            header, self._codewords = reader.header, codewords
-            self._check(header.codebooks_fingerprint, header.model_fingerprint, model, model_name)
-            self.kind, self.rows, self.data_fingerprint = header.kind, reader.ntotal, header.data_fingerprint
-            self.row_bytes = 16 + header.width * (12 if header.kind == "features" else 3)
-
-    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        what, shape = str(self.path), self.codebooks.shape[:2]
+        if self.kind == "index":
+            header, _ = open_header(self.path, verify=True)
+            with contextlib.closing(header.source):
+                for span in header.spans(size):
+                    codes, ids = header.codes(*span), header.ids(*span)
+                    header.source.check()
+                    yield check_codes(codes, *shape, what=what), ids
+            return
         with RowReader(self.path) as reader:
             for start, values, ids, _ in reader.blocks(size):
                 if self.kind == "codes":
-                    codes = check_codes(values, *self._codebooks.shape[:2], what=str(self.path))
+                    codes = check_codes(values, *shape, what=what)
                 else:
-                    codes = encode(values, self._codebooks, what=str(self.path), first_row=start)
-                    if self._codewords:
-                        check_items(values, codes, self._codebooks, what=str(self.path), first_row=start)
+                    codes = encode(values, self.codebooks, what=what, first_row=start)
+                    if self.codewords:
+                        check_items(values, codes, self.codebooks, what=what, first_row=start)
                 yield codes, ids
 
 
-class IndexShard(Shard):
-    """An index file of any form, to merge or convert. It is read in place; its SHA-256 is checked before the first block."""
-
-    kind = "index"
-
-    def __init__(self, path: str | Path, codebooks: Floats, model: str, model_name: str) -> None:
-        with IndexFile(path) as source:
-            super().__init__(path, codebooks)
-            header, stated = read_header(source), read_sidecar(self.path)
-            check_header(source, header, stated)
-        self.rows, self.row_bytes = header.n, 8 * header.code_size + 64
-        self._check(header.fingerprint, (stated or {}).get("model_fingerprint"), model, model_name)
-        if not self.rows:
-            raise DataError(f"{path} is empty: leave it out, or add codes first")
-
-    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        with IndexFile(self.path) as source:
-            header, stated = read_header(source), read_sidecar(self.path)
-            if stated is not None:
-                check_stated(self.path, stated, verify=True)
-            for span in header.spans(size):
-                codes, ids = header.codes(source, *span), header.ids(source, *span)
-                source.check()
-                yield check_codes(codes, *header.codebooks.shape[:2], what=str(self.path)), ids
-
-
 def is_index(path: str | Path) -> bool:
-    """Whether its first bytes are those of an index file."""
+    """Whether its first bytes are those of a Faiss index."""
     try:
         if not Path(path).is_file():  # a pipe would block
             return False
         with Path(path).open("rb") as file:
-            return file.read(4) in INDEX_TYPES
+            return is_faiss(file.read(32))
     except OSError:
         return False
 
@@ -124,7 +81,31 @@ def is_index(path: str | Path) -> bool:
 def open_shard(
     path: str | Path, codebooks: Floats, model: str, model_name: str, *, codewords: bool = False
 ) -> Shard:
-    """Open a source of the model with this fingerprint: an index by its first bytes, else HDF5. Raises as :class:`Shard`."""
+    """Open a source of the model with this fingerprint: an index by its first bytes, else HDF5.
+
+    Raises:
+        DataError: damaged or of another format, or an empty index.
+        MismatchError: of another model or with other codebooks.
+    """
+    data = ""
     if is_index(path):
-        return IndexShard(path, codebooks, model, model_name)
-    return RowShard(path, codebooks, model, model_name, codewords)
+        held, stated = open_header(path, verify=False)
+        held.source.close()
+        kind, rows, row_bytes, books = "index", held.n, 8 * held.code_size + 64, held.fingerprint
+        of = stated.get("model_fingerprint")
+    else:
+        with RowReader(path) as reader:
+            header, rows = reader.header, reader.ntotal
+        kind, data, books = header.kind, header.data_fingerprint, header.codebooks_fingerprint
+        row_bytes, of = 16 + header.width * (12 if kind == "features" else 3), header.model_fingerprint
+    again = "encode the data again with this model"
+    if books != codebooks_fingerprint(codebooks):
+        raise MismatchError(f"{path} has other codebooks than those of {model_name}: {again}")
+    if of not in (None, model):
+        raise MismatchError(f"{path} is of model {of}, not of {model_name} ({model}): {again}")
+    if kind == "index" and not rows:
+        raise DataError(f"{path} is empty: leave it out, or add codes first")
+    path = Path(path)
+    status = path.stat()
+    mark = fingerprint("shard", path.name, str(status.st_size), str(status.st_mtime_ns))
+    return Shard(path, codebooks, codewords, kind, rows, row_bytes, mark, data)

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..codes.bits import code_size
 from ..codes.checks import Floats, Ids, repeated_among
 from ..errors import DataError, UsageError
-from ..faissio.io import Beside, HashedFile, check_index_output, publish
+from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.storage import (
     BLOCK_ROWS,
     LEVELS,
@@ -30,8 +30,7 @@ from ..faissio.storage import (
     first_words,
     list_header,
     list_parts,
-    pack_rows,
-    row_header,
+    row_parts,
 )
 from ..files import fingerprint, open_own, read_json, unfinished, write_at, write_json, writing
 from ..progress import stage
@@ -86,34 +85,31 @@ def build_index(  # noqa: PLR0913
     identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint))
     folder = out.with_name(f".{out.name}.building")
     with writing(out), unfinished(folder, out, keep=(RECORD, _SORTED)), contextlib.ExitStack() as stack:
-        work = _Work(folder, shards, codebooks, memory)
-        counts = work.sorted_before(identity) if form == "ivf" else None
+        work = _Work(folder, shards, codebooks, memory, identity)
+        counts = work.sorted_before() if form == "ivf" else None
         if counts is None:
-            raw = stack.enter_context(contextlib.closing(work.collect(identity)))
-            mapped = check_stored_ids(raw, shards, memory, out) or by_id
+            raw = stack.enter_context(contextlib.closing(work.collect()))
+            mapped = "IDMap" if _check_ids(raw, shards, memory, out) else None
             if form == "ivf":
-                counts = work.sort(raw, identity)
+                counts = work.sort(raw)
 
-        def write(file: HashedFile) -> None:
+        def parts() -> Iterator[bytes | memoryview]:
             with stage("writing the index", work.rows, "row") as filling:
-                if counts is None:
-                    work.write_rows(file, raw, form, mapped=mapped, by_id=by_id)
+                if counts is not None:
+                    yield from work.list_parts(counts)
                 else:
-                    work.write_lists(file, counts)
+                    step = work.step(_MAX_ROWS)
+                    codes, ids = ((block for _, block in raw.blocks(name, step)) for name in ("codes", "ids"))
+                    kind = "IDMap2" if by_id else mapped
+                    yield from row_parts(form, codebooks, work.rows, kind, codes, ids)
                 filling.done = work.rows
 
-        publish(
-            out,
-            write,
-            model_fingerprint=model_fingerprint,
-            extra=extra,
-            beside=beside,
-            done_with=folder,
-        )
+        options: dict[str, Any] = {"extra": extra, "beside": beside, "done_with": folder}
+        save_index(parts(), out, model_fingerprint=model_fingerprint, overwrite=True, **options)
     return out
 
 
-def check_stored_ids(raw: RawRows, shards: Sequence[Shard], memory: int, out: Path) -> bool:
+def _check_ids(raw: RawRows, shards: Sequence[Shard], memory: int, out: Path) -> bool:
     """Whether the ids of all shards differ from 0, 1, 2, ... Raises DataError: -1, or a repeated id; the rows are removed."""
     step = max(1, min(_MAX_ROWS, memory // 64))
 
@@ -144,20 +140,26 @@ def check_stored_ids(raw: RawRows, shards: Sequence[Shard], memory: int, out: Pa
 class _Work:
     """The unfinished work in ``folder``: files of rows, and the records of what is done."""
 
-    def __init__(self, folder: Path, shards: Sequence[Shard], Z: Floats, memory: int) -> None:
-        self.folder, self.shards, self.Z, self.memory = folder, shards, Z, memory
+    def __init__(self, folder: Path, shards: Sequence[Shard], Z: Floats, memory: int, identity: str) -> None:
+        self.folder, self.shards, self.Z, self.memory, self.identity = folder, shards, Z, memory, identity
         self.rows = sum(shard.rows for shard in shards)
         self.code = np.dtype((np.uint8, (code_size(int(Z.shape[0]), int(Z.shape[1])),)))
+        self.mark = fingerprint(identity, *(shard.fingerprint for shard in shards))
+        self.sorted = (folder / "codes.sorted", self.code), (folder / "ids.sorted", _ID)
 
-    def collect(self, identity: str) -> RawRows:
+    def step(self, most: int) -> int:
+        """Rows to write at once: whole blocks of FastScan."""
+        return max(BLOCK_ROWS, min(most, self.memory // (8 * self.code.itemsize)) // BLOCK_ROWS * BLOCK_ROWS)
+
+    def collect(self) -> RawRows:
         """The rows of all shards; those that an interrupted run read whole are not read again."""
         columns = {"codes": self.code, "ids": _ID}
-        raw = RawRows(self.folder, columns, identity)
+        raw = RawRows(self.folder, columns, self.identity)
         done = list(raw.state.get("shards", []))
         if done != [shard.fingerprint for shard in self.shards[: len(done)]]:
             _log.warning("%s: the unfinished build there is of other files: starting again", self.folder)
             raw.close()
-            raw, done = RawRows(self.folder, columns, identity, resume=False), []
+            raw, done = RawRows(self.folder, columns, self.identity, resume=False), []
         with stage("reading codes", self.rows, "row", done=raw.rows) as reading:
             for shard in self.shards[len(done) :]:
                 step = int(max(256, min(_MAX_ROWS, self.memory // (4 * shard.row_bytes))))
@@ -169,35 +171,14 @@ class _Work:
                 raw.commit()
         return raw
 
-    def write_rows(self, file: HashedFile, raw: RawRows, form: Form, *, mapped: bool, by_id: bool) -> None:
-        """Write header, codes and (if ``mapped``) ids of an index without lists."""
-        head, _, tail = row_header(form, self.Z, self.rows, mapped=mapped)
-        file.put(head.replace(b"IxMp", b"IxM2", 1) if by_id else head)
-        step = self._step(_MAX_ROWS)
-        for _, codes in raw.blocks("codes", step):
-            file.put(np.ascontiguousarray(pack_rows(form, codes, len(self.Z))).data)
-        file.put(tail)
-        for _, ids in raw.blocks("ids", step) if mapped else ():
-            file.put(ids.data)
-
-    def _step(self, most: int) -> int:
-        """Rows to write at once: whole blocks of FastScan."""
-        return max(BLOCK_ROWS, min(most, self.memory // (8 * self.code.itemsize)) // BLOCK_ROWS * BLOCK_ROWS)
-
     # Lists ------------------------------------------------------------------------------------------------------------
 
-    def _sorted(self) -> tuple[tuple[Path, np.dtype[Any]], ...]:
-        return (self.folder / "codes.sorted", self.code), (self.folder / "ids.sorted", _ID)
-
-    def _mark(self, identity: str) -> str:
-        return fingerprint(identity, *(shard.fingerprint for shard in self.shards))
-
-    def sorted_before(self, identity: str) -> Ids | None:
+    def sorted_before(self) -> Ids | None:
         """Items by their first words, if an interrupted run has already sorted these rows."""
         with contextlib.suppress(DataError, OSError, KeyError, TypeError):
             record = read_json(self.folder / _SORTED, "the progress of a build")
-            whole = all(path.stat().st_size == self.rows * of.itemsize for path, of in self._sorted())
-            if whole and record["mark"] == self._mark(identity):
+            whole = all(path.stat().st_size == self.rows * of.itemsize for path, of in self.sorted)
+            if whole and record["mark"] == self.mark:
                 return np.array(record["counts"], np.int64)
         return None
 
@@ -206,7 +187,7 @@ class _Work:
         lists = WordLists.of(counts, self.Z)
         return lists, counts.reshape(16**lists.P, -1).sum(axis=1)[lists.keys]
 
-    def sort(self, raw: RawRows, identity: str) -> Ids:
+    def sort(self, raw: RawRows) -> Ids:
         """Count the rows by their first words, and move them to their lists: sort a chunk in memory, and write each list's run."""
         width = self.code.itemsize
         chunk = int(max(_LEAST_CHUNK, min(_MOST_CHUNK, self.memory // (6 * width + 64))))
@@ -220,8 +201,7 @@ class _Work:
         cursor = np.cumsum(sizes) - sizes
         with contextlib.ExitStack() as stack, stage("sorting by lists", self.rows, "row") as sorting:
             codes_out, ids_out = (
-                stack.enter_context(open_own(path, keep=self.rows * of.itemsize))
-                for path, of in self._sorted()
+                stack.enter_context(open_own(path, keep=self.rows * of.itemsize)) for path, of in self.sorted
             )
             both = raw.blocks("codes", chunk), raw.blocks("ids", chunk)
             for (_, codes), (_, ids) in zip(*both, strict=True):
@@ -242,22 +222,22 @@ class _Work:
                 sorting.advance(len(ids))
             for file in (codes_out, ids_out):
                 os.fsync(file.fileno())
-        write_json(self.folder / _SORTED, {"mark": self._mark(identity), "counts": counts.tolist()})
+        write_json(self.folder / _SORTED, {"mark": self.mark, "counts": counts.tolist()})
         raw.remove()
         return counts
 
-    def write_lists(self, file: HashedFile, counts: Ids) -> None:
-        """Write header and lists."""
-        (lists, sizes), step = self._lists(counts), self._step(1 << 22)
-        file.put(list_header(lists, self.rows))
-        codes, ids = (path.open("rb") for path, _ in self._sorted())
-        with codes, ids:
+    def list_parts(self, counts: Ids) -> Iterator[bytes | memoryview]:
+        """The bytes of the index."""
+        (lists, sizes), step = self._lists(counts), self.step(1 << 22)
+        yield list_header(lists, self.rows)
+        with contextlib.ExitStack() as stack:
+            files = [(stack.enter_context(path.open("rb")), of) for path, of in self.sorted]
+
+            def blocks(number: int, size: int) -> Iterator[NDArray[Any]]:
+                file, of = files[number]
+                for start in range(0, size, step):
+                    data = file.read(min(step, size - start) * of.itemsize)
+                    yield np.frombuffer(data, of)
+
             for size in sizes.tolist():
-                parts = [min(step, size - start) for start in range(0, size, step)]
-                each = (_next(ids, _ID, n) for n in parts), (_next(codes, self.code, n) for n in parts)
-                for data in list_parts(lists, size, *each):
-                    file.put(data)
-
-
-def _next(file: IO[bytes], dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
-    return np.frombuffer(file.read(rows * dtype.itemsize), dtype)
+                yield from list_parts(lists, size, blocks(1, size), blocks(0, size))

@@ -27,7 +27,7 @@ from ..evaluation.grouping import distinct_rows
 from ..evaluation.ranking import RankingResult
 from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import RECALL_LEVELS
-from ..faissio.source import to_bytes
+from ..faissio.header import to_bytes
 from ..methods.coders import Floats, ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder

@@ -224,17 +224,17 @@ def _quantizer(books: Floats) -> bytes:
     return pack(QUANTIZER, M * d, M, bits_per_code(K)) + _vector(books)
 
 
-def row_header(form: Form, Z: Floats, n: int, *, mapped: bool) -> tuple[bytes, int, bytes]:
+def row_header(form: Form, Z: Floats, n: int, *, mapped: str | None = None) -> tuple[bytes, int, bytes]:
     """For a file of ``n`` items without lists: bytes before the codes, number of bytes of codes, and bytes before the ids.
 
-    With ``mapped``, ids follow, 8 bytes each (an ``IndexIDMap``).
+    With ``mapped``, ``IDMap`` or ``IDMap2``, the ids follow, 8 bytes each.
     """
     books = fuse(Z) if form == "fused" else Z
     M, K, d = (int(size) for size in books.shape)
     fast = form == "fastscan"
     blocks = -(-n // BLOCK_ROWS)
     count = blocks * block_bytes(M, BLOCK_ROWS) if fast else n * code_size(M, K)
-    head = _start(b"IxMp", M * d, n) if mapped else b""
+    head = _start({"IDMap": b"IxMp", "IDMap2": b"IxM2"}[mapped], M * d, n) if mapped else b""
     head += _start(b"IPfs" if fast else b"IxPq", M * d, n) + _quantizer(books)
     if fast:
         head += pack(FASTSCAN, 0, BLOCK_ROWS, 0, blocks * BLOCK_ROWS, M + M % 2)
@@ -242,9 +242,18 @@ def row_header(form: Form, Z: Floats, n: int, *, mapped: bool) -> tuple[bytes, i
     return head + pack("Q", count), count, tail + (pack("Q", n) if mapped else b"")
 
 
-def pack_rows(form: Form, codes: Codes, M: int) -> NDArray[np.uint8]:
-    """Codes as stored in the file; in FastScan's blocks a multiple of 32 rows, or the last ones."""
-    return pack_blocks(codes, M) if form in ("fastscan", "ivf") else codes.reshape(-1)
+def row_parts(
+    form: Form, Z: Floats, n: int, mapped: str | None, codes: Iterable[Codes], ids: Iterable[Ids]
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a file without lists, as :func:`row_header`; blocks of codes are multiples of 32 rows, or the last."""
+    head, _, tail = row_header(form, Z, n, mapped=mapped)
+    yield head
+    for block in codes:
+        if len(block):
+            yield pack_blocks(block, len(Z)).data if form == "fastscan" else np.ascontiguousarray(block).data
+    yield tail
+    for some in ids if mapped else ():
+        yield np.ascontiguousarray(some, "<i8").data
 
 
 def list_header(lists: WordLists, n: int) -> bytes:
@@ -298,12 +307,6 @@ def faiss_index(codes: Codes, ids: Ids | None, Z: Floats, form: Form) -> Any:
             rows = order[start:stop]
             parts += list_parts(lists, len(rows), [rows if ids is None else ids[rows]], [codes[rows]])
     else:
-        head, _, tail = row_header(form, Z, n, mapped=ids is not None)
-        packed = pack_rows(form, codes, M).data if n else b""
-        parts = [
-            head.replace(b"IxMp", b"IxM2", 1),
-            packed,
-            tail,
-            b"" if ids is None else ids.astype("<i8").data,
-        ]
+        mapped, own = (None, []) if ids is None else ("IDMap2", [ids])
+        parts = list(row_parts(form, Z, n, mapped, [codes], own))
     return faiss.deserialize_index(np.frombuffer(b"".join(parts), np.uint8))

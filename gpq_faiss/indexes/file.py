@@ -19,9 +19,8 @@ import numpy as np
 
 from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, UsageError
-from ..faissio.header import Header, read_header
-from ..faissio.io import check_header, read_sidecar
-from ..faissio.source import IndexFile
+from ..faissio.header import Header
+from ..faissio.io import open_header
 from ..faissio.storage import OLD_LISTS
 from ..inputs import parse_bytes
 from .base import Index, Limits
@@ -44,17 +43,13 @@ class FileIndex(Index):
 
     Raises:
         DataError: an empty index.
-        MismatchError: the sidecar belongs to another file.
         UsageError: too small a budget.
     """
 
-    def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
-        super().__init__(header.codebooks, None)
-        path, stated = Path(source.path), read_sidecar(source.path)
+    def __init__(self, header: Header, model_fingerprint: str | None, memory: int) -> None:
+        super().__init__(header.codebooks, model_fingerprint)
+        path = Path(header.source.path)
         self.path, self.memory = path, memory
-        check_header(source, header, stated)
-        if stated is not None:
-            self.model_fingerprint = stated["model_fingerprint"]
         if header.form in OLD_LISTS:
             raise DataError(
                 f"{path} has lists of an earlier version, which are not searched in place: convert it (gpq index --kind ivf)"
@@ -64,8 +59,8 @@ class FileIndex(Index):
         least = _LEAST_ROWS * _ROW
         if memory < least:
             raise UsageError(f"a memory budget of {memory:,} bytes is too small: at least {least:,}")
-        self._header, self._source = header, source
-        self.lists = StoredLists(source, header, memory)
+        self._header, self._source = header, header.source
+        self.lists = StoredLists(header, memory)
 
     # What it is -------------------------------------------------------------------------------------------------------
 
@@ -129,13 +124,13 @@ class FileIndex(Index):
         """Yield the ids of all items in file order, int64, in blocks of ``rows``."""
         with self.unchanged():
             for number, start, stop in self.spans(rows):
-                yield self._header.ids(self._source, number, start, stop)
+                yield self._header.ids(number, start, stop)
 
     def code_of(self, item: int) -> Codes | None:
         """As in every index; reads all ids."""
         with self.unchanged():
             for number, start, stop in self.spans(_IDS):
-                at = np.flatnonzero(self._header.ids(self._source, number, start, stop) == item)
+                at = np.flatnonzero(self._header.ids(number, start, stop) == item)
                 if len(at):
                     row = start + int(at[0])
                     return np.asarray(self.codes(number, row, row + 1)[0])
@@ -147,7 +142,7 @@ class FileIndex(Index):
 
     def codes(self, number: int, start: int, stop: int) -> Codes:
         """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""
-        return self._header.codes(self._source, number, start, stop)
+        return self._header.codes(number, start, stop)
 
 
 def open_file(path: str | Path, memory: str | int = MEMORY) -> FileIndex:
@@ -164,9 +159,9 @@ def open_file(path: str | Path, memory: str | int = MEMORY) -> FileIndex:
         UsageError: an invalid budget.
     """
     budget = parse_bytes(memory)
-    source = IndexFile(path)
+    header, stated = open_header(path, verify=False)
     try:
-        return FileIndex(source, read_header(source), budget)
+        return FileIndex(header, stated.get("model_fingerprint"), budget)
     except BaseException:
-        source.close()
+        header.source.close()
         raise

@@ -192,7 +192,7 @@ def _describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
         name = file.resolve().relative_to(folder.resolve()).as_posix()
     except ValueError:
         raise DataError(f"{file} is not below {folder}, the folder of the manifest: move it there") from None
-    check_stated(file, sidecar, verify=True)
+    check_stated(file, sidecar)
     with open_file(file) as index:
         low, high = zip(*((int(ids.min()), int(ids.max())) for ids in index.id_blocks()), strict=True)
     beside = tuple(p.name for p in (sidecar_path(file), items_path(file)) if p.exists())

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.header import Contents, contents_of
+from ..faissio.header import INDEX_FILE, Contents, contents_of
 from ..faissio.io import load_index
-from ..faissio.source import INDEX_FILE
 from ..inputs import check_file, parse_bytes
 from .file import MEMORY, FileIndex, open_file
 from .items import Items

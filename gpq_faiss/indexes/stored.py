@@ -13,7 +13,6 @@ from ..codes.bits import check_codes
 from ..codes.checks import Floats, Ids
 from ..errors import DataError, UsageError
 from ..faissio.header import Header
-from ..faissio.source import IndexFile
 from . import kernels
 from .base import too_many
 from .codeword_lists import (
@@ -43,15 +42,15 @@ class StoredLists(ListSearch):
     """Search of an index file by id. Lists of kind ``ivf`` are sorted as they are read; the rows of other files are one list, not sorted.
 
     Args:
-        source, header: of the file.
+        header: of the file.
         memory: budget in bytes. A list that needs more than a part of it is read in pieces.
 
     Attributes:
         read: bytes of codes and ids that searches have read so far: for benchmarks.
     """
 
-    def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
-        self._source, self._header, self.read = source, header, 0
+    def __init__(self, header: Header, memory: int) -> None:
+        self._header, self.read = header, 0
         words = header.words
         keys = np.zeros(1, np.int64) if words is None else words.keys
         self._number = np.argsort(keys, kind="stable")  # the first lists of a file are not in their order
@@ -134,10 +133,10 @@ class StoredLists(ListSearch):
         for piece in pieces.tolist():
             number, start = int(self._number[self._list[piece]]), int(self._row[piece])
             stop = start + int(self._size[piece])
-            codes.append(self._header.codes(self._source, number, start, stop))
-            ids.append(self._header.ids(self._source, number, start, stop))
+            codes.append(self._header.codes(number, start, stop))
+            ids.append(self._header.ids(number, start, stop))
             self.read += codes[-1].nbytes + ids[-1].nbytes
-        what = str(self._source.path)
+        what = str(self._header.source.path)
         columns = columns_of(check_codes(np.concatenate(codes), self.M, self.K, what=what), self.M, self.K)
         items, sizes = np.concatenate(ids), self._size[pieces]
         begin, starts = np.append(0, np.cumsum(sizes)), np.arange(len(items))

@@ -16,7 +16,7 @@ import pytest
 from index_factory import M, codebooks, make_rows
 
 from gpq_faiss.build import stream
-from gpq_faiss.build.shards import RowShard, Shard, open_shard
+from gpq_faiss.build.shards import Shard, open_shard
 from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.errors import DataError, MismatchError, UsageError
@@ -82,9 +82,9 @@ def test_a_build_that_was_cut_off_goes_on(
     parts, out = shards(tmp_path, np.arange(3000) * 2, 4), tmp_path / "i.faiss"
     whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), form).read_bytes()
     read: list[str] = []
-    real = RowShard.blocks
+    real = Shard.blocks
 
-    def blocks(self: RowShard, size: int) -> Any:
+    def blocks(self: Shard, size: int) -> Any:
         read.append(self.path.name)
         for number, block in enumerate(real(self, 300)):
             if read == ["0.h5", "1.h5", "2.h5"] and number:
@@ -97,7 +97,7 @@ def test_a_build_that_was_cut_off_goes_on(
         assert not out.exists()
         return progress_of(out)
 
-    monkeypatch.setattr(RowShard, "blocks", blocks)
+    monkeypatch.setattr(Shard, "blocks", blocks)
     assert cut_off() == (2, 1500)  # in the third shard
     # While rows are moved to their lists, and while these are written.
     for name, progress in (("write_at", (4, 3000)), ("list_parts", None)) if form == "ivf" else ():
@@ -116,7 +116,7 @@ def test_unfinished_work_that_does_not_fit_starts_anew(
 ) -> None:
     parts, out = shards(tmp_path, np.arange(900)), tmp_path / "i.faiss"
     with monkeypatch.context() as patch:
-        patch.setattr(stream, "row_header", interrupt)
+        patch.setattr(stream, "row_parts", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_index(parts, out, codebooks(), "flat")
     assert progress_of(out) == (3, 900)
@@ -174,7 +174,7 @@ def test_sources_and_budgets_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     """An index of 120 MB searched with 30: the process may not take more than that above what it had."""
     n = 10_000_000
-    head, _, tail = row_header("flat", codebooks(), n, mapped=True)
+    head, _, tail = row_header("flat", codebooks(), n, mapped="IDMap")
     rng = np.random.default_rng(0)
     with (tmp_path / "big.faiss").open("wb") as file:
         file.write(head)
@@ -205,7 +205,7 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
 def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
     """Six gigabytes of codes that are a hole in the file: only the header is read."""
     n = 2_000_000_000
-    head, count, tail = row_header("flat", codebooks(), n, mapped=False)
+    head, count, tail = row_header("flat", codebooks(), n)
     path = tmp_path / "huge.faiss"
     with path.open("wb") as file:
         file.write(head)

@@ -16,8 +16,8 @@ from index_factory import IDS, codebooks, features, make_model, make_rows
 
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.faissio.header import IndexFile
 from gpq_faiss.faissio.io import load_index, sidecar_path
-from gpq_faiss.faissio.source import IndexFile
 from gpq_faiss.faissio.storage import FORMS, Form, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex

@@ -207,7 +207,8 @@ def test_a_sidecar_of_another_index_is_a_mismatch(saved: Path) -> None:
             MismatchError, match=r"index\.faiss is not the file that index\.faiss\.json describes"
         ):
             load_index(saved)
-    assert load_index(saved, verify=False)[0].header.n == 203  # the last one changes the hash alone
+    with open_file(saved) as opened:  # the last one changes the hash alone
+        assert opened.ntotal == 203
 
 
 def test_a_damaged_sidecar_is_refused(saved: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,8 +19,8 @@ from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.faissio import storage
-from gpq_faiss.faissio.header import contents_of, read_header
-from gpq_faiss.faissio.source import IndexFile
+from gpq_faiss.faissio.header import contents_of
+from gpq_faiss.faissio.io import open_header
 from gpq_faiss.faissio.storage import FORMS, WordLists, choose_P, first_words
 from gpq_faiss.indexes import stored
 from gpq_faiss.indexes.file import FileIndex, open_file
@@ -157,10 +158,10 @@ def test_lists_are_read_as_they_were_written(
         found, own = np.argsort(layout.ids), np.argsort(ids)
         assert np.array_equal(layout.codes[found], codes[own])
         assert np.array_equal(layout.ids[found], ids[own])
-        with IndexFile(path) as source:
-            header = read_header(source)
+        header, _ = open_header(path, verify=False)
+        with closing(header.source):
             assert np.array_equal(header.codebooks, Z)
-            held = [header.codes(source, i, 0, int(size)) for i, size in enumerate(header.sizes)]
+            held = [header.codes(i, 0, int(size)) for i, size in enumerate(header.sizes)]
             assert np.array_equal(np.concatenate(held), layout.codes)
         if n:
             build_index([open_shard(path, Z, "", "")], Path(folder) / "again.faiss", Z, "ivf")
