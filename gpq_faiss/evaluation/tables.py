@@ -99,7 +99,6 @@ def render(
     rows: Sequence[Row],
     form: Format = "text",
     *,
-    columns: Sequence[str] | None = None,
     headers: Mapping[str, str] | None = None,
     digits: int = 3,
     caption: str | None = None,
@@ -107,10 +106,9 @@ def render(
     """Write a table; the text ends with a newline.
 
     Args:
-        rows: dicts; a value may be text, a number, a :class:`Spread`, a bool or None (shown as a dash).
+        rows: dicts, whose keys are the columns; a value may be text, a number, a :class:`Spread`, a bool or None (shown as a dash).
         form: "text", "markdown", "latex" (booktabs), "html", "csv" or "json". CSV and JSON keep all
             digits, and a :class:`Spread` becomes three columns (``x``, ``x_deviation``, ``x_n``) or an object.
-        columns: columns and their order (default: all, in order of first appearance).
         headers: display names of columns (not in CSV and JSON).
         digits: decimals of floats.
         caption: a line above the table (text, Markdown), or the caption in LaTeX.
@@ -127,12 +125,10 @@ def render(
     """
     if form not in get_args(Format):
         raise UsageError(f"table format {form!r} is unknown: use one of {', '.join(get_args(Format))}")
-    names = list(dict.fromkeys(name for row in rows for name in row)) if columns is None else list(columns)
-    if form == "json":
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if form in ("json", "csv"):
         plain = [{name: _plain(row.get(name)) for name in names} for row in rows]
-        return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
-    if form == "csv":
-        return _csv(rows, names)
+        return _csv(plain) if form == "csv" else json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     lines = [[(headers or {}).get(name, name) for name in names]]
     lines += [[_cell(row.get(name), digits) for name in names] for row in rows]
     right = [_numeric([row.get(name) for row in rows]) for name in names]
@@ -140,20 +136,19 @@ def render(
         return _latex(lines, right, caption)
     if form == "html":
         return _html(lines, right)
-    above = [] if caption is None else [caption]
-    if form == "markdown":
+    marks = form == "markdown"
+    if marks:
         lines = [[text.replace("\\", "\\\\").replace("|", "\\|") for text in line] for line in lines]
-    widths = [max(3 * (form == "markdown"), *map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(3 * marks, *map(len, column)) for column in zip(*lines, strict=True)]
     texts = [
         [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, widths, right, strict=True)]
         for line in lines
     ]
-    if form == "markdown":
-        texts.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)])
-        above += [""] * len(above)
-        return "\n".join([*above, *(f"| {' | '.join(line)} |" for line in texts)]) + "\n"
-    texts.insert(1, ["─" * w for w in widths])
-    return "\n".join([*above, *("  ".join(line).rstrip() for line in texts)]) + "\n"
+    rule = ["-" * (w - 1) + "-:"[r] if marks else "─" * w for w, r in zip(widths, right, strict=True)]
+    texts.insert(1, rule)
+    above = [] if caption is None else [caption, ""] if marks else [caption]
+    shown = [f"| {' | '.join(line)} |" if marks else "  ".join(line).rstrip() for line in texts]
+    return "\n".join([*above, *shown]) + "\n"
 
 
 def _cell(value: Any, digits: int) -> str:
@@ -206,22 +201,19 @@ def _latex(lines: list[list[str]], right: Sequence[bool], caption: str | None) -
     return "\n".join(text) + "\n"
 
 
-def _csv(rows: Sequence[Row], names: Sequence[str]) -> str:
+def _csv(rows: list[dict[str, Any]]) -> str:
     """All digits; a :class:`Spread` has a column each for mean, deviation and number."""
-    lines = []
-    for row in rows:
-        line: dict[str, Any] = {}
-        for name in names:
-            cell = _plain(row.get(name))
-            mean, *more = cell.values() if isinstance(cell, dict) else (cell,)
-            line |= {name: mean, **dict(zip((f"{name}_deviation", f"{name}_n"), more, strict=False))}
-        lines.append(line)
-    there = set(names).union(*lines)
-    parts = [f"{name}{ending}" for name in names for ending in ("", "_deviation", "_n")]
+    columns = []
+    for name in rows[0] if rows else ():
+        cells = [row[name] for row in rows]
+        if not any(isinstance(cell, dict) for cell in cells):
+            columns.append([name, *cells])
+            continue
+        parts = [cell if isinstance(cell, dict) else {"mean": cell} for cell in cells]
+        for part, ending in (("mean", ""), ("deviation", "_deviation"), ("n", "_n")):
+            columns.append([f"{name}{ending}", *(each.get(part) for each in parts)])
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, [part for part in parts if part in there], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    csv.writer(stream, lineterminator="\n").writerows(zip(*columns, strict=True))
     return stream.getvalue()
 
 

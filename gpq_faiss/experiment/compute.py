@@ -80,14 +80,8 @@ class TrainingCache:
 def compute(
     spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: TrainingCache
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The arrays of the file of a run, and its attributes, as far as they are measured. Raises GpqError: from the method, the data or the
-    device.
-
-    Args:
-        partial: folder for checkpoints of a trained method; an existing checkpoint is continued.
-        options: of its training.
-        cache: the latest training on these data; updated with the training of this run.
-    """
+    """The arrays of the file of a run, and its attributes, as far as they are measured. ``partial`` is the folder for checkpoints of a
+    training, where one is continued; ``cache`` holds the latest training on these data, and then this one's. Raises GpqError."""
     split = make_split(dataset, **spec.split_args)
     if not len(split.query) or not len(split.database):
         raise UsageError(

@@ -45,18 +45,8 @@ class Variation(_Strict):
 
 
 class Grid(_Strict):
-    """An experiment.
-
-    Attributes:
-        title: heads the report.
-        kind: which pictures it has.
-        methods: short names.
-        seeds: of split, weights and batches.
-        labelled: None: the protocol's own number; ``queries``, of protocol 1, likewise.
-        preset: of the trained methods.
-        vectors: items of the database whose vectors are kept, for pictures.
-        config: settings of all trained methods, as in a run's TOML.
-        product: dotted setting -> values: a variation of each combination.
+    """An experiment. ``kind`` says which pictures it has; ``labelled`` and ``queries`` are None for the protocol's own numbers;
+    ``vectors`` is the number of database items whose vectors are kept, for pictures; ``config`` changes all trained methods.
 
     Raises:
         UsageError: an invalid value; the message names its key.
@@ -76,19 +66,21 @@ class Grid(_Strict):
     config: Changes = {}
     variation: tuple[Variation, ...] = ()
     product: dict[str, Annotated[tuple[Any, ...], MinLen(1)]] = {}
+    """Dotted setting -> values: a variation of each combination."""
 
     @cached_property
     def variations(self) -> tuple[Variation, ...]:
         """Those of the file, then those of ``product``; without any, one that changes nothing."""
-        made = []
+        made = list(self.variation)
         for values in itertools.product(*self.product.values()) if self.product else ():
             config: Changes = {}
-            chosen = [(*name.partition("."), value) for name, value in zip(self.product, values, strict=True)]
-            for section, _, setting, value in chosen:
+            names = []
+            for name, value in zip(self.product, values, strict=True):
+                section, _, setting = name.partition(".")
                 config.setdefault(section, {})[setting] = value
-            name = ", ".join(f"{setting} = {value}" for _, _, setting, value in chosen)
-            made.append(Variation(name=name, config=config))
-        return (*self.variation, *made) or (Variation(),)
+                names.append(f"{setting} = {value}")
+            made.append(Variation(name=", ".join(names), config=config))
+        return tuple(made) or (Variation(),)
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
@@ -126,8 +118,8 @@ class Grid(_Strict):
         config = dict(self.config)
         for section, values in (settings or {}).items():
             config[section] = config.get(section, {}) | values if isinstance(values, dict) else values
-        given = {key: value for key, value in changes.items() if value is not None}
-        return grid_from({**self.model_dump(), "config": config, **given})
+        changed = {key: value for key, value in changes.items() if value is not None}
+        return grid_from({**self.model_dump(), "config": config, **changed})
 
 
 def built_in_grids() -> dict[str, Path]:
@@ -136,12 +128,8 @@ def built_in_grids() -> dict[str, Path]:
 
 
 def read_grid(spec: str | Path) -> Grid:
-    """The built-in grid of that name, or the grid of a TOML file.
-
-    Raises:
-        UsageError: neither; an unknown key, or an invalid value.
-        DataError: the file cannot be read, or is not TOML.
-    """
+    """The built-in grid of that name, or the grid of a TOML file. Raises UsageError: neither, or a key or value that cannot be; DataError:
+    the file cannot be read, or is not TOML."""
     known = built_in_grids()
     path = known.get(str(spec), Path(spec))
     if path.suffix != ".toml":
@@ -163,14 +151,13 @@ def grid_from(values: Mapping[str, Any]) -> Grid:
         return Grid.model_validate_json(json.dumps(given, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        name, message = ".".join(map(str, first["loc"])), first["msg"]
+        if first["type"] == "extra_forbidden":
+            known = (Variation if "." in name else Grid).model_fields
+            raise UsageError(unknown(f"key '{name}'", str(first["loc"][-1]), known)) from None
+        raise UsageError(f"{name} = {repr(first['input'])[:60]}: {message[0].lower()}{message[1:]}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"settings that cannot be read: {error}") from None
-    *section, key = map(str, first["loc"])
-    name = ".".join([*section, key])
-    if first["type"] == "extra_forbidden":
-        known = (Variation if section else Grid).model_fields
-        raise UsageError(unknown(f"key '{name}'", key, known))
-    raise UsageError(f"{name} = {repr(first['input'])[:60]}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
 # Settings ---------------------------------------------------------------------------------------------------------------

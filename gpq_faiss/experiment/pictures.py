@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +17,19 @@ from ..evaluation.tables import summarise
 from ..files import check_output
 from ..methods.registry import METHODS
 from ..report.plots import picture, plot_curves
-from .results import Experiment, read_experiment
+from .results import CURVES, Experiment, read_experiment
 from .runs import Run, read_run
 
 _PANELS, _PANEL = 9, 3.2  # at most so many, of so many inches
 
 Panel = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any] | None]
 """Points [n, 2], classes [n] (-1: none), and None or unit-norm codewords [K, 2]."""
-
-
-@dataclass
-class _Pictures:
-    """The pictures made: caption -> file."""
-
-    experiment: Experiment
-    folder: Path
-    ending: str
-    overwrite: bool
-    made: dict[str, Path] = field(default_factory=dict)
-
-    def file(self, name: str, caption: str) -> Path:
-        """The file of a picture to be made."""
-        self.made[caption] = self.folder / f"{name}.{self.ending}"
-        return self.made[caption]
-
-    def figure(self, name: str, caption: str, *size: float, dpi: int = 160) -> Any:
-        """Context with a figure that becomes the picture."""
-        return picture(self.file(name, caption), *size, overwrite=self.overwrite, dpi=dpi)
-
-    def title(self, at: str = "") -> str:
-        """Data and protocol of the experiment."""
-        about = self.experiment.about
-        return ", ".join(filter(None, (about.data.name, at, f"protocol {about.protocol}")))
-
-    def runs(self, *names: str) -> list[Run]:
-        """The runs at the longest code of the first seed, with these arrays."""
-        experiment = self.experiment
-        seed, lengths = experiment.seeds[0], (0, max(experiment.bits))
-        runs = [run for run in experiment.runs if run.seed == seed and run.bits in lengths]
-        found = [read_run(run.path, names) for run in runs]
-        found = [run for run in found if names[0] in run.arrays]
-        if not found:
-            raise DataError(
-                f"{experiment.folder}: no run of {experiment.at}, seed {seed}, keeps {names[0]}: run it again, "
-                "for vectors with vectors = 2000 in the grid"
-            )
-        return found
+Picture = tuple[str, str, Callable[..., object]]
+"""Name, caption, and what draws it: ``draw(path, overwrite=)``."""
 
 
 def draw_experiment(
-    folder: str | Path,
-    out: str | Path,
-    *,
-    ending: str = "png",
-    overwrite: bool = False,
+    folder: str | Path, out: str | Path, *, ending: str = "png", overwrite: bool = False
 ) -> dict[str, Path]:
     """Draw the pictures of an experiment's kind from its runs.
 
@@ -88,49 +47,67 @@ def draw_experiment(
     """
     experiment = read_experiment(folder)
     check_output(Path(out) / f"map.{ending}", overwrite=True)
-    pictures = _Pictures(experiment, Path(out), ending, overwrite)
     of_kind = {"sensitivity": _heat_maps, "tsne": _tsne, "voronoi": _codebooks}
-    of_kind.get(experiment.about.kind, _curves)(pictures)
-    return pictures.made
+    made: dict[str, Path] = {}
+    for name, caption, draw in of_kind.get(experiment.about.kind, _curves)(experiment):
+        made[caption] = Path(out) / f"{name}.{ending}"
+        draw(made[caption], overwrite=overwrite)
+    return made
 
 
-def _curves(pictures: _Pictures) -> None:
+def _title(experiment: Experiment, at: str = "") -> str:
+    about = experiment.about
+    return ", ".join(filter(None, (about.data.name, at, f"protocol {about.protocol}")))
+
+
+def _runs_with(experiment: Experiment, *names: str) -> list[Run]:
+    """The runs at the longest code of the first seed, with these arrays."""
+    seed, lengths = experiment.seeds[0], (0, max(experiment.bits))
+    runs = [run for run in experiment.runs if run.seed == seed and run.bits in lengths]
+    found = [run for run in (read_run(run.path, names) for run in runs) if names[0] in run.arrays]
+    if not found:
+        raise DataError(
+            f"{experiment.folder}: no run of {experiment.at}, seed {seed}, keeps {names[0]}: run it again, "
+            "for vectors with vectors = 2000 in the grid"
+        )
+    return found
+
+
+def _curves(experiment: Experiment) -> Iterator[Picture]:
     """mAP over bits and over likeness; precision-recall, precision at k and recall at k at the longest code."""
-    experiment = pictures.experiment
-    bits, title = max(experiment.bits), pictures.title(experiment.at)
-
-    def draw(name: str, caption: str, lines: Mapping[str, Any], **options: Any) -> None:
-        plot_curves(lines, pictures.file(name, caption), overwrite=pictures.overwrite, **options)
-
+    at, title = f"at {max(experiment.bits)} bits", _title(experiment, experiment.at)
     if len(experiment.bits) > 1:
-        lines = {}
+        lines: dict[str, Any] = {}
         for row in experiment.means(map(str, experiment.bits), longest=False):
             there = [(b, row[str(b)]) for b in experiment.bits if row[str(b)]]
             lines[row["method"]] = np.array([(b, of.mean, of.deviation or 0.0) for b, of in there]).T
-        labels = {"x": "bits per code", "y": "mAP", "title": pictures.title()}
-        draw("map", "mAP over the length of the code", lines, from_zero=False, **labels)
-    for name, column, x, across, up in (
-        ("pr", "{:.2f}", "pr_recall", "recall", "precision"),
-        ("precision", "P@{}", "ks", "k", "precision at k"),
-        ("recall", "R@{}", "ks", "k", "recall at k"),
-    ):
+        draw = partial(
+            plot_curves, lines, x="bits per code", y="mAP", title=_title(experiment), from_zero=False
+        )
+        yield "map", "mAP over the length of the code", draw
+    kinds = (
+        ("pr", "recall", "precision"),
+        ("precision", "k", "precision at k"),
+        ("recall", "k", "recall at k"),
+    )
+    for (column, (x, _)), (name, across, up) in zip(CURVES.items(), kinds, strict=True):
         places = {column.format(at): at for run in experiment.runs for at in run.arrays[x]}
-        curves = {}
+        lines = {}
         for row in experiment.means(list(places)):
             known = {at: row[place].mean for place, at in places.items() if row.get(place)}
-            curves[row["method"]] = list(known), list(known.values())
-        caption = f"{up[0].upper()}{up[1:]} over {across} at {bits} bits"
-        draw(name, caption, curves, x=across, y=up, title=title, log_x=across == "k")
+            lines[row["method"]] = list(known), list(known.values())
+        draw = partial(plot_curves, lines, x=across, y=up, title=title, log_x=across == "k")
+        yield name, f"{up[0].upper()}{up[1:]} over {across} {at}", draw
     rows = [row for row in experiment.means(("NN10@100", "mAP")) if row.get("NN10@100")]
     if rows:
-        points = {row["method"]: ([row["NN10@100"].mean], [row["mAP"].mean]) for row in rows}
-        labels = {"x": "NN10@100", "y": "mAP", "title": title}
-        draw("likeness", f"mAP over NN10@100 at {bits} bits", points, from_zero=False, **labels)
+        lines = {row["method"]: ([row["NN10@100"].mean], [row["mAP"].mean]) for row in rows}
+        draw = partial(plot_curves, lines, x="NN10@100", y="mAP", title=title, from_zero=False)
+        yield "likeness", f"mAP over NN10@100 {at}", draw
 
 
-def _heat_maps(pictures: _Pictures) -> None:
-    """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length, with the values in the cells."""
-    experiment, weights = pictures.experiment, ("lambda1", "lambda2")
+def _heat_maps(experiment: Experiment) -> Iterator[Picture]:
+    """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length."""
+    weights = ("lambda1", "lambda2")
     lines = [
         {"method": run.method, "bits": run.bits, "mAP": run.map, **run.settings["loss"]}
         for run in experiment.runs
@@ -150,22 +127,28 @@ def _heat_maps(pictures: _Pictures) -> None:
         values = np.full((len(down), len(across)), np.nan)
         for cell in panel:
             values[down.index(cell["lambda1"]), across.index(cell["lambda2"])] = cell["mAP"].mean
-        at, size = f"{method} at {bits} bits", (1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down))
-        name = f"sensitivity-{method}-{bits}"
-        with pictures.figure(name, f"mAP of {at}, over the weights", *size) as figure:
-            axes = figure.add_subplot(xlabel="λ2 (entropy)", ylabel="λ1 (classification)")
-            axes.grid(visible=False)
-            image = axes.imshow(values, cmap="viridis", aspect="auto")
-            dark = np.nanmin(values) + 0.6 * (np.nanmax(values) - np.nanmin(values))
-            for (i, j), value in np.ndenumerate(values):
-                colour, text = "white" if value < dark else "#111111", f"{value:.3f}"
-                if np.isfinite(value):  # a run that is missing has an empty cell
-                    axes.text(j, i, text, ha="center", va="center", fontsize=8.5, color=colour)
-            axes.set_xticks(range(len(across)), [f"{b:g}" for b in across])
-            axes.set_yticks(range(len(down)), [f"{a:g}" for a in down])
-            # Above a narrow map a long title would be cut off.
-            axes.set_title(textwrap.fill(f"mAP of {at}: {pictures.title()}", 18 + 9 * len(across)))
-            figure.colorbar(image, ax=axes)
+        of = f"mAP of {method} at {bits} bits"
+        draw = partial(_draw_heat_map, values, down, across, f"{of}: {_title(experiment)}")
+        yield f"sensitivity-{method}-{bits}", f"{of}, over the weights", draw
+
+
+def _draw_heat_map(
+    values: NDArray[Any], down: list[float], across: list[float], title: str, out: Path, *, overwrite: bool
+) -> None:
+    """Values [down, across] as colours and numbers; NaN, of a run that is missing, is an empty cell."""
+    with picture(out, 1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down), overwrite=overwrite) as figure:
+        axes = figure.add_subplot(xlabel="λ2 (entropy)", ylabel="λ1 (classification)")
+        axes.grid(visible=False)
+        image = axes.imshow(values, cmap="viridis", aspect="auto")
+        dark = np.nanmin(values) + 0.6 * (np.nanmax(values) - np.nanmin(values))
+        for i, j in np.argwhere(np.isfinite(values)):
+            colour, text = "white" if values[i, j] < dark else "#111111", f"{values[i, j]:.3f}"
+            axes.text(j, i, text, ha="center", va="center", fontsize=8.5, color=colour)
+        axes.set_xticks(range(len(across)), [f"{b:g}" for b in across])
+        axes.set_yticks(range(len(down)), [f"{a:g}" for a in down])
+        # Above a narrow map a long title would be cut off.
+        axes.set_title(textwrap.fill(title, 18 + 9 * len(across)))
+        figure.colorbar(image, ax=axes)
 
 
 # Points -----------------------------------------------------------------------------------------------------------------
@@ -198,18 +181,13 @@ def cell_borders(codewords: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _draw_points(
-    pictures: _Pictures,
-    name: str,
-    caption: str,
-    title: str,
-    panels: Mapping[str, Panel],
-    class_names: Sequence[str],
+    title: str, panels: Mapping[str, Panel], class_names: Sequence[str], out: Path, *, overwrite: bool
 ) -> None:
     """Panels of points, coloured by class; with codewords on the unit circle, these and their Voronoi cells. Points of such a panel lie
     on the circle; they are drawn at random distances from it so that they do not overlap."""
     across, down = min(len(panels), 3), -(-len(panels) // 3)
     size = _PANEL * across + 1.4, _PANEL * down + 0.4
-    with pictures.figure(name, caption, *size, dpi=120) as figure:  # many points make large files
+    with picture(out, *size, overwrite=overwrite, dpi=120) as figure:  # many points make large files
         for i, (head, (points, classes, codewords)) in enumerate(panels.items()):
             axes = figure.add_subplot(down, across, i + 1, xticks=[], yticks=[])
             axes.set_title(head, fontsize=10)
@@ -225,8 +203,8 @@ def _draw_points(
                 axes.set_axis_off()
                 off = np.random.default_rng(0).standard_normal((len(points), 1))
                 radius = 1 + 0.12 * off.clip(-2.5, 2.5)
-            x, y = (points * radius).T
             colours = [f"C{c % 10}" if c >= 0 else "#BBBBBB" for c in classes.tolist()]
+            x, y = (points * radius).T
             axes.scatter(x, y, c=colours, s=5, linewidths=0, alpha=0.75)
         named = enumerate(class_names[:20])
         handles = [axes.scatter([], [], color=f"C{c % 10}", label=label) for c, label in named]
@@ -234,12 +212,17 @@ def _draw_points(
         figure.suptitle(title, x=0.01, ha="left")
 
 
-def _tsne(pictures: _Pictures) -> None:
-    experiment, every = pictures.experiment, pictures.runs("vectors", "vector_labels")
-    runs, panels = every[:_PANELS], {}
-    for run in runs:
-        points, classes = tsne(run.arrays["vectors"]), _classes(run.arrays["vector_labels"])
-        panels[f"{experiment.row_name(run)}, mAP {run.map:.3f}"] = (points, classes, None)
+def _tsne(experiment: Experiment) -> Iterator[Picture]:
+    every = _runs_with(experiment, "vectors", "vector_labels")
+    runs = every[:_PANELS]
+    panels: dict[str, Panel] = {
+        f"{experiment.row_name(run)}, mAP {run.map:.3f}": (
+            tsne(run.arrays["vectors"]),
+            _classes(run.arrays["vector_labels"]),
+            None,
+        )
+        for run in runs
+    }
     n = len(runs[0].arrays["vectors"])
     caption = (
         f"t-SNE of the directions of {n:,} items of the database, drawn at random by seed {runs[0].seed} and the same for every method; a "
@@ -247,12 +230,12 @@ def _tsne(pictures: _Pictures) -> None:
     )
     if len(every) > len(runs):
         caption += f"; {len(every) - len(runs)} more rows have no panel"
-    title = f"t-SNE of {n:,} database items by (first) class: {pictures.title(experiment.at)}"
-    _draw_points(pictures, "tsne", caption, title, panels, runs[0].class_names)
+    title = f"t-SNE of {n:,} database items by (first) class: {_title(experiment, experiment.at)}"
+    yield "tsne", caption, partial(_draw_points, title, panels, runs[0].class_names)
 
 
-def _codebooks(pictures: _Pictures) -> None:
-    for i, run in enumerate(pictures.runs("vectors", "vector_labels", "codebooks")):
+def _codebooks(experiment: Experiment) -> Iterator[Picture]:
+    for i, run in enumerate(_runs_with(experiment, "vectors", "vector_labels", "codebooks")):
         Z, M = run.arrays["codebooks"], len(run.arrays["codebooks"])
         if Z.shape[2] != 2:
             raise DataError(
@@ -260,13 +243,16 @@ def _codebooks(pictures: _Pictures) -> None:
             )
         x, classes = run.arrays["vectors"].reshape(-1, M, 2), _classes(run.arrays["vector_labels"])
         nearest = np.einsum("nmd,mkd->nmk", x, Z).argmax(axis=2)
-        panels = {}
+        panels: dict[str, Panel] = {}
         for m in range(min(M, _PANELS)):
             used = f"codebook {m + 1}: {len(np.unique(nearest[:, m]))} of {len(Z[m])} codewords in use"
             panels[used] = (x[:, m], classes, Z[m])
-        name = pictures.experiment.row_name(run)
+        name = experiment.row_name(run)
         title = f"{name}, mAP {run.map:.3f}: codewords (stars), their cells, and items, drawn near the circle that they are on"
         caption = f"Codebooks in two dimensions, {name}, with {len(x):,} items of the database drawn at random by seed {run.seed}"
         caption += f"; the first {_PANELS} of {M}" if M > _PANELS else ""
-        file = f"voronoi-{i + 1}" if i else "voronoi"
-        _draw_points(pictures, file, caption, title, panels, run.class_names)
+        yield (
+            f"voronoi-{i + 1}" if i else "voronoi",
+            caption,
+            partial(_draw_points, title, panels, run.class_names),
+        )

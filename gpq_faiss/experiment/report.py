@@ -14,6 +14,7 @@ from ..evaluation.tables import render
 from ..methods.measure import NO_LIKENESS
 from ..methods.registry import METHODS
 from .results import Experiment, read_experiment
+from .runs import machine_line
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,7 @@ _MOST_NAMED = 30  # missing runs
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a report: a caption, rows for :func:`gpq_faiss.evaluation.tables.render`, the header of the first column, and the
-    number of decimals."""
+    """One table of a report; ``head`` is the header of its first column."""
 
     caption: str
     rows: list[dict[str, Any]]
@@ -76,7 +76,18 @@ def report_experiment(
     if form == "latex":
         return "\n".join(t.text("latex") for t in tables.values())
     if form == "json":
-        return _json(experiment, tables)
+        rows = {k: {"caption": t.caption, "rows": json.loads(t.text("json"))} for k, t in tables.items()}
+        value = {
+            "experiment": experiment.about.model_dump(exclude={"experiment_format", "planned"}),
+            "missing": experiment.missing(),
+            "notes": notes_of(experiment),
+            "tables": rows,
+            "runs": [
+                line | run.model_dump(include={"method", "variation", "split_hash", "identity"})
+                for line, run in zip(experiment.table, experiment.runs, strict=True)
+            ],
+        }
+        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if table is not None:
         return first.text(form) + "".join(f"\n{line}\n" for line in missing)
     marks = form == "markdown"
@@ -117,13 +128,11 @@ def tables_of(experiment: Experiment) -> dict[str, Table]:
 def _missing(experiment: Experiment) -> list[str]:
     """A line that names the missing runs, if there are any."""
     missing, total = experiment.missing(), len(experiment.about.planned)
-    if not missing:
-        return []
     more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
     return [
         f"Not complete: {len(missing):,} of {total:,} runs are missing, or are of other settings, data or versions than requested last: "
         f"{', '.join(missing[:_MOST_NAMED])}{more}. Means are over the seeds that are there."
-    ]
+    ] * bool(missing)
 
 
 def notes_of(experiment: Experiment) -> list[str]:
@@ -149,13 +158,8 @@ def notes_of(experiment: Experiment) -> list[str]:
             if run.bits and run.bits != run.bits_kept
         ),
         *(f"{name} has no row: {why}." for name, why in about.left_out.items()),
+        *(machine_line(run.machine, run.versions) for run in runs),
     ]
-    for run in runs:
-        machine, libraries = run.machine, ", ".join(f"{k} {version}" for k, version in run.versions.items())
-        notes.append(
-            f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
-            f"{machine.get('gpu') or 'no GPU'}, {machine.get('os')}; {libraries}."
-        )
     return list(dict.fromkeys(notes))
 
 
@@ -181,17 +185,3 @@ def _trainings(experiment: Experiment) -> list[str]:
         f"Trained methods have {usual}{', except those named next' if len(rows_of) > 1 else ''}; all have the same split and data.",
         *(f"{', '.join(names)}: {text}." for text, names in rows_of.items() if text != usual),
     ]
-
-
-def _json(experiment: Experiment, tables: Mapping[str, Table]) -> str:
-    value = {
-        "experiment": experiment.about.model_dump(exclude={"experiment_format", "planned"}),
-        "missing": experiment.missing(),
-        "notes": notes_of(experiment),
-        "tables": {k: {"caption": t.caption, "rows": json.loads(t.text("json"))} for k, t in tables.items()},
-        "runs": [
-            line | {name: getattr(run, name) for name in ("method", "variation", "split_hash", "identity")}
-            for line, run in zip(experiment.table, experiment.runs, strict=True)
-        ],
-    }
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -19,22 +19,26 @@ from ..data.base import Dataset
 from ..errors import DataError, MismatchError
 from ..evaluation.tables import summarise
 from ..files import read_json, write_json
-from ..methods.measure import needs_perceptron
 from ..methods.registry import METHODS
 from .grid import Grid
 from .runs import Run, RunSpec, read_run
 
 ABOUT = "experiment.json"
+CURVES = {
+    "{:.2f}": ("pr_recall", "pr_precision"),
+    "P@{}": ("ks", "precision"),
+    "R@{}": ("ks", "recall"),
+}
+"""Columns of a table -> arrays of a run: what the columns are named by, and their figures."""
 _OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
 
 
 class Data(BaseModel):
-    """The data of all runs; ``perceptron``: networks do not convolve them."""
+    """The data of all runs."""
 
     name: str
     fingerprint: str
     kind: str
-    perceptron: bool
 
 
 class Planned(BaseModel):
@@ -68,12 +72,11 @@ class About(BaseModel):
 def read_about(folder: str | Path) -> About:
     """The ``experiment.json`` of a folder. Raises DataError: it is missing, damaged or of another version."""
     path = Path(folder) / ABOUT
+    held = read_json(path, "an experiment (gpq experiment run makes one)")
     try:
-        return About.model_validate(
-            {"experiment_format": None, **read_json(path, "an experiment (gpq experiment run makes one)")}
-        )
-    except (TypeError, ValidationError) as error:
-        wrong = str(error.errors()[0]["loc"][0]) if isinstance(error, ValidationError) else "grid"
+        return About.model_validate({"experiment_format": None, **(held if isinstance(held, dict) else {})})
+    except ValidationError as error:
+        wrong = str(error.errors()[0]["loc"][0])
         raise DataError(
             f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose another folder"
         ) from None
@@ -95,7 +98,6 @@ def begin(
         name=data_name or (f"{kind}:{Path(path).name}" if path else Path(kind).name),
         fingerprint=dataset.fingerprint,
         kind=dataset.kind,
-        perceptron=needs_perceptron(dataset),
     )
     about = About(
         grid=grid.name,
@@ -127,13 +129,7 @@ def begin(
 
 @dataclass(frozen=True)
 class Experiment:
-    """A folder of runs.
-
-    Attributes:
-        folder: its path.
-        about: contents of ``experiment.json``.
-        runs: in the order of the tables: methods as in the paper, then variations as in the grid, lengths, seeds.
-    """
+    """A folder of runs, which are in the order of the tables: methods as in the paper, variations as in the grid, lengths, seeds."""
 
     folder: Path
     about: About
@@ -181,11 +177,10 @@ class Experiment:
             line = {"method": self.row_name(run), "bits": run.bits, "seed": run.seed, "mAP": run.map}
             line |= {str(bits): run.map for bits in self.bits if run.bits in (0, bits)} | run.seconds
             line |= {"NN10@100": run.likeness.nn10_at_100} if run.likeness else {}
-            arrays = run.arrays
-            for head, ups in (("P@", arrays["precision"]), ("R@", arrays["recall"])):
-                line |= {f"{head}{k}": float(up) for k, up in zip(arrays["ks"], ups, strict=True)}
-            curve = zip(arrays["pr_recall"], arrays["pr_precision"], strict=True)
-            lines.append(line | {f"{level:.2f}": float(up) for level, up in curve})
+            for column, (x, y) in CURVES.items():
+                points = zip(run.arrays[x], run.arrays[y], strict=True)
+                line |= {column.format(at): float(up) for at, up in points}
+            lines.append(line)
         return lines
 
     def means(self, columns: Iterable[str], *, longest: bool = True) -> list[dict[str, Any]]:
@@ -208,12 +203,15 @@ def read_experiment(folder: str | Path) -> Experiment:
     runs = [read_run(path) for path in sorted(folder.glob("*.h5"))]
     if not runs:
         raise DataError(f"{folder} has no finished run: make some with gpq experiment run")
-    methods, variations = ({name: i for i, name in enumerate(of)} for of in (METHODS, about.variations))
+    orders = [{name: i for i, name in enumerate(of)} for of in (METHODS, about.variations)]
 
     def place(run: Run) -> tuple[Any, ...]:
         """In the tables; methods and variations that are no more come last."""
-        method = methods.get(run.method, len(methods)), run.method
-        return *method, variations.get(run.variation, len(variations)), run.variation, run.bits, run.seed
+        method, variation = (
+            (order.get(name, len(order)), name)
+            for order, name in zip(orders, (run.method, run.variation), strict=True)
+        )
+        return method, variation, run.bits, run.seed
 
     runs.sort(key=place)
     for run, following in itertools.pairwise(runs):

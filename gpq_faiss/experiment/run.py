@@ -46,8 +46,8 @@ _PARTIAL = ".partial"
 
 @dataclass
 class Summary:
-    """Summary of a call: the folder; numbers of runs of the grid, of those that were there before, and of those made; name of a failed run
-    -> reason; method -> reason why it has no run."""
+    """A call: numbers of runs of the grid, of those that were there before, and of those made; name of a failed run -> reason; method ->
+    reason why it has no run."""
 
     folder: Path
     total: int
@@ -59,15 +59,18 @@ class Summary:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Common parameters of all runs of an experiment, sent to the processes: its folder and description, the data (with arguments of
-    :func:`gpq_faiss.data.open.open_data`), the device of networks, and the time between two checkpoints."""
+    """What all runs of an experiment share, sent to its processes; ``about`` is its description."""
 
     folder: Path
     about: Mapping[str, Any] = field(hash=False)
     data: object
     data_args: Mapping[str, Any] = field(hash=False)
-    device: str = "cpu"
-    checkpoint_seconds: float = 60.0
+    device: str
+    checkpoint_seconds: float
+
+    def work(self, spec: RunSpec) -> Path:
+        """Folder of a run's unfinished work."""
+        return self.folder / _PARTIAL / f"{spec.name}-{spec.identity}"
 
 
 RunResult = tuple[str, str]
@@ -119,6 +122,7 @@ def run_experiment(  # noqa: PLR0913
     with unfinished(folder / _PARTIAL, folder, keep=kept):
         about = begin(folder, grid, dataset, specs, left_out, data_name)
         kept += [f"{name}-{run.identity}" for name, run in about.planned.items()]
+        context = RunContext(folder, about.model_dump(), data, data_args or {}, device, checkpoint_seconds)
         todo = []
         for spec in specs:
             path, split = folder / f"{spec.name}.h5", folder / f"split_{spec.split_hash}.json"
@@ -129,19 +133,15 @@ def run_experiment(  # noqa: PLR0913
             if overwrite or not is_done(path, spec):
                 todo.append(spec)
             else:  # killed between the run's file and this
-                shutil.rmtree(_work(folder, spec), ignore_errors=True)
+                shutil.rmtree(context.work(spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
-        context = RunContext(folder, about.model_dump(), data, data_args or {}, device, checkpoint_seconds)
         cache = TrainingCache()
         results = (make_run(context, dataset, cache, spec) for spec in todo)
         if jobs > 1 and len(todo) > 1:
             results = make_in_processes(context, todo, jobs)
         for name, why in left_out.items():
             log.info("%s is left out: %s", name, why)
-        with (
-            contextlib.closing(results),
-            stage(grid.name, len(specs), "run", done=summary.there) as runs,
-        ):
+        with contextlib.closing(results), stage(grid.name, len(specs), "run", done=summary.there) as runs:
             for name, failure in results:
                 runs.advance()
                 if failure:
@@ -155,40 +155,31 @@ def run_experiment(  # noqa: PLR0913
     return summary
 
 
-def _work(folder: Path, spec: RunSpec) -> Path:
-    """Folder of a run's unfinished work."""
-    return folder / _PARTIAL / f"{spec.name}-{spec.identity}"
-
-
 def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: RunSpec) -> RunResult:
     """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
-    work = _work(context.folder, spec)
+    work = context.work(spec)
     try:
         device = resolve_device(context.device)
         options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
         found = compute(spec, dataset, work, options, cache)
         write_run(context.folder / f"{spec.name}.h5", context.about, spec, *found)
         shutil.rmtree(work, ignore_errors=True)
-        return spec.name, ""
     except GpqError as error:
         return spec.name, one_line(error, 500)
     except Exception as error:  # a bug in one method must not stop the others
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         return spec.name, f"{type(error).__name__} in {where}: {one_line(error, 500)}"
+    return spec.name, ""
 
 
 def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) -> Generator[RunResult]:
-    """Execute the runs in ``jobs`` processes, which open the data; results come as runs end.
-
-    Raises:
-        DataError: a process was killed.
-    """
+    """Execute the runs in ``jobs`` processes, which open the data; results come as runs end. Raises DataError: a process was killed."""
     # Forks of a server that has imported this module: torch is loaded once for all processes.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__])
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(jobs, mp_context=forks, initializer=_start) as pool:
+    with ProcessPoolExecutor(jobs, forks, _start) as pool:
         try:
             for future in as_completed([pool.submit(_run_in_process, context, spec) for spec in specs]):
                 yield future.result()
@@ -205,7 +196,7 @@ def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) 
 
 
 def _start() -> None:
-    """Prepare a process: Ctrl-C reaches all processes of a terminal, and only the parent handles it; it ends if the parent is killed."""
+    """In a new process: Ctrl-C reaches all processes of a terminal, and only the parent handles it; if that is killed this one ends."""
 
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()

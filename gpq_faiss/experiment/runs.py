@@ -51,7 +51,7 @@ from ..files import fingerprint
 from ..methods.measure import needs_perceptron
 from ..methods.registry import find_method, make_method, method_names
 from ..store import read_arrays, write_arrays
-from .grid import Grid, Variation, method_config
+from .grid import Grid, method_config
 
 RUN_FORMAT = 1
 """Version of the run files; part of every identity."""
@@ -62,28 +62,23 @@ FIGURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: a method at one code length, seed and variation of the settings, on one split.
-
-    Attributes:
-        bits: requested code length; 0 for methods without codes.
-        variation: its name; empty for unchanged methods.
-        settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
-        split_args: arguments of :func:`gpq_faiss.data.protocols.make_split` besides the data.
-        vectors: number of database items whose vectors are stored.
-        identity: hash of everything that the results depend on.
-        name: of its file without extension; unique in the grid.
-    """
+    """One run: a method at one code length, seed and variation of the settings, on one split."""
 
     method: str
     bits: int
+    """Requested code length; 0 for methods without codes."""
     seed: int
     variation: str
     settings: Mapping[str, Any]
+    """All that determines the codes except the data: a config's dict, or an array method's settings."""
     split_args: Mapping[str, Any]
+    """Of :func:`gpq_faiss.data.protocols.make_split`."""
     vectors: int
     split_hash: str
     identity: str
+    """Hash of everything that the results depend on."""
     name: str
+    """Of its file without extension; unique in the grid."""
 
 
 def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
@@ -111,7 +106,13 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
         for variation, method in itertools.product(grid.variations, entries):
             skipped = method in left_out or method not in grid.methods_of(variation)
             for bits in () if skipped else grid.bits if entries[method].any_length else (0,):
-                settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron)
+                if entries[method].deep:
+                    config = method_config(grid, variation, method, perceptron=perceptron)
+                    M = codebooks_for_bits(bits, config.quantizer.codewords)
+                    own = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
+                    settings = to_dict(validate(merge(config, own)))
+                else:
+                    settings = make_method(method, bits or 32, seed).settings()
                 revision = f"{method} {entries[method].revision}"
                 of_data = dataset.fingerprint, split, computing, str(grid.vectors)
                 condition = fingerprint(str(RUN_FORMAT), revision, str(bits), *of_data)
@@ -126,16 +127,6 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
     return list(specs.values()), left_out
-
-
-def _settings(
-    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, perceptron: bool
-) -> dict[str, Any]:
-    if not find_method(method).deep:
-        return make_method(method, bits or 32, seed).settings()
-    config = method_config(grid, variation, method, perceptron=perceptron)
-    M = codebooks_for_bits(bits, config.quantizer.codewords)
-    return to_dict(validate(merge(config, {"quantizer": {"codebooks": M}, "training": {"seed": seed}})))
 
 
 # Files ------------------------------------------------------------------------------------------------------------------
@@ -190,11 +181,7 @@ def write_run(
     arrays: Mapping[str, NDArray[Any]],
     measured: Mapping[str, Any],
 ) -> None:
-    """Write the file of a run atomically; ``about`` is of the experiment, ``arrays`` and ``measured`` of :func:`.compute.compute`.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Write the file of a run atomically; ``about`` is of the experiment, ``arrays`` and ``measured`` of :func:`.compute.compute`."""
     machine = describe_machine()
     stated = ("method", "bits", "seed", "variation", "identity", "settings", "split_hash")
     attributes = {
@@ -202,8 +189,7 @@ def write_run(
         "format_version": RUN_FORMAT,
         "grid": about["grid"],
         **{name: getattr(spec, name) for name in stated},
-        "protocol": spec.split_args["protocol"],
-        "labelled": spec.split_args["labelled"],
+        **{name: spec.split_args[name] for name in ("protocol", "labelled")},
         "data": {key: about["data"][key] for key in ("name", "fingerprint", "kind")},
         "versions": machine.pop("versions"),
         "machine": machine,
@@ -214,25 +200,20 @@ def write_run(
 
 
 def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
-    """Read a run, with the arrays ``names``.
-
-    Raises:
-        DataError: missing, damaged, or of another format.
-    """
+    """Read a run, with the arrays ``names``. Raises DataError: it is missing, damaged, or of another format."""
     path = Path(path)
     arrays, attributes = read_arrays(path, WHAT, {*names, "ap"})
+    what = "ap"
     try:
         run = Run.model_validate({**attributes, "path": path, "arrays": arrays})
         ap = arrays.get("ap", np.empty(0))
-        wrong = ap.shape != (run.counts.queries,) or not abs(float(ap.mean()) - run.map) < 1e-9
-        what = "ap" if wrong else ""
+        if ap.shape == (run.counts.queries,) and abs(float(ap.mean()) - run.map) < 1e-9:
+            return run
     except ValidationError as error:
         what = str(error.errors()[0]["loc"][0])
-    if what:
-        raise DataError(
-            f"{path} is not {WHAT} of this version, or damaged ({what!r} is missing or wrong): delete it and run it again"
-        )
-    return run
+    raise DataError(
+        f"{path} is not {WHAT} of this version, or damaged ({what!r} is missing or wrong): delete it and run it again"
+    )
 
 
 def is_done(path: Path, spec: RunSpec) -> bool:
@@ -274,3 +255,12 @@ def describe_machine() -> dict[str, Any]:
         "threads": {"torch": torch.get_num_threads(), "faiss": faiss.omp_get_max_threads()},
         "versions": versions(),
     }
+
+
+def machine_line(machine: Mapping[str, Any], of: Mapping[str, str]) -> str:
+    """A machine and the versions on it in a sentence."""
+    libraries = ", ".join(f"{name} {version}" for name, version in of.items())
+    return (
+        f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
+        f"{machine.get('gpu') or 'no GPU'}, {machine.get('os')}; {libraries}."
+    )
