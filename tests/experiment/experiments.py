@@ -9,11 +9,14 @@ import numpy as np
 
 from gpq_faiss.data.open import open_data
 from gpq_faiss.experiment.grid import Grid, grid_from
+from gpq_faiss.experiment.run import Summary, run_experiment
 from gpq_faiss.store import read_arrays
 
 DIGITS = open_data("digits")
 SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40}
-ONE: dict[str, Any] = {"methods": ["pq"], "bits": [12], "seeds": [0]}
+SHORT = {"training": SMALL | {"steps": 2}}
+PQ: dict[str, Any] = {"methods": ["pq"], "seeds": [0]}
+ONE: dict[str, Any] = PQ | {"bits": [12]}
 NO_ENTROPY = {"name": "λ2 = 0", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.0}}}
 WHOLE: dict[str, Any] = {
     "methods": ["float", "pq", "gpq", "gpq-f"],
@@ -35,6 +38,13 @@ def small_grid(**changes: Any) -> Grid:
         "config": {"training": SMALL},
     }
     return grid_from(values | changes)
+
+
+def made(folder: Path, **changes: Any) -> Summary:
+    """The missing runs of a small grid, none of which may fail."""
+    summary = run_experiment(small_grid(**changes), DIGITS, folder)
+    assert not summary.failed
+    return summary
 
 
 def assert_same(one: Path, other: Path) -> None:

@@ -30,15 +30,14 @@ def specs_of(**changes: Any) -> list[RunSpec]:
 @pytest.mark.parametrize("name", list(built_in_grids()))
 def test_every_run_of_a_packaged_grid_has_settings_that_can_be(name: str, perceptron: bool) -> None:
     grid = read_grid(name)
-    seen: set[tuple[str, ...]] = set()
-    for variation in grid.variations:
-        for method in grid.methods_of(variation):
-            if METHODS[method].deep:
-                config = method_config(grid, variation, method, perceptron=perceptron)
-                key = (method, validate(config).fingerprint())
-                assert key not in seen, f"{method}: '{variation.name}' changes nothing"
-                seen.add(key)
-    assert seen
+    found = [
+        (method, validate(method_config(grid, variation, method, perceptron=perceptron)).fingerprint())
+        for variation in grid.variations
+        for method in grid.methods_of(variation)
+        if METHODS[method].deep
+    ]
+    assert found
+    assert len(set(found)) == len(found), "a variation changes nothing"
 
 
 def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments() -> None:
@@ -49,10 +48,8 @@ def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments() 
         assert (grid.methods, grid.bits, grid.protocol) == (tuple(METHODS), (12, 24, 32, 48), protocol)
     assert len(read_grid("sensitivity").variations) == 25
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
-    assert [v.name for v in grid_from({"name": "page"} | tomllib.loads(block)).variations] == [
-        "",
-        "no entropy",
-    ]
+    shown = grid_from({"name": "page"} | tomllib.loads(block))
+    assert [v.name for v in shown.variations] == ["", "no entropy"]
 
 
 def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
@@ -100,13 +97,18 @@ def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
         grid_from({"name": "g", "methods": ["pq"]} | values)
 
 
-def test_errors_in_a_file_name_it(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.toml"
-    bad.write_text("bits = [0]")
-    with pytest.raises(UsageError, match=r"bad\.toml: bits\.0 = 0"):
-        read_grid(bad)
-    bad.write_text("methods = [")
-    with pytest.raises(DataError, match="is not TOML"):
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("bits = [0]", UsageError, r"bad\.toml: bits\.0 = 0"),
+        ("methods = [", DataError, "is not TOML"),
+        ("", UsageError, "no grid"),
+    ],
+)
+def test_errors_in_a_file_name_it(tmp_path: Path, text: str, error: type[Exception], message: str) -> None:
+    bad = tmp_path / ("bad.toml" if text else "bad")
+    bad.write_text(text)
+    with pytest.raises(error, match=message):
         read_grid(bad)
 
 
@@ -117,14 +119,13 @@ def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice() -> None:
     more = {"name": "more", "config": {"loss": {"lambda2": 0.5}}}
     specs = specs_of(variation=[{}, more])
     # A method that keeps no code has one run per seed, and one that is no network none of these settings.
-    assert [(c.method, c.bits, c.seed, c.variation) for c in specs[: len(specs) // 2]] == [
-        ("gpq", 12, 0, ""),
-        ("gpq", 24, 0, ""),
-        ("pq", 12, 0, ""),
-        ("pq", 24, 0, ""),
-        ("float", 0, 0, ""),
-        ("gpq", 12, 0, "more"),
-        ("gpq", 24, 0, "more"),
+    names = ["gpq_12bits", "gpq_24bits", "pq_12bits", "pq_24bits", "float_any"]
+    first = [f"{name}_seed0" for name in names]
+    assert [c.name[: len(name)] for c, name in zip(specs, first, strict=False)] == first
+    assert [(c.bits, c.variation) for c in specs[4 : len(specs) // 2]] == [
+        (0, ""),
+        (12, "more"),
+        (24, "more"),
     ]
     assert [c.seed for c in specs] == sorted(c.seed for c in specs)
     assert len({c.name for c in specs}) == len({c.identity for c in specs}) == len(specs)
@@ -183,8 +184,8 @@ def test_settings_are_layered() -> None:
         other = config("pqn", variation, perceptron=perceptron)
         assert (other.method, other.network.hidden) == ("gpq", hidden)
     # The budget is shared; what is GPQ's own is not.
-    ours, theirs = config("gpq", second), config("pqn", second)
-    assert theirs.training == ours.training
+    theirs = config("pqn", second)
+    assert theirs.training == config("gpq", second).training
     assert dataclasses.replace(theirs.loss, lambda2=0.1) == preset("paper").loss
 
 
@@ -208,9 +209,7 @@ def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path: Path) -
             Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
     one = {"bits": [12], "seeds": [0], "labelled": "2-per-class", "queries": "1-per-class"}
     grid, images = small_grid(methods=["gpq-f", "gpq"], **one), open_data(f"folder:{tmp_path}")
-    for asked, expected in (
-        (grid, {"gpq-f": 224, "gpq": 0}),
-        (grid.with_options({"network": {"image_size": 100}}), {"gpq-f": 100, "gpq": 100}),
-    ):
-        sizes = {spec.method: spec.settings["network"]["image_size"] for spec in plan(asked, images)[0]}
-        assert sizes == expected
+    larger = grid.with_options({"network": {"image_size": 100}})
+    for asked, expected in ((grid, {"gpq-f": 224, "gpq": 0}), (larger, {"gpq-f": 100, "gpq": 100})):
+        specs, _ = plan(asked, images)
+        assert {spec.method: spec.settings["network"]["image_size"] for spec in specs} == expected

@@ -12,21 +12,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from experiment.experiments import DIGITS, ONE, SMALL, small_grid
+from experiment.experiments import DIGITS, ONE, SHORT, SMALL, made, small_grid
 
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.experiment.pictures import cell_borders, draw_experiment, tsne
 from gpq_faiss.experiment.report import report_experiment
 from gpq_faiss.experiment.results import begin, read_experiment
-from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import plan, read_run
-
-SHORT = {"training": SMALL | {"steps": 2}}
-
-
-def made(folder: Path, **changes: Any) -> Path:
-    assert not run_experiment(small_grid(**changes), DIGITS, folder).failed
-    return folder
 
 
 def ask(folder: Path, **changes: Any) -> list[str]:
@@ -42,9 +34,8 @@ def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: table["rows"] for name, table in found.items()}
 
 
-def rows_of(done: Path) -> list[str]:
-    kept = read_run(done / "float_any_seed0.h5").bits_kept
-    return ["gpq", "gpq (λ2 = 0)", "pq", f"float ({kept:,} bits per item)"]
+def names(folder: Path) -> list[str]:
+    return [row["method"] for row in tables(folder)["map"]]
 
 
 # Tables -----------------------------------------------------------------------------------------------------------------
@@ -52,14 +43,13 @@ def rows_of(done: Path) -> list[str]:
 
 def test_tables_are_the_means_of_the_files(done: Path) -> None:
     runs = {run["identity"]: run for run in json.loads(report_experiment(done, "json"))["runs"]}
+    kept = read_run(done / "float_any_seed0.h5").bits_kept
+    order = ["gpq", "gpq (λ2 = 0)", "pq", f"float ({kept:,} bits per item)"]
     found, lines = tables(done), []
     for path in done.glob("*.h5"):
         run = read_run(path)
-        line = {
-            "mAP": run.arrays["ap"].mean(),
-            "NN10@100": run.likeness and run.likeness.nn10_at_100,
-            **run.seconds,
-        }
+        line = run.seconds | {"mAP": run.arrays["ap"].mean()}
+        line |= {"NN10@100": run.likeness.nn10_at_100} if run.likeness else {}
         for column, x, y in (
             ("P@{}", "ks", "precision"),
             ("R@{}", "ks", "recall"),
@@ -67,8 +57,8 @@ def test_tables_are_the_means_of_the_files(done: Path) -> None:
         ):
             line |= {column.format(a): b for a, b in zip(run.arrays[x], run.arrays[y], strict=True)}
         assert {name: runs[run.identity][name] for name in line} == pytest.approx(line, abs=1e-12)
-        row = {"gpq": "gpq (λ2 = 0)" if run.variation else "gpq", "float": rows_of(done)[-1]}
-        lines.append(line | {"row": row.get(run.method, run.method), "bits": run.bits})
+        row = {"gpq": order[bool(run.variation)], "pq": "pq", "float": order[-1]}[run.method]
+        lines.append(line | {"row": row, "bits": run.bits})
     assert len(runs) == len(lines) == 14
     assert {name: list(rows[0])[1:] for name, rows in found.items()} == {
         "map": ["12", "24", "NN10@100"],
@@ -77,22 +67,17 @@ def test_tables_are_the_means_of_the_files(done: Path) -> None:
         "seconds": ["fit", "encode", "rank"],
     }
     for name, rows in found.items():
-        assert [row.pop("method") for row in rows] == rows_of(done)
-        for row, (column, cell) in (
-            (row, cell) for row, of in zip(rows_of(done), rows, strict=True) for cell in of.items()
-        ):
+        assert [row["method"] for row in rows] == order
+        cells = [(row["method"], *cell) for row in rows for cell in list(row.items())[1:]]
+        for row, column, cell in cells:
             bits, figure = (int(column), "mAP") if column in ("12", "24") else (24, column)
             there = (0, 12, 24) if name == "seconds" else (0, bits)
             values = [line[figure] for line in lines if line["row"] == row and line["bits"] in there]
             expected = np.mean(values), np.std(values, ddof=1), len(values)
             assert list(cell.values()) == pytest.approx(expected, abs=1e-12), (row, column)
-    assert [row["NN10@100"]["mean"] for row in found["map"]][-1] == 1
-
-
-def test_csv_has_all_digits(done: Path) -> None:
-    for line, row in zip(
-        csv.DictReader(io.StringIO(report_experiment(done, "csv"))), tables(done)["map"], strict=True
-    ):
+    assert found["map"][-1]["NN10@100"]["mean"] == 1
+    written = csv.DictReader(io.StringIO(report_experiment(done, "csv")))
+    for line, row in zip(written, found["map"], strict=True):
         for bits in ("12", "24"):
             assert (float(line[bits]), float(line[f"{bits}_deviation"])) == tuple(row[bits].values())[:2]
 
@@ -104,32 +89,29 @@ def test_tables_for_people_show_the_same(done: Path, form: Any, plus: str) -> No
         shown = row["method"].replace("λ", r"$\lambda$") if form == "latex" else row["method"]
         line = next(line for line in text.splitlines() if line.lstrip("| ").startswith(f"{shown} "))
         assert all(f"{row[b]['mean']:.4f} {plus} {row[b]['deviation']:.4f}" in line for b in ("12", "24"))
-    if form != "latex":
-        for part in (
-            "compare these figures with each other",
-            "gpq-f has no row",
-            "expected value over random order within ties",
-            "20 steps of up to 40 labelled items",
-            "Rows that do not say otherwise have the settings of the preset paper, with training.steps = 20, ",
-            "protocol 1, labelled 20-per-class: 100 queries, 200 labelled and 1,497 unlabelled",
-            "NN10@100: share of a query's 10 nearest items",
-            "Machine: ",
-        ):
-            assert part in text
+    notes = (
+        "compare these figures with each other",
+        "gpq-f has no row",
+        "expected value over random order within ties",
+        "20 steps of up to 40 labelled items",
+        "Rows that do not say otherwise have the settings of the preset paper, with training.steps = 20, ",
+        "protocol 1, labelled 20-per-class: 100 queries, 200 labelled and 1,497 unlabelled",
+        "NN10@100: share of a query's 10 nearest items",
+        "Machine: ",
+    )
+    assert all((part in text) == (form != "latex") for part in notes)
     assert "Departures" not in text
     assert "missing" not in text
     assert "Machine" not in report_experiment(done, form, table="seconds")
 
 
 def test_a_report_says_what_differs_from_papers_and_presets(tmp_path: Path) -> None:
-    config = {"loss": {"lambda1": 3.0}, "training": SMALL | {"steps": 2}}
-    text = report_experiment(
-        made(tmp_path / "x", methods=["gpq", "itq", "subic"], bits=[12], seeds=[0], config=config)
-    )
+    config = {"loss": {"lambda1": 3.0}, **SHORT}
+    made(tmp_path / "x", methods=["gpq", "itq", "subic"], bits=[12], seeds=[0], config=config)
+    text = report_experiment(tmp_path / "x")
     assert "of the preset paper, with loss.lambda1 = 3.0, training.steps = 2, " in text
     assert "subic: its blocks have K = 16; itq: vectors are scaled to length 1 first" in text
     assert "ssdh" not in text
-    assert "of the preset" not in report_experiment(made(tmp_path / "y", **ONE))
 
 
 # What is missing --------------------------------------------------------------------------------------------------------
@@ -145,46 +127,47 @@ def test_every_form_says_how_many_runs_are_missing(
         (folder / f"{name}.h5").unlink()
     missing = json.loads(report_experiment(folder, "json"))["missing"]
     assert sorted(missing) == left_out
-    for form in ("text", "markdown"):
-        text = report_experiment(folder, form)  # type: ignore[arg-type]
-        assert (
-            f"3 of 14 runs are missing, or are of other settings, data or versions than requested last: {', '.join(missing)}."
-            in text
-        )
+    line = "3 of 14 runs are missing, or are of other settings, data or versions than requested last: "
+    forms: tuple[Any, ...] = ("text", "markdown")
+    for form in forms:
+        text = report_experiment(folder, form)
+        assert f"{line}{', '.join(missing)}." in text
         assert text.count("(3 of 14 runs missing)") == 3, "the tables with a caption"
-        assert "3 of 14 runs are missing" in report_experiment(folder, form, table="map")  # type: ignore[arg-type]
+        assert line in report_experiment(folder, form, table="map")
     latex = report_experiment(folder, "latex")
     assert latex.count("(3 of 14 runs missing)") == latex.count(r"\caption") == 4
     report_experiment(folder, "csv")
-    assert any("3 of 14 runs are missing" in record.message for record in caplog.records)
+    assert any(line in record.message for record in caplog.records)
 
 
 def test_runs_that_no_call_came_to_and_those_of_other_settings_are_missing(tmp_path: Path) -> None:
     """A seed and a method of which nothing is there: the files alone could not tell."""
-    folder = made(tmp_path / "x", **ONE)
-    assert read_experiment(folder).missing() == []
+    made(tmp_path, **ONE)
+    assert read_experiment(tmp_path).missing() == []
+    assert "of the preset" not in report_experiment(tmp_path)  # which no array method has
+    with pytest.raises(DataError, match="keeps vectors: run it again, for vectors with"):
+        draw_kind(tmp_path, "tsne", tmp_path)
     more = ONE | {"methods": ["pq", "itq"], "seeds": [0, 1]}
-    assert set(ask(folder, **more)) == {"pq_12bits_seed1", "itq_12bits_seed0", "itq_12bits_seed1"}
+    assert set(ask(tmp_path, **more)) == {"pq_12bits_seed1", "itq_12bits_seed0", "itq_12bits_seed1"}
     # A later call of fewer runs forgets nothing, and making them ends it.
-    made(folder, **ONE)
-    assert len(read_experiment(folder).missing()) == 3
-    made(folder, **more)
-    assert read_experiment(folder).missing() == []
-    assert ask(folder, **more, vectors=3) == list(read_experiment(folder).about.planned)
+    made(tmp_path, **ONE)
+    assert len(read_experiment(tmp_path).missing()) == 3
+    made(tmp_path, **more)
+    assert read_experiment(tmp_path).missing() == []
+    assert ask(tmp_path, **more, vectors=3) == list(read_experiment(tmp_path).about.planned)
 
 
 def test_rows_of_one_method_are_named_by_their_variation(tmp_path: Path) -> None:
     one = {"variation": [{"name": "short", "config": SHORT}], "bits": [12], "seeds": [0]}
-    folder = made(tmp_path / "x", methods=["gpq"], **one)
-    assert [line["method"] for line in read_experiment(folder).table] == ["short"]
-    ask(folder, methods=["gpq", "pq"], **one)
-    assert [line["method"] for line in read_experiment(folder).table] == ["gpq (short)"]
+    made(tmp_path, methods=["gpq"], **one)
+    assert names(tmp_path) == ["short"]
+    ask(tmp_path, methods=["gpq", "pq"], **one)
+    assert names(tmp_path) == ["gpq (short)"]
     # A method that is no more comes last.
-    made(folder, methods=["gpq", "pq"], **one)
-    with h5py.File(next(folder.glob("gpq*.h5")), "r+") as file:
+    made(tmp_path, methods=["gpq", "pq"], **one)
+    with h5py.File(next(tmp_path.glob("gpq*.h5")), "r+") as file:
         file.attrs["method"] = "abolished"
-    rows = tables(folder)["map"]
-    assert [row["method"] for row in rows] == ["pq (short)", "abolished (short)"]
+    assert names(tmp_path) == ["pq (short)", "abolished (short)"]
 
 
 def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
@@ -199,14 +182,14 @@ def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
     shutil.copy(done / "experiment.json", tmp_path)
     with pytest.raises(DataError, match="no finished run"):
         report_experiment(tmp_path)
-    with pytest.raises(UsageError, match="no table 'grid' here: choose one of map, depth, pr, sec"):
-        report_experiment(done, table="grid")
+    for bad, message in (({"table": "grid"}, "no table 'grid' here: choose one of map, depth, pr, sec"),
+                         ({"form": "yaml"}, "format 'yaml': choose one of text, markdown")):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            report_experiment(done, **bad)  # type: ignore[arg-type]
     source = done / "pq_12bits_seed0.h5"
     (tmp_path / source.name).write_bytes(source.read_bytes()[:-3000])
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=source.name):
         report_experiment(tmp_path)
-    assert str(tmp_path / source.name) in str(caught.value)
-    assert "\n" not in str(caught.value)
     # A copy of a run is no other seed.
     for name in (source.name, "pq_12bits_seed0-copy.h5"):
         shutil.copy(source, tmp_path / name)
@@ -217,56 +200,57 @@ def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
 # Pictures ---------------------------------------------------------------------------------------------------------------
 
 
-def drawn_names(folder: Path, out: Path, **options: Any) -> set[str]:
-    return {path.stem for path in draw_experiment(folder, out, **options).values()}
+def draw_kind(folder: Path, kind: str, out: Path, **options: Any) -> dict[str, str]:
+    """Name -> caption of the pictures of a kind."""
+    about = json.loads((folder / "experiment.json").read_text())
+    (folder / "experiment.json").write_text(json.dumps(about | {"kind": kind}))
+    return {path.name: caption for caption, path in draw_experiment(folder, out, **options).items()}
 
 
 def test_pictures_of_a_table_are_in_its_reports(done: Path, tmp_path: Path) -> None:
     drawn = draw_experiment(done, tmp_path / "plots")
-    captions = {path.stem: caption for caption, path in drawn.items()}
-    assert captions.keys() == {"map", "likeness", "pr", "precision", "recall"}
+    assert {path.stem for path in drawn.values()} == {"map", "likeness", "pr", "precision", "recall"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn.values())
     text = report_experiment(done, pictures={caption: path.name for caption, path in drawn.items()})
     assert "![mAP over the length of the code](map.png)\n\nmAP over the length of the code.\n" in text
     with pytest.raises(OutputExistsError):
         draw_experiment(done, tmp_path / "plots")
-    assert draw_experiment(done, tmp_path / "plots", overwrite=True) == drawn
 
 
 def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:
-    product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1]}
-    grid: dict[str, Any] = {"kind": "sensitivity", "bits": [12], "seeds": [0], "product": product}
-    folder = made(tmp_path / "s", methods=["gpq", "gpq-t", "pq"], config=SHORT, **grid)
-    assert drawn_names(folder, tmp_path / "p") == {"sensitivity-gpq-12", "sensitivity-gpq-t-12"}
+    product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1], "training.learning_rate": [1e-4]}
+    grid: dict[str, Any] = {"bits": [12], "seeds": [0], "config": SHORT}
+    folder, both = tmp_path / "s", {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
+    made(folder, methods=["gpq", "gpq-t", "pq"], product=product, **grid)
+    assert draw_kind(folder, "sensitivity", tmp_path).keys() == both
     assert len(tables(folder)["map"]) == 9
     # A corner that is missing leaves its cell empty.
     next(folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5")).unlink()
-    assert len(drawn_names(folder, tmp_path / "p", overwrite=True)) == 2
+    assert draw_kind(folder, "sensitivity", tmp_path, overwrite=True).keys() == both
+    # Other changes have no place in it.
+    with h5py.File(next(folder.glob("gpq_*lambda1-0.1-lambda2-0.1*.h5")), "r+") as file:
+        settings = json.loads(file.attrs["settings"])
+        settings["loss"] |= {"lambda1": 0.0}
+        file.attrs["settings"] = json.dumps(settings)
+    with pytest.raises(DataError, match="several runs have the same weights"):
+        draw_experiment(folder, tmp_path / "r")
     for path in folder.glob("gpq*.h5"):
         path.unlink()
     with pytest.raises(DataError, match="no run of GPQ"):
         draw_experiment(folder, tmp_path / "q")
-    # Other changes have no place in it.
-    grid["product"] = {"training.learning_rate": [4e-4, 5e-4]}
-    other = made(tmp_path / "o", methods=["gpq"], config=SHORT, **grid)
-    with pytest.raises(DataError, match="several runs have the same weights"):
-        draw_experiment(other, tmp_path / "r")
 
 
-def test_vectors_become_tsne_and_flat_codebooks(tmp_path: Path) -> None:
+def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> None:
     flat = {"training": SMALL | {"steps": 3}, "quantizer": {"subdim": 2}}
-    one = ONE | {"methods": ["gpq"], "config": flat, "vectors": 40}
-    folder = made(tmp_path / "v", kind="voronoi", **one)
-    drawn = {path.name: caption for caption, path in draw_experiment(folder, tmp_path).items()}
+    made(tmp_path / "v", **ONE | {"methods": ["gpq"], "config": flat, "vectors": 40})
     about = "Codebooks in two dimensions, gpq, with 40 items of the database drawn at random by seed 0"
-    assert drawn == {"voronoi.png": about}
-    said = json.loads((folder / "experiment.json").read_text())
-    (folder / "experiment.json").write_text(json.dumps(said | {"kind": "tsne"}))
-    drawn = {path.name: caption for caption, path in draw_experiment(folder, tmp_path).items()}
+    assert draw_kind(tmp_path / "v", "voronoi", tmp_path) == {"voronoi.png": about}
+    drawn = draw_kind(tmp_path / "v", "tsne", tmp_path)
     assert list(drawn) == ["tsne.png"]
     assert "40 items of the database, drawn at random by seed 0" in drawn["tsne.png"]
-    with pytest.raises(DataError, match="keeps vectors: run it again, for vectors with"):
-        draw_experiment(made(tmp_path / "none", kind="tsne", **ONE), tmp_path / "none")
+    shutil.copytree(done, tmp_path / "w")
+    with pytest.raises(DataError, match="codewords of 12 dimensions cannot be drawn"):
+        draw_kind(tmp_path / "w", "voronoi", tmp_path / "none")
 
 
 def test_tsne_keeps_clusters_together_and_repeats() -> None:

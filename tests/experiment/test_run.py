@@ -18,7 +18,7 @@ import faiss
 import h5py
 import numpy as np
 import pytest
-from experiment.experiments import DIGITS, ONE, SMALL, WHOLE, assert_same, small_grid
+from experiment.experiments import DIGITS, ONE, PQ, SMALL, WHOLE, assert_same, made, small_grid
 
 from gpq_faiss import files
 from gpq_faiss.data.labels import Labels
@@ -35,8 +35,6 @@ from gpq_faiss.methods import posterior_codebooks
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.store import read_arrays
 from gpq_faiss.training.checkpoint import RunState
-
-PQ: dict[str, Any] = {"methods": ["pq"], "seeds": [0]}
 
 # What a run holds -------------------------------------------------------------------------------------------------------
 
@@ -81,24 +79,13 @@ def test_a_run_says_all_that_it_is(done: Path) -> None:
     assert "expected value" in run.convention
     shapes = {name: arrays[name].shape for name in ("top_ids", "vectors", "codebooks")}
     assert shapes == {"top_ids": (100, min(TOP, 1497)), "vectors": (30, 6 * 12), "codebooks": (6, 16, 12)}
-    # Every method keeps the vectors of the same items.
-    other = read_run(done / "pq_12bits_seed1.h5", {"vector_rows"})
-    np.testing.assert_array_equal(arrays["vector_rows"], other.arrays["vector_rows"])
+    # Every method keeps the vectors of the same items, and searches those of the split beside it.
+    other = read_run(done / "pq_12bits_seed1.h5", {"vector_rows", "query_rows", "database_rows"}).arrays
+    np.testing.assert_array_equal(arrays["vector_rows"], other["vector_rows"])
+    split = load_split(done / f"split_{run.split_hash}.json")
+    np.testing.assert_array_equal(other["query_rows"], split.query)
+    np.testing.assert_array_equal(other["database_rows"], split.database)
     assert set(read_run(done / "float_any_seed0.h5", {"codes"}).arrays) == {"ap"}
-
-
-def test_transfer_searches_classes_that_no_run_was_trained_on(tmp_path: Path) -> None:
-    grid = small_grid(protocol="transfer:8,9", bits=[12], seeds=[0], methods=["gpq", "pq"])
-    summary = run_experiment(grid, DIGITS, tmp_path)
-    assert (summary.made, summary.failed) == (2, {})
-    class_of = DIGITS.require_labels().class_ids()
-    split = load_split(next(tmp_path.glob("split_*.json")))
-    assert set(class_of[np.concatenate([split.labelled, split.unlabelled])]) == set(range(8))
-    for path in tmp_path.glob("*.h5"):
-        held, about = read_arrays(path, "a run")
-        assert (about["seen_classes"], about["split_hash"]) == (str(list(range(8))), split.hash)
-        np.testing.assert_array_equal(held["query_rows"], split.query)
-        assert set(class_of[np.concatenate([held["query_rows"], held["database_rows"]])]) == {8, 9}
 
 
 def test_top_rows_are_those_of_a_stable_sort() -> None:
@@ -121,8 +108,8 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
     config = {"training": {**SMALL, "validation": 0.0}, "network": {"hidden": [16]}}
     one = {"methods": ["posterior"], "seeds": [0], "preset": "recommended", "config": config}
     together, alone = tmp_path / "together", tmp_path / "alone"
-    run_experiment(small_grid(**one, bits=[8, 12]), "digits", together)
-    run_experiment(small_grid(**one, bits=[12]), "digits", alone)
+    made(together, **one, bits=[8, 12])
+    made(alone, **one, bits=[12])
     (path,) = alone.glob("posterior*.h5")
     assert_same(path, together / path.name)
     seconds = {read_run(path).seconds["fit"] for path in together.glob("posterior*.h5")}
@@ -134,7 +121,7 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
 
 def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.glob("*.h5")}
-    summary = run_experiment(small_grid(**WHOLE), DIGITS, done)
+    summary = made(done, **WHOLE)
     assert (summary.made, summary.there) == (0, 14)
     assert {path: path.stat().st_mtime_ns for path in done.glob("*.h5")} == before
     for changes, overwrite in (({}, False), ({"seeds": [0, 1]}, False), ({"vectors": 3}, False), ({}, True)):
@@ -143,21 +130,15 @@ def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: P
 
 
 def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -> None:
-    grid = small_grid(**ONE, vectors=30)
-    run_experiment(grid, DIGITS, tmp_path)
+    made(tmp_path, **ONE, vectors=30)
     path, whole = tmp_path / "pq_12bits_seed0.h5", done / "pq_12bits_seed0.h5"
     data = path.read_bytes()
-
-    counts = {"queries": 7, "labelled": 1, "unlabelled": 1, "database": 1}
-    for damaged in (
-        b"",
-        data[: len(data) // 2],
-        b"not HDF5 at all",
-        data[:200] + b"\0" * (len(data) - 200),
-    ):
+    zeros = data[:200] + b"\0" * (len(data) - 200)
+    for damaged in (b"", data[: len(data) // 2], b"not HDF5 at all", zeros):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="pq_12bits_seed0"):
             read_run(path)
+    counts = {"queries": 7, "labelled": 1, "unlabelled": 1, "database": 1}
     for name, value, wrong in (
         ("kind", "rows", "kind"),
         ("format_version", 99, "format_version"),
@@ -174,16 +155,14 @@ def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -
             del file.attrs[name]
             if value is not None:
                 file.attrs[name] = value
-        with pytest.raises(
-            DataError, match=f"is not a run of gpq experiment of this version, or damaged .'{wrong}' is"
-        ):
+        message = f"is not a run of gpq experiment of this version, or damaged .'{wrong}' is"
+        with pytest.raises(DataError, match=message):
             read_run(path)
-    assert run_experiment(grid, DIGITS, tmp_path).made == 1
+    assert made(tmp_path, **ONE, vectors=30).made == 1
     assert_same(path, whole)
 
 
 def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
-    grid = small_grid(**WHOLE)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32))
     np.save(tmp_path / "y.npy", np.arange(200) % 2)
     other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
@@ -199,59 +178,57 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
     ):
         arguments: dict[str, Any] = {"data": DIGITS, "out": done} | options
         with pytest.raises(DataError, match=message):
-            run_experiment(grid.with_options(**change), **arguments)
+            run_experiment(small_grid(**WHOLE).with_options(**change), **arguments)
     (tmp_path / "experiment.json").unlink()
     with pytest.raises(DataError, match="something other than an experiment"):
-        run_experiment(grid, DIGITS, tmp_path)
+        made(tmp_path, **WHOLE)
 
 
 def test_arguments_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="0 jobs"):
-        run_experiment("table2", DIGITS, tmp_path, jobs=0)
-    with pytest.raises(UsageError, match="give its name"):
-        run_experiment("table2", DIGITS, tmp_path, jobs=2)
+    for jobs, message in ((0, "0 jobs"), (2, "give its name")):
+        with pytest.raises(UsageError, match=message):
+            run_experiment("table2", DIGITS, tmp_path, jobs=jobs)
     held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
     assert held is not None
     with pytest.raises(BusyError, match="being written by another process"):
-        run_experiment(small_grid(**PQ), DIGITS, tmp_path / "x")
+        made(tmp_path / "x", **PQ)
     os.close(held)
     summary = run_experiment(small_grid(**ONE, labelled="all"), DIGITS, tmp_path / "y")
     assert "0 items to search: label fewer" in summary.failed["pq_12bits_seed0"]
+
+
+# Failures and kills -----------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``overwrite`` every run has a file all the time."""
-    grid = small_grid(**PQ)
-    run_experiment(grid, DIGITS, tmp_path)
+    made(tmp_path, **PQ)
     old = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
-    made: list[str] = []
+    again: list[str] = []
 
     def watched(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
         there = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
-        assert {name for name in old if there[name] != old[name]} == set(made)
-        if len(made) == 1:
+        assert {name for name in old if there[name] != old[name]} == set(again)
+        if len(again) == 1:
             raise KeyboardInterrupt
-        made.append(spec.name)
+        again.append(spec.name)
         return compute(spec, *args, **kwargs)
 
-    monkeypatch.setattr(running, "compute", watched)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(grid, DIGITS, tmp_path, overwrite=True)
-    monkeypatch.undo()
-    (tmp_path / f"{made[0]}.h5").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "compute", watched)
+        with pytest.raises(KeyboardInterrupt):
+            run_experiment(small_grid(**PQ), DIGITS, tmp_path, overwrite=True)
+    (tmp_path / f"{again[0]}.h5").unlink()
     # The checkpoint of a run that was killed after its file was written is removed.
     for name, run in json.loads((tmp_path / "experiment.json").read_text())["planned"].items():
         work = tmp_path / ".partial" / f"{name}-{run['identity']}"
         work.mkdir(parents=True)
         (work / "checkpoint.safetensors").touch()
-    summary = run_experiment(grid, DIGITS, tmp_path)
+    summary = made(tmp_path, **PQ)
     assert (summary.made, summary.there) == (1, 1)
     assert not (tmp_path / ".partial").exists()
-
-
-# Failures and kills -----------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_run_leaves_the_others_alone(
@@ -262,17 +239,16 @@ def test_a_failed_run_leaves_the_others_alone(
             raise ZeroDivisionError("a defect\nover two lines")
         return compute(spec, *args, **kwargs)
 
-    monkeypatch.setattr(running, "compute", broken)
-    grid = small_grid(methods=["pq", "itq"], seeds=[0])
-    with caplog.at_level(logging.INFO, "gpq_faiss"):
-        summary = run_experiment(grid, DIGITS, tmp_path)
+    two = {"methods": ["pq", "itq"], "seeds": [0]}
+    with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "gpq_faiss"):
+        patched.setattr(running, "compute", broken)
+        summary = run_experiment(small_grid(**two), DIGITS, tmp_path)
     assert (summary.made, set(summary.failed)) == (2, {"pq_24bits_seed0", "itq_24bits_seed0"})
     told = summary.failed["pq_24bits_seed0"]
     assert told.startswith("ZeroDivisionError in test_run.py:")
     assert told.endswith("a defect over two lines")
     assert any("pq_24bits_seed0 failed: ZeroDivisionError" in line for line in caplog.messages)
-    monkeypatch.undo()
-    assert run_experiment(grid, DIGITS, tmp_path).made == 2
+    assert made(tmp_path, **two).made == 2
 
 
 @pytest.mark.slow
@@ -328,10 +304,9 @@ def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([running.__name__])
     ended, alive = multiprocessing.Pipe(duplex=False)
-    out, steps, killed = tmp_path / "out", 20, number == signal.SIGKILL
-    call = forks.Process(
-        target=call_of_two_processes, args=(out, steps if killed else 100_000, killed, alive)
-    )
+    out, killed = tmp_path / "out", number == signal.SIGKILL
+    arguments = out, 20 if killed else 100_000, killed, alive
+    call = forks.Process(target=call_of_two_processes, args=arguments)
     call.start()
     alive.close()
     deadline = time.monotonic() + 300
@@ -342,9 +317,8 @@ def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
     os.kill(call.pid or 0, number)
     call.join(60)
     assert call.exitcode == (-number if killed else 128 + number)
-    assert ended.poll(
-        0 if not killed else 60
-    )  # all processes have ended, by SIGTERM before the first one did
+    # All processes have ended, by SIGTERM before the first one did.
+    assert ended.poll(60 * killed)
     with pytest.raises(EOFError):
         ended.recv()
     assert not list(out.glob("*.h5"))
@@ -357,10 +331,10 @@ def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
             summary is None
         ):  # the lock of the killed process may be freed a moment after its end of the pipe
             with contextlib.suppress(BusyError):
-                summary = run_experiment(two_trainings(steps), DIGITS, folder)
+                summary = run_experiment(two_trainings(20), DIGITS, folder)
             assert time.monotonic() < deadline
         assert (summary.made, summary.there, summary.failed) == (2, 0, {})
     for path in out.glob("*.h5"):
         assert_same(path, tmp_path / "whole" / path.name)
-        assert read_run(path).steps == steps
+        assert read_run(path).steps == 20
     assert not (out / ".partial").exists()
