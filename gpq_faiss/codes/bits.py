@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError, UsageError
-from .checks import Codes, as_array, named_rows
+from .checks import WORDS, Codes, as_array, named_rows
 
 
 def bits_per_code(K: int) -> int:
@@ -17,7 +17,7 @@ def bits_per_code(K: int) -> int:
     Raises:
         UsageError: ``K`` is not a power of two in 4..256.
     """
-    if K not in (4, 8, 16, 32, 64, 128, 256):
+    if K not in WORDS:
         raise UsageError(f"{K} codewords per codebook: it must be a power of two from 4 to 256")
     return int(K).bit_length() - 1
 

@@ -15,6 +15,8 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 Ids = NDArray[np.int64]
 
+WORDS = (4, 8, 16, 32, 64, 128, 256)
+"""Codewords that a codebook may have: 2 to 8 bits."""
 NORM_TOLERANCE = 1e-4
 MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit steps in 16 bits."""
@@ -49,20 +51,14 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
         DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
     """
     array = as_array(Z, what)
-    if array.dtype != np.float32:
-        raise DataError(f"{what}: dtype {array.dtype}, expected float32")
-    if array.ndim != 3 or 0 in array.shape:
-        raise DataError(f"{what}: shape {array.shape}, expected [codebooks, codewords, dimensions]")
-    if array.shape[1] not in (4, 8, 16, 32, 64, 128, 256):
+    if array.dtype != np.float32 or array.ndim != 3 or 0 in array.shape or array.shape[1] not in WORDS:
         raise DataError(
-            f"{what}: {array.shape[1]} codewords per codebook, expected a power of two from 4 to 256"
+            f"{what}: {array.dtype} {array.shape}, expected float32 [codebooks, codewords, dimensions], codewords a power of two "
+            "from 4 to 256"
         )
-    if not np.isfinite(array).all():
-        m, k = np.argwhere(~np.isfinite(array))[0][:2]
-        raise DataError(f"{what}: NaN or infinity in codeword {k} of codebook {m}")
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
     worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
-    if abs(norms[worst] - 1.0) > NORM_TOLERANCE:
+    if not abs(norms[worst] - 1.0) <= NORM_TOLERANCE:  # NaN, too
         raise DataError(
             f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
             "pass the normalised codewords (z') that training writes"
@@ -80,12 +76,10 @@ def check_vectors(
             named; not checked if ``finite`` is false).
     """
     array = as_array(x, what)
-    if array.dtype.kind not in "fiu":
-        raise DataError(f"{what}: dtype {array.dtype}, expected numbers")
-    if array.ndim != 2:
-        raise DataError(f"{what}: shape {array.shape}, expected two dimensions [n, {D}]")
-    if array.shape[1] != D:
-        raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != D:
+        raise DataError(
+            f"{what}: {array.dtype} {array.shape}, expected numbers [n, {D}]: is it of another model?"
+        )
     if len(array) == 0 and not allow_empty:
         raise DataError(f"{what}: empty, expected at least one row")
     if array.dtype != np.float32:
@@ -121,6 +115,15 @@ def repeated_among(blocks: Callable[[], Iterable[Ids]], n: int, memory: int) -> 
         if repeated is not None:
             return repeated
     return None
+
+
+def check_unique(ids: Ids, what: str) -> None:
+    """Raises DataError: one of the ids is -1, or occurs more than once."""
+    if bool((ids == -1).any()):
+        raise DataError(f"{what}: an item has the id -1, which marks a missing result: give it another")
+    repeated = repeated_id(ids)
+    if repeated is not None:
+        raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
 
 
 def repeated_id(ids: Ids) -> int | None:

@@ -6,9 +6,6 @@ choice between codewords within rounding error depends on the batch.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,15 +22,8 @@ _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to abo
 
 def _first_of_equals(Z: Floats) -> Codes | None:
     """uint8 [M, K]: for each codeword the lowest index of an identical one; None where all differ."""
-    M, K, _ = Z.shape
-    table = np.empty((M, K), np.uint8)
-    repeats = False
-    for m in range(M):
-        # + 0.0 makes one of the two zeros.
-        _, first, inverse = np.unique(Z[m] + np.float32(0.0), axis=0, return_index=True, return_inverse=True)
-        table[m] = first[inverse.reshape(-1)]
-        repeats |= len(first) < K
-    return table if repeats else None
+    table = np.stack([(book[:, None] == book).all(axis=2).argmax(axis=1) for book in Z]).astype(np.uint8)
+    return None if (table == np.arange(Z.shape[1])).all() else table
 
 
 def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0) -> Codes:
@@ -107,14 +97,6 @@ def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
     M, K, d = Z.shape
     assignment = unpack_codes(codes, M, K)
     return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
-
-
-def items_are_codewords(description: Mapping[str, Any]) -> bool:
-    """Whether, according to a model's ``config.json``, item vectors consist of codewords.
-
-    Earlier models only declare that query vectors differ; their items are of that kind.
-    """
-    return description.get("items_are_codewords", description.get("asymmetric")) is True
 
 
 def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:

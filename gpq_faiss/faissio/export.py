@@ -32,8 +32,8 @@ from ..codes.checks import Floats
 from ..codes.codebooks import fuse
 from ..errors import UsageError
 from ..files import atomic_path, check_output
-from .io import check_index_output, save_index
-from .model import ModelHeader, read_model
+from .io import save_index
+from .model import read_model
 from .storage import Form, faiss_index
 
 Target = Literal["numpy", "nanopq", "factory", "lancedb"]
@@ -67,40 +67,59 @@ def export_codebooks(
         DataError, MismatchError: the model is damaged.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    if to == "factory":
-        out = check_index_output(out, overwrite=overwrite)
-        model = read_model(model_dir)
-        index = factory_index(model, factory)
-        name = model.model_fingerprint
-        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.query_note())
     out = check_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    arrays = _ARRAYS[to](model.codebooks) | {"meta": np.array(json.dumps(_meta(model, to)))}
+    Z, note = model.codebooks, model.query_note()
+    if to == "factory":
+        index, name = _factory_index(Z, factory), model.model_fingerprint
+        return save_index(index, out, model_fingerprint=name, overwrite=overwrite, extra=note)
+    M, K, d = (int(n) for n in Z.shape)
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "to": to,
+        "codebooks": M,
+        "codewords": K,
+        "subdim": d,
+        "width": M * d,
+        "metric": "inner_product",
+        "code_bytes": code_size(M, K),
+        "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
+        "codebooks_fingerprint": model.codebooks_fingerprint,
+        "model_fingerprint": model.model_fingerprint,
+        **note,
+        "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
+    }
+    arrays = _ARRAYS[to](Z) | {"meta": np.array(json.dumps(meta))}
     with atomic_path(out) as temporary, temporary.open("wb") as file:
         # An open file, as numpy would append .npz to a name. No object arrays, so nothing is pickled.
         np.savez(file, allow_pickle=False, **arrays)
     return out
 
 
-def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
-    """The empty, trained Faiss index of a factory string. See :func:`export_codebooks` for the strings and errors."""
-    Z = model.codebooks
+def _factory_index(Z: Floats, factory: str | None) -> Any:
+    """The empty, trained Faiss index of a factory string."""
     M, K, _ = (int(n) for n in Z.shape)
-    own, bits, even = f"PQ{M}x{bits_per_code(K)}", bits_per_code(K), K == 16 and M % 2 == 0
+    bits = bits_per_code(K)
+    own = f"PQ{M}x{bits}"
+    forms: dict[Any, Form] = {(M, bits, None): "flat"}
+    named = own
+    if bits == 4:
+        forms[M, 4, "fs"] = "fastscan"
+        named += f", {own}fs"
+        if (
+            M % 2 == 0
+        ):  # else Faiss would fill the unused half byte at random, and no other form reads such codes
+            forms[M // 2, 8, None] = "fused"
+            named += f", PQ{M // 2} (two share a byte)"
     found = _FACTORY.fullmatch(f"IDMap2,{own}" if factory is None else factory)
-    shape = (int(found["M"]), int(found["bits"] or 8), found["fast"]) if found else None
-    # Bytes are not for odd M: Faiss would fill the unused half byte at random, and no other form reads such codes.
-    forms: dict[Any, Form] = {(M, bits, None): "flat", (M, 4, "fs"): "fastscan"}
-    forms |= {(M // 2, 8, None): "fused"} if even else {}
-    if found is None or shape not in forms or (found["fast"] and bits != 4):
-        fast = f", {own}fs" if bits == 4 else ""
-        fused = f", PQ{M // 2} (two share a byte)" if even else ""
+    form = forms.get((int(found["M"]), int(found["bits"] or 8), found["fast"])) if found else None
+    if not found or not form:
         raise UsageError(
-            f"--factory {factory}: the model's codebooks go into {own}{fast}{fused}, with IDMap2 before it or not; a transform "
+            f"--factory {factory}: the model's codebooks go into {named}, with IDMap2 before it or not; a transform "
             "such as OPQ would undo its sub-spaces"
         )
-    inner = faiss_index(np.empty((0, code_size(M, K)), np.uint8), None, Z, forms[shape])
-    return getattr(faiss, f"Index{found['map']}")(inner) if found["map"] else inner
+    index = faiss_index(np.empty((0, code_size(M, K)), np.uint8), None, Z, form)
+    return getattr(faiss, f"Index{found['map']}")(index) if found["map"] else index
 
 
 def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
@@ -119,22 +138,3 @@ _ARRAYS: dict[str, Callable[[Floats], dict[str, Any]]] = {
     "nanopq": lambda Z: {"codewords": Z},
     "lancedb": _lancedb_arrays,
 }
-
-
-def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
-    M, K, d = (int(n) for n in model.codebooks.shape)
-    return {
-        "format_version": FORMAT_VERSION,
-        "to": to,
-        "codebooks": M,
-        "codewords": K,
-        "subdim": d,
-        "width": M * d,
-        "metric": "inner_product",
-        "code_bytes": code_size(M, K),
-        "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
-        "codebooks_fingerprint": model.codebooks_fingerprint,
-        "model_fingerprint": model.model_fingerprint,
-        **model.query_note(),
-        "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
-    }

@@ -19,25 +19,13 @@ from numpy.typing import NDArray
 
 from ..codes.bits import check_codes, code_size
 from ..codes.blocks import block_bytes, unpack_blocks
-from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, repeated_id
+from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, check_unique
 from ..codes.codebooks import unfuse
 from ..errors import DataError
 from ..inputs import check_file, check_memory
 from ..store import codebooks_fingerprint
-from .storage import (
-    BLOCK_ROWS,
-    BLOCKS,
-    DIRECT_MAP,
-    FASTSCAN,
-    INDEX,
-    IVF,
-    LEVELS,
-    LISTS,
-    QUANTIZER,
-    RESIDUAL,
-    ROWS,
-    WordLists,
-)
+from . import storage
+from .storage import BLOCK_ROWS, WordLists
 
 _ROW_TYPES = {b"IxPq": "IndexPQ", b"IPfs": "IndexPQFastScan"}
 _OLD_TYPES = {b"IwPQ": "IndexIVFPQ", b"IwPf": "IndexIVFPQFastScan"}
@@ -245,11 +233,7 @@ def read_contents(header: Header) -> Contents:
     codes, ids = check_codes(stored, *header.codebooks.shape[:2], what=what), None
     if header.id_starts is not None:
         ids = np.concatenate([np.empty(0, np.int64), *(header.ids(*span) for span in spans)])
-        if bool((ids == -1).any()):
-            raise DataError(f"{what}: an item has the id -1, which marks a missing result: give it another")
-        repeated = repeated_id(ids)
-        if repeated is not None:
-            raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
+        check_unique(ids, what)
     return Contents(header, codes, ids)
 
 
@@ -311,13 +295,11 @@ class _Reader:
                 f"{self.path} holds an index of type {named}, not the product-quantised codes (IndexPQ) of a GPQ model, "
                 "or it is damaged"
             )
-        kind, d, n, _, _, trained, metric = self.take(INDEX)
-        if metric != 0:
+        kind, d, n, _, _, trained, metric = self.take(storage.INDEX)
+        if metric != 0 or not trained:
             raise DataError(
-                f"{self.path}: its metric is not inner product, the only one GPQ codes have: export the model again"
+                f"{self.path}: not trained, or its metric is not inner product, the only one GPQ codes have: export the model again"
             )
-        if not trained:
-            raise DataError(f"{self.path}: not trained, so it holds no codebooks: export the model again")
         self.agree(d > 0 and 0 <= n <= self.size)
         return kind, d, n
 
@@ -345,7 +327,7 @@ class _Reader:
 
     def quantizer(self, d: int) -> Floats:
         """The centroids, float32 [M, K, d / M]."""
-        stated, M, bits = self.take(QUANTIZER)
+        stated, M, bits = self.take(storage.QUANTIZER)
         self.agree(stated == d and 2 <= bits <= 8 and 1 <= M <= d and d % M == 0)
         return self.vector("<f4", d << bits).reshape(M, 1 << bits, d // M)
 
@@ -376,13 +358,13 @@ class _Reader:
         centroids, rows = self.quantizer(d), BLOCK_ROWS
         form, Z = self.codebooks(centroids, fast=kind == b"IPfs")
         if kind == b"IPfs":
-            _, rows, _, padded, even = self.take(FASTSCAN)
+            _, rows, _, padded, even = self.take(storage.FASTSCAN)
             each = self.fastscan(centroids, rows, even)
             self.agree(form == "fastscan" and padded == -(-n // rows) * rows)
             start, _ = self.skip(padded // rows * each, 1)
         else:
             start, _ = self.skip(n * code_size(*centroids.shape[:2]), 1)
-            self.take(ROWS)
+            self.take(storage.ROWS)
         ids = np.array([self.skip(n, 8)[0]]) if mapped else None
         places = {"sizes": np.array([n]), "code_starts": np.array([start]), "id_starts": ids}
         return {"form": form, "codebooks": Z, "rows": rows, **places}
@@ -400,16 +382,16 @@ class _Reader:
         self, kind: bytes, d: int, n: int, places: NDArray[Any] | None = None, D: int = 0
     ) -> dict[str, Any]:
         """Lists made of codewords behind ``places``, the map of a transform of D dimensions; or of an earlier version."""
-        count, nprobe = self.take(IVF)
+        count, nprobe = self.take(storage.IVF)
         self.agree(1 <= count <= _MOST_LISTS and nprobe > 0)
         self.agree(self.start(b"IxFI")[1:] == (d, count))
         vectors = self.vector("<f4", count * d).reshape(count, d)
-        self.agree(self.take(DIRECT_MAP) == (0, 0))
-        residual, size = self.take(RESIDUAL)
+        self.agree(self.take(storage.DIRECT_MAP) == (0, 0))
+        residual, size = self.take(storage.RESIDUAL)
         self.agree(residual == (places is not None))
         fast, rows, even = kind == b"IwPf", BLOCK_ROWS, 0
         if fast:
-            rows, even, _, _ = self.take(LISTS)
+            rows, even, _, _ = self.take(storage.LISTS)
         centroids = self.quantizer(d)
         self.agree(size == code_size(*centroids.shape[:2]))
         each = self.fastscan(centroids, rows, even) if fast else size
@@ -424,7 +406,7 @@ class _Reader:
 
     def blocks(self, count: int, rows: int, each: int) -> dict[str, Ids]:
         """Sizes of the lists, and where their ids and codes are; each states its own sizes, so that all are visited."""
-        kind, lists, _, height, stated = self.take(BLOCKS)
+        kind, lists, _, height, stated = self.take(storage.BLOCKS)
         self.agree((kind, lists, height, stated) == (b"ilbl", count, rows, each))
         sizes, ids, codes = (np.zeros(count, np.int64) for _ in range(3))
         for number in range(count):
@@ -453,7 +435,7 @@ class _Reader:
         self.agree(len(places) == rest * width and 0 <= int(places[0]) < D)
         first = int(places[0])
         d, left = divmod(D - first, rest)
-        self.agree(left == 0 and 0 < d <= width and first % d == 0 and first <= LEVELS * d)
+        self.agree(left == 0 and 0 < d <= width and first % d == 0 and first <= storage.LEVELS * d)
         P = first // d
         self.agree(16 <= len(vectors) <= 16**P + 16 if P else len(vectors) == 1)
         check_memory(8 * vectors.nbytes, str(self.path))

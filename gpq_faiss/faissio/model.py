@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..codes.checks import Floats, check_codebooks
-from ..codes.encode import items_are_codewords
 from ..errors import DataError, MismatchError
 from ..files import read_json
 from ..inputs import check_file
@@ -18,6 +18,14 @@ FORMAT_VERSION = 1
 """Format version of model folders."""
 
 _log = logging.getLogger(__name__)
+
+
+def items_are_codewords(description: Mapping[str, Any]) -> bool:
+    """Whether, according to a model's ``config.json``, item vectors consist of codewords.
+
+    Earlier models only declare that query vectors differ; their items are of that kind.
+    """
+    return description.get("items_are_codewords", description.get("asymmetric")) is True
 
 
 @dataclass(frozen=True)
@@ -36,14 +44,9 @@ class ModelHeader:
     codebooks_fingerprint: str
     document: dict[str, Any]
 
-    @property
-    def codewords(self) -> bool:
-        """Whether item vectors consist of codewords."""
-        return items_are_codewords(self.document)
-
     def query_note(self) -> dict[str, Any]:
         """Note for exported files if query and item vectors differ; also logged."""
-        if self.document.get("asymmetric") is not True:  # query and item vectors do not differ
+        if self.document.get("asymmetric") is not True:
             return {}
         _log.info(
             "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) and search with "
@@ -56,15 +59,15 @@ class ModelHeader:
 def read_description(folder: str | Path) -> dict[str, Any]:
     """``config.json`` of a model folder. Raises DataError: not a model folder, damaged, or of a later format."""
     path = Path(folder) / "config.json"
-    if not path.parent.is_dir() or not path.exists():
+    if not path.exists():
         raise DataError(
             f"{path.parent.resolve()} is not a model folder, its config.json is not found: pass the --out of 'gpq train'"
         )
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
-    wanted = {"format_version", "config", "input", "class_names"}
-    texts = ("model_fingerprint", "codebooks_fingerprint")
-    fine = isinstance(document, dict) and wanted <= set(document)
-    if not fine or not all(isinstance(document.get(key), str) for key in texts):
+    keys = dict.fromkeys(("format_version", "config", "input", "class_names"), object)
+    keys |= dict.fromkeys(("model_fingerprint", "codebooks_fingerprint"), str)
+    fine = isinstance(document, dict) and keys.keys() <= document.keys()
+    if not fine or not all(isinstance(document[key], of) for key, of in keys.items()):
         raise DataError(f"{path} does not describe a model: it is damaged or foreign")
     if document["format_version"] != FORMAT_VERSION:
         raise DataError(
@@ -81,29 +84,22 @@ def read_model(model_dir: str | Path) -> ModelHeader:
         DataError: a file is missing, damaged or of another format, or invalid codebooks.
         MismatchError: weights and ``config.json`` do not match.
     """
+    from safetensors import SafetensorError, safe_open
+
     folder = Path(model_dir)
     document = read_description(folder)
     path = folder / "model.safetensors"
-    Z = check_codebooks(_read_tensor(path, "codebooks"), what=f"codebooks of {path}")
+    check_file(path, "the weight file of the model (its folder is incomplete: copy all of it)")
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            codebooks = tensors.get_tensor("codebooks")
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
+    Z = check_codebooks(codebooks, what=f"codebooks of {path}")
     found = codebooks_fingerprint(Z)
     if found != document["codebooks_fingerprint"]:
         raise MismatchError(
             f"{path}: its codebooks are not those of config.json: copy the whole model folder again"
         )
     return ModelHeader(folder, Z, document["model_fingerprint"], found, document)
-
-
-def _read_tensor(path: Path, name: str) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.exists():
-        raise DataError(f"{path} not found: the model folder is incomplete, train it again")
-    check_file(path, "the weights of a model")
-    try:
-        with safe_open(path, framework="numpy") as tensors:
-            if name not in tensors.keys():  # noqa: SIM118  (it is no dict)
-                raise DataError(f"{path} holds no {name!r}: it is not the model of a GPQ training")
-            return tensors.get_tensor(name)
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None

@@ -121,18 +121,10 @@ class WordLists:
         """Codebooks that name a list."""
         return int(self.words.shape[1])
 
-    @property
-    def rest(self) -> Floats:
-        """The codebooks in the lists, float32 [M - P, 16, d]."""
-        return self.Z[self.P :]
-
     @cached_property
     def keys(self) -> Ids:
         """:func:`first_words` of each list, int64 [lists]."""
-        key = np.zeros(len(self.words), np.int64)
-        for m in range(self.P):
-            key = key << 4 | self.words[:, m]
-        return key
+        return self.words.astype(np.int64) @ 16 ** np.arange(self.P)[::-1]
 
     def list_of(self, codes: Codes) -> NDArray[np.int32]:
         """The list of each code, int32 [n]; -1 if there is none."""
@@ -177,33 +169,20 @@ class WordLists:
         at = self.dimensions.reshape(-1)
         return np.where(at >= 0, x[:, np.maximum(at, 0)], np.float32(0))
 
-    def nprobe(self) -> int:
-        """The default number of lists for plain Faiss: a 64th, at least 16."""
-        return min(len(self.words), max(16, len(self.words) // 64))
-
 
 # The bytes of an index, which are Faiss' ------------------------------------------------------------------------------
 
-BLOCK_ROWS = 32
-"""Codes in a block of FastScan as written here."""
-INDEX = "4siqqq?i"
-"""Type, d, number of items, two unused numbers, is_trained, metric (0: inner product)."""
-QUANTIZER = "QQQ"
-"""d, M, bits; then the centroids."""
-ROWS = "i?i"
-"""Behind the codes of an IndexPQ: search_type, encode_signs, polysemous_ht."""
-FASTSCAN = "iiiqQ"
-"""Before the codes of an IndexPQFastScan: implem, bbs, qbs, ntotal2, M2."""
-IVF = "QQ"
-"""Number of lists, nprobe; then the coarse quantiser."""
-DIRECT_MAP = "BQ"
-"""Type and length; none."""
-RESIDUAL = "?Q"
-"""by_residual, code_size."""
-LISTS = "iQiQ"
-"""Of FastScan: bbs, M2, implem, qbs2."""
+BLOCK_ROWS = 32  # codes in a block of FastScan as written here
+INDEX = "4siqqq?i"  # type, d, number of items, two unused numbers, is_trained, metric (0: inner product)
+QUANTIZER = "QQQ"  # d, M, bits; then the centroids
+ROWS = "i?i"  # behind the codes of an IndexPQ: search_type, encode_signs, polysemous_ht
+FASTSCAN = "iiiqQ"  # before the codes of an IndexPQFastScan: implem, bbs, qbs, ntotal2, M2
+IVF = "QQ"  # number of lists, nprobe; then the coarse quantiser
+DIRECT_MAP = "BQ"  # type and length; none
+RESIDUAL = "?Q"  # by_residual, code_size
+LISTS = "iQiQ"  # of FastScan: bbs, M2, implem, qbs2
+# Type, number of lists, code_size (-1), rows and bytes of a block; then each list: number of ids, ids, bytes of codes, codes.
 BLOCKS = "4sQqQQ"
-"""Type, number of lists, code_size (-1), rows and bytes of a block; then each list: number of ids, ids, bytes of codes, codes."""
 
 
 def pack(form: str, *values: Any) -> bytes:
@@ -259,8 +238,9 @@ def row_parts(
 def list_header(lists: WordLists, n: int) -> bytes:
     """Bytes before the first list of a file with lists of ``n`` items."""
     (M, width), d, size = lists.dimensions.shape, lists.Z.shape[2], len(lists.words)
+    nprobe = min(size, max(16, size // 64))  # the default for plain Faiss
     books = np.zeros((M, 16, width), np.float32)
-    books[:, :, :d] = lists.rest
+    books[:, :, :d] = lists.Z[lists.P :]
     D, inner = len(lists.Z) * d, M * width
     head = (
         _start(b"IxPT", D, n)
@@ -268,7 +248,7 @@ def list_header(lists: WordLists, n: int) -> bytes:
         + _vector(lists.dimensions)
         + pack("ii?", D, inner, True)
     )
-    head += _start(b"IwPf", inner, n) + pack(IVF, size, lists.nprobe()) + _start(b"IxFI", inner, size)
+    head += _start(b"IwPf", inner, n) + pack(IVF, size, nprobe) + _start(b"IxFI", inner, size)
     head += _vector(lists.centroids) + pack(DIRECT_MAP, 0, 0) + pack(RESIDUAL, True, (M + 1) // 2)
     head += pack(LISTS, BLOCK_ROWS, M + M % 2, 0, 0) + _quantizer(books)
     return head + pack(BLOCKS, b"ilbl", size, -1, BLOCK_ROWS, block_bytes(M, BLOCK_ROWS))
@@ -278,7 +258,7 @@ def list_parts(
     lists: WordLists, n: int, ids: Iterable[Ids], codes: Iterable[Codes]
 ) -> Iterator[bytes | memoryview]:
     """The bytes of a list of ``n`` items, from blocks of ids and codes; blocks of codes are multiples of 32 rows, or the last."""
-    M = len(lists.rest)
+    M = len(lists.Z) - lists.P
     yield pack("Q", n)
     for some in ids:
         yield np.ascontiguousarray(some, "<i8").data

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..codes.bits import check_codes
-from ..codes.checks import Codes, Ids, as_array, repeated_id
+from ..codes.checks import Codes, Ids, as_array, check_unique
 from ..data.arrays import as_int64
 from ..errors import DataError
 
@@ -21,11 +21,7 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
     if array.dtype.kind not in "iu" or array.shape != (n,):
         raise DataError(f"{what}: {array.dtype} {array.shape}, expected {n:,} whole numbers, one per item")
     array = as_int64(array, what)
-    if n and bool((array == -1).any()):
-        raise DataError(f"{what}: -1 marks a missing result and cannot be an item's id: choose another")
-    repeated = repeated_id(array)
-    if repeated is not None:
-        raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
+    check_unique(array, what)
     return array
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Floats, Ids
-from ..codes.encode import check_items, decode, items_are_codewords
+from ..codes.encode import check_items, decode
 from ..codes.encode import encode as encode_vectors
 from ..codes.scores import score_tables
 from ..data.base import Dataset
@@ -21,6 +21,7 @@ from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
+from ..faissio.model import items_are_codewords
 from ..indexes.sharded import MergedIndex
 from ..store import Item
 from .batches import Batcher

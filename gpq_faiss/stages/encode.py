@@ -18,12 +18,13 @@ import numpy as np
 
 from ..cluster.connect import connected
 from ..cluster.tasks import run_all
-from ..codes.encode import check_items, items_are_codewords
+from ..codes.encode import check_items
 from ..codes.encode import encode as encode_vectors
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, OutputExistsError, UsageError
+from ..faissio.model import items_are_codewords
 from ..files import check_output, fingerprint, recover, unfinished
 from ..progress import stage
 from ..store import Header, RowReader, RowWriter

@@ -15,7 +15,7 @@ from ..build.stream import build_index
 from ..cluster.tasks import run_all
 from ..errors import OutputExistsError, UsageError
 from ..faissio.io import Beside, check_index_output
-from ..faissio.model import ModelHeader, read_model
+from ..faissio.model import ModelHeader, items_are_codewords, read_model
 from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
@@ -91,7 +91,11 @@ def index(
 def _shard(model: ModelHeader, path: str | Path) -> Shard:
     """A source of rows. Raises MismatchError: it is of another model."""
     return open_shard(
-        path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+        path,
+        model.codebooks,
+        model.model_fingerprint,
+        str(model.folder),
+        codewords=items_are_codewords(model.document),
     )
 
 

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
-from gpq_faiss.codes.checks import check_codebooks
+from gpq_faiss.codes.checks import WORDS, check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, unfuse
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
-
-WORDS = (4, 8, 16, 32, 64, 128, 256)
 
 
 def unit(array: np.ndarray) -> np.ndarray:
@@ -176,8 +174,8 @@ def test_unfit_codebooks_are_refused() -> None:
     long[2, 5] *= 1.001
     for Z, message in (
         (good.astype(np.float64), "float64"),
-        (good[0], "shape"),
-        (good[:0], "shape"),
+        (good[0], "expected float32"),
+        (good[:0], "expected float32"),
         (good[:, :12], "power of two"),
         (good[:, :2], "power of two"),
         (nan, "codeword 7 of codebook 1"),
@@ -212,9 +210,9 @@ def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
         (nan, "NaN or infinity in rows 104, 131"),
         (infinite, r"features.h5: NaN or infinity in row 140$"),
         (zero, "no direction, in row 133:"),
-        (x[:, :35], "35 dimensions"),
-        (x[0], "two dimensions"),
-        (x.astype(str), "numbers"),
+        (x[:, :35], r"\(50, 35\), expected numbers \[n, 36\]"),
+        (x[0], r"\(36,\), expected numbers"),
+        (x.astype(str), "<U.*expected numbers"),
     ):
         with pytest.raises(DataError, match=message):
             encode(wrong, Z, what="features.h5", first_row=100)
