@@ -23,7 +23,6 @@ from gpq_faiss.config import (
 )
 from gpq_faiss.data.protocols import Split
 from gpq_faiss.nn.model import build_network, save_model
-from gpq_faiss.store import codebooks_fingerprint
 
 
 def own_settings(**sections: dict[str, Any]) -> Config:
@@ -41,19 +40,6 @@ def own_settings(**sections: dict[str, Any]) -> Config:
     return validate(merge(merge(preset("paper"), changes), sections))
 
 
-def _split() -> Split:
-    """A query, a labelled item and two of the database, of a training that never was."""
-    return Split(
-        n=4,
-        query=np.array([0]),
-        labelled=np.array([1]),
-        unlabelled=np.array([2]),
-        database=np.array([2, 3]),
-        name="1",
-        seed=0,
-    )
-
-
 def make_model(
     folder: str | Path,
     kind: Literal["features", "images"] = "features",
@@ -67,9 +53,7 @@ def make_model(
     hidden: tuple[int, ...] = (24,),
     networks: int = 0,
     class_names: tuple[str, ...] = ("cat", "dog", "owl"),
-    multi_label: bool = False,
     seed: int = 0,
-    overwrite: bool = False,
 ) -> Path:
     """Write the folder that ``gpq train`` would write, in some milliseconds.
 
@@ -77,7 +61,7 @@ def make_model(
     stage which forgets them (or runs in training mode) gives other vectors.
 
     Args:
-        folder: where; must not exist unless ``overwrite``.
+        folder: where; must not exist.
         kind: what the model takes: ``features`` [n, ``width``] or ``images`` of side ``image_size``.
         M, K, d: codebooks, codewords, dimensions of a sub-vector.
         backbone: as ``gpq train`` has it; ``auto`` is ``mlp`` (``linear`` where ``hidden`` is empty) or ``vgg``.
@@ -96,19 +80,11 @@ def make_model(
             image_size=image_size if kind == "images" else 0,
             hidden=(*hidden, 16) if networks else hidden,
         ),
-        posterior=PosteriorConfig(
-            networks=max(1, networks),
-            propagation=0.0,
-            feature_weight=0.0,
-        ),
+        posterior=PosteriorConfig(networks=max(1, networks), propagation=0.0, feature_weight=0.0),
         training=TrainingConfig(steps=1, seed=seed),
     )
-    input_: dict[str, Any]
-    input_ = (
-        {"kind": "features", "width": width}
-        if kind == "features"
-        else {"kind": "images", "image_size": image_size}
-    )
+    images = {"kind": "images", "image_size": image_size}
+    input_: dict[str, Any] = images if kind == "images" else {"kind": "features", "width": width}
     network = build_network(config, input_, len(class_names))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -119,46 +95,28 @@ def make_model(
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
         codebooks = np.ascontiguousarray(network.codebooks().numpy(), dtype=np.float32)
     network.eval()
-    split = _split()
-    save_model(
-        Path(folder),
-        network,
-        codebooks,
-        {
-            "format_version": 1,
-            "method": "gpq",
-            "config": to_dict(config),
-            "run_identity": "0" * 16,
-            "codebooks_fingerprint": codebooks_fingerprint(codebooks),
-            "data": {"name": "random weights", "fingerprint": "0" * 16, "notes": []},
-            "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
-            "class_names": list(class_names),
-            "multi_label": multi_label,
-            "asymmetric": network.asymmetric,
-            "items_are_codewords": network.items_are_codewords,
-            "input": input_,
-            "training": {
-                "steps": 1,
-                "seconds": 0.0,
-                "best_step": None,
-                "validation_map": None,
-                "validation_items": 0,
-                "labelled_items": len(class_names),
-                "unlabelled_items": 0,
-                "device": "cpu",
-            },
-            "versions": {
-                "gpq_faiss": __version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": "3",
-            },
+    # A query, a labelled item and two of the database, of a training that never was.
+    query, labelled, unlabelled, database = (np.array(rows) for rows in ([0], [1], [2], [2, 3]))
+    split = Split(4, query, labelled, unlabelled, database, name="1", seed=0)
+    description = {
+        "method": "gpq",
+        "config": to_dict(config),
+        "run_identity": "0" * 16,
+        "data": {"name": "random weights", "fingerprint": "0" * 16, "notes": []},
+        "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
+        "class_names": list(class_names),
+        "multi_label": False,
+        "input": input_,
+        "training": {
+            **{"steps": 1, "seconds": 0.0, "best_step": None, "validation_map": None, "device": "cpu"},
+            **{"validation_items": 0, "labelled_items": len(class_names), "unlabelled_items": 0},
         },
-        extra={"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"},
-        split=split,
-        overwrite=overwrite,
-    )
-    return Path(folder)
+        "versions": {"gpq_faiss": __version__, "torch": torch.__version__, "numpy": np.__version__},
+    }
+    metrics = {"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"}
+    out = Path(folder)
+    save_model(out, network, codebooks, description, extra=metrics, split=split, overwrite=False)
+    return out
 
 
 def random_input(
