@@ -75,17 +75,12 @@ class Encoder(Embedder):
     def _vectors(self, values: NDArray[Any], queries: bool) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         import torch
 
-        from .nn.device import full_float32
+        from .nn.device import full_float32, to_input
         from .nn.quantizer import zero_subvectors
 
-        x = torch.from_numpy(values)
-        if self.device.type == "cuda":
-            x = x.pin_memory().to(self.device, non_blocking=True)
-        if x.dtype == torch.uint8:
-            x = x.to(memory_format=torch.channels_last).float().div_(255)
         network: Any = self.model.network
         with torch.inference_mode(), full_float32():
-            raw = network.raw(x, queries=queries, amp=self.amp)
+            raw = network.raw(to_input(values, self.device), queries=queries, amp=self.amp)
             fine = ~zero_subvectors(raw, network.M).any(dim=1)
             return network.finish(raw).cpu().numpy(), fine.cpu().numpy()
 

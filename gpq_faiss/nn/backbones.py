@@ -15,12 +15,62 @@ from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
 from ..plugins import Plugin, find_plugin, plugin_names
-from .inputs import IMAGENET_MEAN, IMAGENET_STD, Normalisation
 from .joint import RowDropout
 from .weights import first_line, imagenet_state, load_into, read_weights
 
 BACKBONES = ("vgg", "cnnf", "mlp", "linear")
 """Names of the backbones, besides ``timm/NAME`` and those of plugins."""
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Normalisation(nn.Module):
+    """(x - mean) / std for images float [B, 3, S, S] in [0, 1], or for features float [B, W], unchanged until :meth:`fit`.
+
+    Args:
+        width: W of features; 0 for images.
+        mean, std: of images, per channel; ImageNet's by default.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+    ) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width) if width else torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
+        self._check(x)
+        return (x - self.mean) / self.std
+
+    @torch.no_grad()
+    def fit(self, x: Tensor) -> None:
+        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from features float [N, W].
+
+        Raises:
+            UsageError: another width.
+            DataError: no rows, or not finite.
+        """
+        self._check(x)
+        if not len(x) or not bool(torch.isfinite(x).all()):
+            raise DataError("features to standardise by: give at least one row, and no NaN or infinity")
+        x = x.double()
+        mean = x.mean(0)
+        std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
+        # A constant dimension becomes 0, not noise amplified by a tiny deviation.
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std))
+
+    def _check(self, x: Tensor) -> None:
+        # Shapes and types only: constants for an exporter.
+        wanted = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
+        if x.ndim != len(wanted) or x.shape[1] != wanted[1] or not x.is_floating_point():
+            shape = ", ".join(map(str, wanted))
+            raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
 
 
 @dataclass(frozen=True)
@@ -71,9 +121,14 @@ class Backbone(nn.Module):
         return cast(Tensor, self.head(self.trunk_features(self.input(x))))
 
 
-def _make_head(width: int, out_width: int) -> nn.Linear:
-    head = nn.Linear(width, out_width)
-    nn.init.xavier_uniform_(head.weight)
+def make_head(width: int, out_width: int, generator: torch.Generator | None = None) -> nn.Linear:
+    """A linear layer with Xavier's initial weights, drawn by ``generator`` (default: torch's)."""
+    head = (
+        nn.Linear(width, out_width, device="meta").to_empty(device="cpu")
+        if generator
+        else nn.Linear(width, out_width)
+    )
+    nn.init.xavier_uniform_(head.weight, generator=generator)
     nn.init.zeros_(head.bias)
     return head
 
@@ -109,7 +164,7 @@ class VGG(Backbone):
         _initialise_convolutions(self.features)
         # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after conv4_3.
         self.taps = (23 if spec.tap == "pool" else 22, len(layers) - 1)
-        self.head = _make_head(256 + 512, spec.out_width)
+        self.head = make_head(256 + 512, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         """Normalised images to [B, 768]."""
@@ -134,26 +189,28 @@ class CNNF(Backbone):
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
 
-        def normalise_and_pool() -> list[nn.Module]:
-            return [nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0), nn.MaxPool2d(3, 2, ceil_mode=True)]
-
-        def relu() -> nn.Module:
-            return nn.ReLU(inplace=True)
-
-        self.features = nn.Sequential(
-            *[nn.Conv2d(3, 64, 11, stride=4), relu(), *normalise_and_pool()],
-            *[nn.Conv2d(64, 256, 5, padding=2), relu(), *normalise_and_pool()],
-            *[nn.Conv2d(256, 256, 3, padding=1), relu()],
-            *[nn.Conv2d(256, 256, 3, padding=1), relu()],
-            *[nn.Conv2d(256, 256, 3, padding=1), relu(), nn.MaxPool2d(3, 2, ceil_mode=True)],
-        )
+        layers: list[nn.Module] = []
+        for n_in, n_out, size, stride, ends in (
+            (3, 64, 11, 4, "lrn"),
+            (64, 256, 5, 1, "lrn"),
+            (256, 256, 3, 1, ""),
+            (256, 256, 3, 1, ""),
+            (256, 256, 3, 1, "pool"),
+        ):
+            padding = size // 2 if stride == 1 else 0
+            layers += [nn.Conv2d(n_in, n_out, size, stride, padding), nn.ReLU(inplace=True)]
+            if ends == "lrn":
+                layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
+            if ends:
+                layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
+        self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(6)
         self.classifier = nn.Sequential(
-            *[nn.Linear(256 * 6 * 6, 4096), relu(), RowDropout(0.5)],
-            *[nn.Linear(4096, 4096), relu(), RowDropout(0.5)],
+            *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), RowDropout(0.5)),
+            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), RowDropout(0.5)),
         )
         _initialise_convolutions(self.features)
-        self.head = _make_head(4096, spec.out_width)
+        self.head = make_head(4096, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         """Normalised images to [B, 4096]."""
@@ -176,7 +233,7 @@ class MLP(Backbone):
                 layers.append(RowDropout(spec.dropout))
             width = hidden
         self.layers = nn.Sequential(*layers)
-        self.head = _make_head(width, spec.out_width)
+        self.head = make_head(width, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         """Normalised features or images to [B, last hidden width]."""
@@ -184,29 +241,23 @@ class MLP(Backbone):
 
 
 class Trunk(Backbone):
-    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width].
-
-    Args:
-        spec: description.
-        make: makes the module; it and the module may fail.
-    """
+    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]; ``make`` makes it, and may fail."""
 
     def __init__(self, spec: BackboneSpec, make: Callable[[], nn.Module]) -> None:
         super().__init__(spec)
+        self.trunk = make()
+        if not isinstance(self.trunk, nn.Module):
+            raise TypeError(f"a {type(self.trunk).__name__}: a torch.nn.Module is needed")
+        # Declared widths are not reliable: run the module.
         shape = (spec.in_width,) if spec.kind == "features" else (3, spec.image_size, spec.image_size)
-        # On the CPU even under the meta device: makers draw numbers. Declared widths are not reliable: run the module.
-        with torch.device("cpu"):
-            self.trunk = make()
-            if not isinstance(self.trunk, nn.Module):
-                raise TypeError(f"a {type(self.trunk).__name__}: a torch.nn.Module is needed")
-            with torch.no_grad():
-                out = self.trunk.eval()(torch.zeros(1, *shape))
-            self.trunk.train()
+        with torch.no_grad():
+            out = self.trunk.eval()(torch.zeros(1, *shape))
+        self.trunk.train()
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
             raise TypeError(
                 f"it gives {type(out).__name__} {list(getattr(out, 'shape', []))}, not one vector per item"
             )
-        self.head = _make_head(int(out.shape[1]), spec.out_width)
+        self.head = make_head(int(out.shape[1]), spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         """Normalised inputs to [B, width of the trunk]."""
@@ -214,12 +265,7 @@ class Trunk(Backbone):
 
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
-    """Any timm model without its classifier, with its timm normalisation.
-
-    Raises:
-        UsageError: timm is not installed, or has no model of that name for this size.
-        DataError: its ImageNet weights are not available.
-    """
+    """Any timm model without its classifier, with its timm normalisation."""
     try:
         import timm
     except ImportError:
@@ -244,18 +290,8 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
             raise UsageError(f"{wrong}: see timm.list_models()") from error
         raise DataError(f"{wrong}: set network.weights to the path of its weights, or to none") from error
     config = getattr(made.trunk, "pretrained_cfg", {})
-    statistics = tuple(config.get("mean", IMAGENET_MEAN)), tuple(config.get("std", IMAGENET_STD))
-    made.input = Normalisation(0, *statistics)
+    made.input = Normalisation(0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD))
     return made
-
-
-def _of_plugin(spec: BackboneSpec, plugin: Plugin) -> Trunk:
-    """The plugin's module. Raises UsageError: it fails, or does not accept such inputs."""
-    make = plugin.load()
-    try:
-        return Trunk(spec, lambda: make(spec))
-    except Exception as error:
-        raise plugin.error(f"cannot be built ({type(error).__name__}: {first_line(error)})") from error
 
 
 def backbone_plugin(name: str) -> Plugin | None:
@@ -296,7 +332,13 @@ def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torc
         if of_timm:
             backbone = _timm(spec, pretrained=weights == "imagenet")
         elif plugin is not None:
-            backbone = _of_plugin(spec, plugin)
+            make = plugin.load()
+            try:
+                backbone = Trunk(spec, lambda: make(spec))
+            except Exception as error:  # of the plugin's own code
+                raise plugin.error(
+                    f"cannot be built ({type(error).__name__}: {first_line(error)})"
+                ) from error
         else:
             backbone = MLP(spec) if perceptron else VGG(spec) if name == "vgg" else CNNF(spec)
     if weights == "imagenet" and name == "vgg":

@@ -1,4 +1,4 @@
-"""Devices by name. A missing GPU is an error; there is no silent fall-back to the CPU.
+"""Devices by name, and what networks get on them. A missing GPU is an error; there is no silent fall-back to the CPU.
 
 torch is imported on first use, so that CPU search works without it.
 """
@@ -9,7 +9,9 @@ import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from ..errors import DeviceError, UsageError
 
@@ -70,6 +72,19 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A batch as network input: float32 on ``device``; uint8 images become [0, 1], channels last."""
+    import torch
+
+    x = torch.as_tensor(values)
+    if device.type == "cuda" and x.device.type == "cpu":
+        x = x.pin_memory()
+    x = x.to(device, non_blocking=True)
+    if x.dtype == torch.uint8:
+        x = x.to(memory_format=torch.channels_last).float().div_(255)
+    return x
 
 
 @contextmanager

@@ -44,14 +44,8 @@ class CodeNetwork(nn.Module):
 
 
 class GPQNetwork(CodeNetwork):
-    """From images or features to intra-normalised vectors, with the codebooks that quantise them.
-
-    Args:
-        backbone: input to float [B, M·d].
-        M, K, d, C: codebooks, codewords per codebook, dimensions of a sub-vector, classes.
-        alpha: sharpness α of the soft assignment from Z and W to z'.
-        generator: for the initial codewords and prototypes.
-    """
+    """From images or features to intra-normalised vectors: a backbone to float [B, M·d], M codebooks of K codewords, C classes, and the
+    sharpness α of the soft assignment from Z and W to z'; ``generator`` draws the initial codewords and prototypes."""
 
     def __init__(
         self,
@@ -68,16 +62,13 @@ class GPQNetwork(CodeNetwork):
         self.backbone = backbone
         self.codewords = Codebooks(M, K, d, generator=generator)
         self.classifier = SubspaceClassifier(M, C, d, generator=generator)
-        self.M = M
-        self.alpha = alpha
+        self.M, self.alpha = M, alpha
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
         return reexpress(self.codewords.raw, self.classifier.raw, self.alpha)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """The backbone's output float32 [B, M·d]; the same for items and queries."""
-        # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
-        # And an exported graph has no such region.
+        # No more than the backbone: cosines times α = 20 need more than eight bits. An exported graph has no such region.
         with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
             return at_least_float32(self.backbone(x))

@@ -5,9 +5,8 @@
     x ─► class networks ─► p ─┬─► sub-vectors x_m ─► the nearest codeword of each sub-space
                               └─► queries E[W | p] = Σ_c p_c w_mc
 
-The paper's network computes sub-vectors directly from the features, and searches with those of the query. Here both depend on the mean
-probabilities of several class networks, which are more accurate than any one of them. In every sub-space, a query that is half cat and
-half dog scores as the mean of both. So queries have separate vectors, longer for confident p. Not in the paper.
+In every sub-space, a query that is half cat and half dog scores as the mean of both. So queries have separate vectors, longer for
+confident p. Not in the paper.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ class SoftGPQNetwork(CodeNetwork):
     """From images or features to item vectors, quantised to the nearest codewords, and to query vectors.
 
     Sub-vectors use ``d - 1`` dimensions. The last one is 0 in items and codewords; in queries it completes the norm to 1 without
-    changing scores.
-
-    Args:
-        classes: the class networks; its codewords are not used.
-        M, K, d, C: codebooks, codewords per codebook, dimensions of a sub-vector (at least 2), classes.
-        generator: for the initial weights.
+    changing scores. The codewords of ``classes`` are not used.
 
     Attributes:
         codewords, classifier: Z and W, [M, K, d - 1] and [M, C, d - 1], of any length.
@@ -50,6 +44,7 @@ class SoftGPQNetwork(CodeNetwork):
     """
 
     asymmetric = True
+    prototypes: Tensor
 
     def __init__(
         self, classes: PosteriorNetwork, M: int, K: int, d: int, C: int, *, generator: torch.Generator
@@ -63,8 +58,6 @@ class SoftGPQNetwork(CodeNetwork):
         self.layers = nn.Sequential(
             _linear(C, HIDDEN, generator), nn.ReLU(), _linear(HIDDEN, M * (d - 1), generator)
         )
-        self.prototypes: Tensor
-        self.register_buffer("prototypes", torch.zeros(M, C, d))
         self.set_queries()
 
     @property
@@ -117,17 +110,18 @@ class SoftGPQNetwork(CodeNetwork):
         Raises:
             UsageError: d is not greater than K.
         """
-        if tables is None:
-            self.prototypes.copy_(_completed(self.classifier()))
-            return
-        Z = self.codewords().double()
-        _, K, inner = Z.shape
-        if inner < K:
-            raise UsageError(f"score tables of {K} codewords need sub-vectors of more than {K} dimensions")
-        found = (torch.linalg.pinv(Z) @ tables.double()).transpose(1, 2)
-        # A mean of vectors is not longer than the longest; one factor for all, since tables are added.
-        longest = found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
-        self.prototypes.copy_(_completed(found / longest))
+        found = self.classifier()
+        if tables is not None:
+            Z = self.codewords().double()
+            _, K, inner = Z.shape
+            if inner < K:
+                raise UsageError(
+                    f"score tables of {K} codewords need sub-vectors of more than {K} dimensions"
+                )
+            found = (torch.linalg.pinv(Z) @ tables.double()).transpose(1, 2)
+            # A mean of vectors is not longer than the longest; one factor for all, since tables are added.
+            found = found / found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
+        self.register_buffer("prototypes", _completed(found).float())
 
 
 def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:

@@ -15,11 +15,9 @@ class SubspaceHeads(DrawsByRow):
     Robinson, "Efficient batchwise dropout training using submatrices", 2015): at one half a step takes half the time.
 
     Args:
-        in_width: width of the trunk's features.
-        M, hidden, d: sub-spaces, and the hidden units and outputs of each perceptron.
+        in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M perceptrons.
         dropout: share of the hidden units that are left out in a step of the training.
         noise: standard deviation of Gaussian noise on the inputs in training, independent per sub-space.
-        generator: for the initial weights.
     """
 
     def __init__(
@@ -42,12 +40,12 @@ class SubspaceHeads(DrawsByRow):
 
     def forward(self, x: Tensor) -> Tensor:
         """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
-        each = x.unsqueeze(0)
-        weights: tuple[Tensor, Tensor, Tensor] = self.into, self.bias, self.out
-        (into, bias, out), (M, W, hidden) = weights, self.into.shape
+        each, (M, W, hidden) = x.unsqueeze(0), self.into.shape
+        into: Tensor = self.into
+        bias: Tensor = self.bias
+        out: Tensor = self.out
         if self.training and self.noise:
-            drawn = self.normal(x, [M, *x.shape], dim=1)
-            each = torch.add(each, drawn, alpha=self.noise)
+            each = torch.add(each, self.normal(x, [M, *x.shape], dim=1), alpha=self.noise)
         if self.training and self.kept < hidden:
             kept = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.kept]
             into = into.gather(2, kept[:, None].expand(-1, W, -1))

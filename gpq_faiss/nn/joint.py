@@ -66,10 +66,10 @@ class RowDropout(nn.Dropout, DrawsByRow):
 
     def forward(self, input: Tensor) -> Tensor:
         """The input after dropout."""
-        if self.share is None or not self.training:
-            return super().forward(input)
+        if not self.training:
+            return input
         return input * self.drawn(
-            lambda size: functional.dropout(input.new_ones(size), self.p), list(input.shape), 0
+            lambda n: functional.dropout(input.new_ones(n), self.p), list(input.shape), 0
         )
 
 

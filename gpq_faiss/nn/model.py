@@ -6,11 +6,12 @@ torch.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -18,15 +19,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..config import MOST_SIDE, Config, from_dict
 from ..data.base import Dataset, FeatureDataset
 from ..data.protocols import Split
 from ..errors import DataError, MismatchError
-from ..faissio.model import FORMAT_VERSION, read_description, read_model
+from ..faissio.model import FORMAT_VERSION, read_model
 from ..files import atomic_folder, fingerprint, write_json
 from ..store import codebooks_fingerprint
-from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone
+from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone, make_head
 from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
@@ -45,13 +47,8 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """``save_file`` of safetensors, with an OSError on a full disk and normal file permissions.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """``save_file`` of safetensors, with an OSError on a full disk, and normal permissions: a service under another account may load it."""
     try:
-        # Normal permissions: a service under another account may load the model.
         path.touch()
         mode = path.stat().st_mode
         save_file(state, path, metadata=metadata)
@@ -72,15 +69,8 @@ def save_model(
     overwrite: bool,
     done_with: Path | None = None,
 ) -> None:
-    """Write a model folder atomically.
-
-    Args:
-        out: the folder.
-        network, codebooks: trained network and codebooks float32 [M, K, d].
-        description: further entries of ``config.json``.
-        extra: further text files by name.
-        split: saved as ``split.json``.
-        overwrite, done_with: as for :func:`gpq_faiss.files.atomic_folder`.
+    """Write the model folder ``out`` atomically: network, codebooks float32 [M, K, d] and split; ``description`` has further entries of
+    ``config.json``, ``extra`` further texts by file name. For the rest see :func:`gpq_faiss.files.atomic_folder`.
 
     Raises:
         DataError: the folder cannot be written.
@@ -103,7 +93,7 @@ def save_model(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """The argument ``input_`` of :func:`build_extractor` for ``dataset``; images at ``image_size`` pixels per side."""
+    """The argument ``input_`` of :func:`build_extractor` for ``dataset``."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}
@@ -112,25 +102,18 @@ def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
 def build_extractor(
     config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
 ) -> Backbone:
-    """The feature extractor F with a linear layer to ``out_width``, shared by all trained methods.
-
-    ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``; initial weights are by the generator.
-    """
+    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for ``input_`` ``{"kind": "features",
+    "width": W}`` or ``{"kind": "images", "image_size": S}``."""
     n, size = config.network, input_.get("image_size", 0)
     of_classes = config.method != "gpq"
     hidden = n.hidden[:-1] if of_classes else n.hidden
     automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
-    spec = BackboneSpec(
-        automatic if n.backbone == "auto" else n.backbone,
-        input_["kind"],
-        out_width,
-        input_.get("width", 0),
-        size,
-        # A requested perceptron has a hidden layer: its own, or those of the class networks.
-        hidden or (() if of_classes else BackboneSpec.hidden),
-        config.dropout,
-        "pool" if config.gpq.variant == "authors" else "block",
-    )
+    name = automatic if n.backbone == "auto" else n.backbone
+    # A requested perceptron has a hidden layer: its own, or those of the class networks.
+    hidden = hidden or (() if of_classes else BackboneSpec.hidden)
+    tap: Literal["block", "pool"] = "pool" if config.gpq.variant == "authors" else "block"
+    width = input_.get("width", 0)
+    spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
     net = build_backbone(spec, n.weights, generator=generator)
     if n.first_noise and not of_classes and isinstance(net, MLP):
         net.layers.insert(0, RowNoise(n.first_noise))
@@ -177,10 +160,7 @@ def _build_class_networks(
         )
     else:
         # Convolutions learn the features; perceptrons on top would slow this down.
-        head = nn.Linear(width, count * CLASS_DIM, device="meta").to_empty(device="cpu")
-        nn.init.xavier_uniform_(head.weight, generator=generator)
-        nn.init.zeros_(head.bias)
-        backbone.head = head
+        backbone.head = make_head(width, count * CLASS_DIM, generator)
     return PosteriorNetwork(
         backbone, count, shape, n_classes, width=width, beta=config.beta, A=A, generator=generator
     )
@@ -226,40 +206,42 @@ class Model:
         return tuple(self.description["class_names"])
 
 
-def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
-    """Raises UsageError: the backbone's plugin cannot be loaded; DataError: it is not installed."""
-    origin = description.get("backbone_of")
-    if origin is None:
-        return
-    try:
-        name = str(description["config"]["network"]["backbone"])
-    except (KeyError, TypeError):
-        return  # damage is reported when the settings are read
-    plugin = backbone_plugin(name)
-    if plugin is None:
-        raise DataError(f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it")
-    plugin.load()
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.randn, torch.eye)
 
 
-def _rebuilt(description: Mapping[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+class _Within(TorchFunctionMode):
+    """Context in which torch makes no more numbers than a file of ``numbers`` needs: a damaged width could request all memory."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.left = 2 * numbers + (1 << 20)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _MAKERS:
+            self.left -= math.prod(n for size in args for n in (size if isinstance(size, tuple) else (size,)))
+            if self.left < 0:
+                raise ValueError(f"its network is larger than its weights: {list(args)}")
+        return func(*args, **(kwargs or {}))
+
+
+def _rebuilt(folder: Path, description: Mapping[str, Any], weights: dict[str, Tensor]) -> nn.Module:
     """The network of a description with these weights. Raises almost anything: they do not fit."""
+    origin, name = description.get("backbone_of"), description["config"]["network"]["backbone"]
+    if origin and backbone_plugin(name) is None:
+        raise MismatchError(
+            f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it"
+        )
     # The folder has the weights: download nothing.
     network = {**description["config"]["network"], "weights": "none"}
     config = from_dict({**description["config"], "network": network})
-    input_, n_classes = description["input"], len(description["class_names"])
+    input_ = description["input"]
     key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
     if type(input_[key]) is not int or not 1 <= input_[key] <= most:
         raise ValueError(f"input.{key} is {input_[key]!r}: it must be 1 to {most:,}")
     if len(config.network.hidden) > len(weights):
         raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
-    # Shapes first, on the meta device: a damaged width could request all memory.
-    with torch.device("meta"):
-        outline = build_network(config, input_, n_classes).state_dict()
-    for name in sorted(outline.keys() | weights.keys()):
-        wanted, found = (list(part[name].shape) if name in part else None for part in (outline, weights))
-        if wanted != found:
-            raise ValueError(f"'{name}' should be {wanted}, is {found}")
-    built = build_network(config, input_, n_classes)
+    with _Within(sum(tensor.numel() for tensor in weights.values())):
+        built = build_network(config, input_, len(description["class_names"]))
     built.load_state_dict(weights)
     return built.eval()
 
@@ -269,12 +251,10 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
 
     Raises:
         DataError: files missing, truncated or damaged.
-        MismatchError: weights and ``config.json`` belong to different models.
+        MismatchError: weights and ``config.json`` belong to different models, or the backbone's package is not installed.
     """
     folder = Path(folder)
-    path = folder / "model.safetensors"
-    _check_backbone(folder, read_description(folder))
-    header = read_model(folder)
+    path, header = folder / "model.safetensors", read_model(folder)
     description = header.document
     try:
         state = load_file(path)
@@ -282,15 +262,12 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             raise MismatchError(
                 f"{path} does not belong to the config.json beside it: copy the whole folder again"
             )
-        network = _rebuilt(
-            description,
-            # Class networks inside SoftGPQNetwork had another name.
-            {
-                k.replace("network.committee.", "network.classes.").removeprefix("network."): v
-                for k, v in state.items()
-                if k != "codebooks"
-            },
-        )
+        # Class networks inside SoftGPQNetwork had another name.
+        names = {
+            k: k.replace("network.committee.", "network.classes.").removeprefix("network.") for k in state
+        }
+        weights = {name: state[k] for k, name in names.items() if k != "codebooks"}
+        network = _rebuilt(folder, description, weights)
     except (MismatchError, MemoryError):
         raise
     except Exception as error:  # what damage raises has no common base

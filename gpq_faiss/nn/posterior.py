@@ -26,7 +26,7 @@ from .gpq import CodeNetwork
 from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
 
 CLASS_DIM = 48
-"""Output dimensions of a class network. They are not encoded, so they need not match a sub-vector's."""
+"""Output dimensions of a class network."""
 CLASS_HIDDEN = 1024
 """Hidden units of a class network."""
 DIRECTIONS = 48
@@ -35,17 +35,6 @@ TEMPERATURE_POWER = 0.6
 """Default power of an item's class probabilities, if their accuracy is unknown."""
 LEAST_POWER = 0.25
 """Minimum power: lower ones keep little but the order, and a few labels give no reliable accuracy."""
-_HALVINGS = 20
-_PLACED = (
-    "logits",
-    "tables",
-    "feature_codewords",
-    "weights",
-    "by_logits",
-    "basis",
-    "pq_codewords",
-    "prototypes",
-)
 _CLASS_CODEBOOKS_PER_BIT = 1.2
 """Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100."""
 
@@ -56,7 +45,7 @@ def count_class_codebooks(M: int, C: int) -> int:
 
 
 class PosteriorNetwork(CodeNetwork):
-    """Maps images or features to item vectors, which consist of codewords, and to query vectors.
+    """From images or features to item vectors, which consist of codewords, and to query vectors.
 
     Args:
         backbone: its ``head`` contains the N class networks, float [B, N·CLASS_DIM].
@@ -112,18 +101,15 @@ class PosteriorNetwork(CodeNetwork):
         M, K, d = shape
         self.backbone = backbone
         self.classifier = SubspaceClassifier(N, C, CLASS_DIM, generator=generator)
-        self.N, self.M, self.A, self.d, self.C = N, M, A, d, C
-        self.beta = beta
-        E = min(DIRECTIONS, width) if self.A < M else 0
+        self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, beta
+        E = min(DIRECTIONS, width) if A < M else 0
         # Buffers, to be saved with the weights: codewords fit these weights only.
         self.register_buffer("principal_axes", torch.eye(width, E))
         self.register_buffer("offset", torch.zeros(E))
         self.register_buffer("prediction", torch.zeros(C, E))
         self.register_buffer("power", torch.tensor(TEMPERATURE_POWER))
-        for name in _PLACED:
-            self.register_buffer(name, None)
-        tables = torch.randn(self.A, K, C, generator=generator)
-        coded = torch.randn(M - self.A, K, E if self.A else C + E, generator=generator)
+        tables = torch.randn(A, K, C, generator=generator)
+        coded = torch.randn(M - A, K, E if A else C + E, generator=generator)
         self.place(tables, tables, coded, torch.ones(2), by_logits=False)
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
@@ -131,21 +117,19 @@ class PosteriorNetwork(CodeNetwork):
         )
 
     def trained(self) -> dict[str, Tensor]:
-        """The part of the state that training changes, without codewords and their parameters."""
+        """The part of the state that training changes."""
         return {k: v for k, v in self.state_dict().items() if k.startswith(("backbone.", "classifier."))}
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # As a Python bool, so that an exported graph has only the branch in use.
-        self._by_logits = bool(self.by_logits)
+        self._by_logits = bool(self.by_logits)  # a constant for exporters
 
     def codebooks(self) -> Tensor:
-        """The codewords to export, float [M, K, d], unit-norm."""
         return self.pq_codewords
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
-        """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]."""
-        # Only the backbone runs in bf16: scaled cosines need more than eight bits.
+        """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]; with ``amp`` by bf16."""
+        # No more than the backbone: scaled cosines need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             features = self.backbone.trunk_features(self.backbone.input(x))
             raw = self.backbone.head(features)
@@ -207,7 +191,6 @@ class PosteriorNetwork(CodeNetwork):
         return torch.cat(parts, dim=1)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """Sub-vectors float32 [B, M·d]: for items the codewords of their codes; for queries the query vectors."""
         features, raw = self.features(x, amp)
         posterior = self.posterior(raw)
         if queries:
@@ -222,14 +205,11 @@ class PosteriorNetwork(CodeNetwork):
         """Set the power, from :data:`LEAST_POWER` to 1, for which the mean of the largest class probability (of float [n, C]) equals
         ``accuracy``. With feature codebooks, which separate confident items, its square root is used."""
         log_p = posterior.double().clamp_min(1e-30).log()
-
-        def confidence(power: float) -> float:
-            return float((power * log_p).softmax(dim=1).amax(dim=1).mean())
-
         low, high = LEAST_POWER, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if confidence(middle) < accuracy else (low, middle)
+        for _ in range(20):
+            power = (low + high) / 2
+            confidence = float((power * log_p).softmax(dim=1).amax(dim=1).mean())
+            low, high = (power, high) if confidence < accuracy else (low, power)
         power = (low + high) / 2
         self.power.fill_(power if self.A == self.M else power**0.5)
 
@@ -261,30 +241,29 @@ class PosteriorNetwork(CodeNetwork):
         self, logits: Tensor, tables: Tensor, feature_codewords: Tensor, weights: Tensor, *, by_logits: bool
     ) -> None:
         """Set the codewords; see the attributes for their shapes. ``weights`` are scaled to norm 1."""
-        self.weights = functional.normalize(weights.float(), dim=0)
-        self.by_logits = torch.tensor(by_logits, device=tables.device)
-        self._by_logits = by_logits
         own = self.C if self.A else 0
-        E = feature_codewords.shape[2]
+        after = feature_codewords.shape[2] + own - self.C
         # Both parts on one scale; only queries are weighted.
-        scales = _longest(tables), _longest(feature_codewords)
-        additive_codewords = [functional.pad(tables / scales[0], (0, E + own - self.C))]
+        scales = [
+            x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0 for x in (tables, feature_codewords)
+        ]
+        additive_codewords = [functional.pad(tables / scales[0], (0, after))]
         if self.A < self.M:
             additive_codewords.append(functional.pad(feature_codewords / scales[1], (own, 0)))
-        kept, self.basis, self.pq_codewords = product_form(torch.cat(additive_codewords), self.d)
+        kept, basis, pq_codewords = product_form(torch.cat(additive_codewords), self.d)
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
-        self.tables = kept[: self.A, :, : self.C] * scales[0]
-        self.feature_codewords = kept[self.A :, :, own:] * scales[1]
-        self.logits = logits if by_logits else self.tables
-        certain = functional.pad(
-            self.weights[0] * torch.eye(self.C, device=tables.device), (0, E + own - self.C)
-        )
-        self.prototypes = query_form(certain, self.basis).transpose(0, 1).contiguous()
-
-
-def _longest(codewords: Tensor) -> Tensor:
-    """Largest norm of codewords float [L, K, E]; 1 if there are none."""
-    if not codewords.numel():
-        return torch.ones((), device=codewords.device)
-    longest: Tensor = codewords.norm(dim=2).max().clamp_min(1e-12)
-    return longest
+        tables = kept[: self.A, :, : self.C] * scales[0]
+        weights = functional.normalize(weights.float(), dim=0)
+        certain = functional.pad(weights[0] * torch.eye(self.C, device=tables.device), (0, after))
+        self._by_logits = by_logits
+        for name, value in (
+            ("logits", logits if by_logits else tables),
+            ("tables", tables),
+            ("feature_codewords", kept[self.A :, :, own:] * scales[1]),
+            ("weights", weights),
+            ("by_logits", torch.tensor(by_logits, device=tables.device)),
+            ("basis", basis),
+            ("pq_codewords", pq_codewords),
+            ("prototypes", query_form(certain, basis).transpose(0, 1).contiguous()),
+        ):
+            self.register_buffer(name, value)

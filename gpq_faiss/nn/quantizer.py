@@ -31,7 +31,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Normalise the last axis to length one (float32 at least); below :data:`NORM_EPS`, divide by it."""
+    """The last axis normalised to length one, float32 at least."""
     return F.normalize(at_least_float32(x), dim=-1, eps=NORM_EPS)
 
 
@@ -110,12 +110,7 @@ class Codebooks(nn.Module):
 
     def __init__(self, M: int, n: int, d: int, *, generator: torch.Generator) -> None:
         super().__init__()
-        if torch.get_default_device().type == "meta":  # shapes without values
-            raw = torch.empty(M, n, d)
-        else:
-            # Drawn on the CPU, so that a seed means the same on every device.
-            raw = unit(torch.randn(M, n, d, generator=generator, device=generator.device)).cpu()
-        self.raw = nn.Parameter(raw)
+        self.raw = nn.Parameter(unit(torch.randn(M, n, d, generator=generator)))
 
     def forward(self) -> Tensor:
         """The vectors, unit-norm, float [M, n, d], differentiable with respect to ``raw``."""

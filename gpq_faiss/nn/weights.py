@@ -1,8 +1,4 @@
-"""External weights of backbones: torchvision's ImageNet file, or a file of the user.
-
-Nothing is unpickled: ``.pth`` files are read with ``weights_only=True``, ``.safetensors`` contain only tensors. Nothing is loaded
-partially.
-"""
+"""External weights of backbones: torchvision's ImageNet file, or a file of the user. Nothing is unpickled, or loaded partially."""
 
 from __future__ import annotations
 

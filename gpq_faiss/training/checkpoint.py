@@ -6,7 +6,6 @@ Batches and dropout depend on seed and step only, so the state is weights, optim
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,7 @@ from ..nn.model import save_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
 """File name of the checkpoint in the folder of an unfinished run."""
-BEGUN = "begun.json"
-"""File beside it if the run will replace a finished model: ``identity`` of the run, and the model it ``replaces``."""
-
-
-def other_run(folder: Path) -> DataError:
-    """Error for resuming with other settings."""
-    return DataError(
-        f"{folder} was begun with other settings, data or versions: give the same ones to --resume it, "
-        "or start again with --overwrite"
-    )
-
-
-_KEYS = {"identity", "step", "seconds", "best", "best_step", "lines"}
+_NOTED = ("step", "seconds", "best", "best_step", "lines")
 
 
 class RunState:
@@ -47,7 +34,7 @@ class RunState:
 
     Attributes:
         step, seconds: steps and training time so far, the latter up to the last :meth:`tick`.
-        best, best_step, best_state: the best validation mAP, its step (0: none yet) and weights.
+        best, best_step, best_state: the best validation mAP, its step (-1 and 0: none yet) and weights.
         lines: log lines.
         saved: monotonic time of the last checkpoint.
     """
@@ -57,8 +44,7 @@ class RunState:
         self.method = method
         self.optimizer = optimizer
         self.step = self.best_step = 0
-        self.seconds = 0.0
-        self.best = -math.inf
+        self.seconds, self.best = 0.0, -1.0
         self.best_state: dict[str, Tensor] = {}
         self.lines: list[str] = []
         self.start()
@@ -89,8 +75,7 @@ class RunState:
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        meta = {name: getattr(self, name) for name in ("step", "seconds", "best_step", "lines")}
-        meta |= {"identity": identity, "best": self.best if self.best_step else None}
+        meta = {"identity": identity, **{name: getattr(self, name) for name in _NOTED}}
         with atomic_path(self.checkpoint) as temporary:
             save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
         self.saved = time.monotonic()
@@ -104,13 +89,16 @@ class RunState:
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
                 meta = parse_json((file.metadata() or {})["state"])
-                if not isinstance(meta, dict) or not set(meta) >= _KEYS:
+                if not isinstance(meta, dict) or not set(meta) >= {"identity", *_NOTED}:
                     raise ValueError("no state of a training")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
         if meta["identity"] != identity:
-            raise other_run(self.checkpoint.parent)
+            raise DataError(
+                f"{self.checkpoint.parent} was begun with other settings, data or versions: give the same ones to --resume it, "
+                "or start again with --overwrite"
+            )
         return {"meta": meta, **tensors}
 
     def take(self, found: dict[str, Any]) -> None:
@@ -119,25 +107,22 @@ class RunState:
         Raises:
             DataError: it does not fit this network.
         """
-        meta = found["meta"]
-        parts: dict[str, dict[str, Tensor]] = {"method": {}, "best": {}, "optimizer": {}}
-        for name, value in found.items():
-            kind, _, key = name.partition(".")
-            if kind in parts:
-                parts[kind][key] = value
+
+        def part(kind: str) -> dict[str, Tensor]:
+            return {k.removeprefix(kind): v for k, v in found.items() if k.startswith(kind)}
+
         try:
-            self.method.load_state_dict(parts["method"])
+            self.method.load_state_dict(part("method."))
         except RuntimeError:
             raise DataError(
                 f"{self.checkpoint} does not fit this network; it is from another version of gpq-faiss: "
                 "start again with --overwrite"
             ) from None
-        self.best_state = parts["best"]
+        self.best_state = part("best.")
         state: dict[int, dict[str, Tensor]] = {}
-        for name, value in parts["optimizer"].items():
+        for name, value in part("optimizer.").items():
             i, key = name.split(".", 1)
             state.setdefault(int(i), {})[key] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]
-        self.best_step = meta["best_step"]
-        self.best = -math.inf if meta["best"] is None else meta["best"]
+        for name in _NOTED:
+            setattr(self, name, found["meta"][name])

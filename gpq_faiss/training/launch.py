@@ -23,17 +23,18 @@ def launched() -> Launch | None:
     Raises:
         UsageError: the variables contradict each other.
     """
-    said = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-    if not (said[0] and said[1] and "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    said = [os.environ.get(name, "") for name in names]
+    if not all((*said[:2], "MASTER_ADDR" in os.environ, "MASTER_PORT" in os.environ)):
         return None
     try:
         found = Launch(*map(int, (*said[:2], said[2] or said[0], said[3] or said[1])))
         if not 0 <= found.rank < found.size or not 0 <= found.local_rank < found.local_size <= found.size:
             raise ValueError
     except ValueError:
+        given = ", ".join(f"{name}={value}" for name, value in zip(names, said, strict=True))
         raise UsageError(
-            "RANK={}, WORLD_SIZE={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={} contradict each other or are no whole numbers: "
-            "start with torchrun".format(*said)
+            f"{given} contradict each other or are no whole numbers: start with torchrun"
         ) from None
     return found if found.size > 1 else None
 

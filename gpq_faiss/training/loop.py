@@ -31,13 +31,14 @@ from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
+from ..nn.device import to_input
 from ..nn.joint import DrawsByRow, join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
 from .checkpoint import RunState
 from .parallel import Group
-from .vectors import to_input, validation_map
+from .vectors import validation_map
 
 log = logging.getLogger(__name__)
 

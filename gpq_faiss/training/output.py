@@ -10,7 +10,10 @@ from pathlib import Path
 
 from ..errors import DataError, OutputExistsError, UsageError
 from ..files import check_output, fingerprint, read_json, recover, unfinished, write_json, writing
-from .checkpoint import BEGUN, CHECKPOINT, other_run
+from .checkpoint import CHECKPOINT
+
+BEGUN = "begun.json"
+"""In the folder of an unfinished run that will replace a finished model: a hash of the run's identity and of that model."""
 
 
 @dataclass(frozen=True)
@@ -60,47 +63,41 @@ class Output:
             return
         check_output(self.model, overwrite=True, folder=True)
         with unfinished(self.partial, self.model, keep=(CHECKPOINT,)):
-            self._check()
+            if (self.partial / CHECKPOINT).exists() and not (self.resume or self.overwrite):
+                raise OutputExistsError(
+                    f"an unfinished run is at {self.partial}: go on with --resume, or begin anew with --overwrite"
+                )
+            if not (self.resume and self.finished):
+                check_output(self.model, overwrite=self.overwrite, folder=True)
+            if self.overwrite and self.model.exists() and not self.finished and any(self.model.iterdir()):
+                raise DataError(
+                    f"{self.model} is not a model folder and is not replaced: choose another --out"
+                )
             yield
-
-    def _check(self) -> None:
-        if (self.partial / CHECKPOINT).exists() and not (self.resume or self.overwrite):
-            raise OutputExistsError(
-                f"an unfinished run is at {self.partial}: go on with --resume, or begin anew with --overwrite"
-            )
-        if self.resume and self.finished:
-            return
-        check_output(self.model, overwrite=self.overwrite, folder=True)
-        if self.overwrite and self.model.exists() and not self.finished and any(self.model.iterdir()):
-            raise DataError(f"{self.model} is not a model folder and is not replaced: choose another --out")
 
     def begin(self, identity: str) -> bool:
         """Prepare the run of ``identity``; returns whether there is anything to train.
 
         Raises:
             OutputExistsError: a finished model of another identity exists.
-            DataError: an unfinished run of another identity exists, or the folder cannot be written.
+            DataError: the folder cannot be written.
         """
-        begun, settings = self.partial / BEGUN, {}
-        if self.finished:
-            settings = read_json(self.model / "config.json", "a model's settings")
-        # The model is kept until the new one is complete; the record lets ``resume`` replace it, too.
-        mark = fingerprint(json.dumps(settings, sort_keys=True))
+        begun = self.partial / BEGUN
         if self.overwrite:
             with writing(self.partial):
                 for path in (self.partial / CHECKPOINT, begun):
                     path.unlink(missing_ok=True)
-            if self.finished:
-                write_json(begun, {"identity": identity, "replaces": mark})
-        elif self.resume and self.finished:
-            record = read_json(begun, "the beginning of a training") if begun.exists() else {}
-            if isinstance(record, dict) and record.get("replaces") == mark:
-                if record.get("identity") != identity:
-                    raise other_run(self.partial)
-                return True
-            if settings.get("run_identity") != identity:
-                raise OutputExistsError(
-                    f"{self.model} is a finished model of other settings or data: choose another --out, or --overwrite it"
-                )
-            return False
+        if not self.finished or not (self.overwrite or self.resume):
+            return True
+        # The model is kept until the new one is complete; the record lets ``resume`` replace it, too.
+        settings = read_json(self.model / "config.json", "a model's settings")
+        mark = fingerprint(identity, json.dumps(settings, sort_keys=True))
+        if self.overwrite:
+            write_json(begun, mark)
+        elif not begun.exists() or read_json(begun, "the beginning of a training") != mark:
+            if isinstance(settings, dict) and settings.get("run_identity") == identity:
+                return False
+            raise OutputExistsError(
+                f"{self.model} is a finished model of other settings or data: choose another --out, or --overwrite it"
+            )
         return True

@@ -1,30 +1,16 @@
-"""Network inputs and output vectors in training."""
+"""Output vectors in training, and the validation by them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..data.labels import Labels
 from ..data.reader import Reader
 from ..evaluation.ranking import rank_codes
 from ..methods.trainable import TrainableMethod
-from ..nn.device import full_float32, image_batch
-
-
-def to_input(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """A batch as network input: float32 on ``device``; uint8 images become [0, 1], channels last."""
-    x = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-    if device.type == "cuda" and x.device.type == "cpu":
-        x = x.pin_memory()
-    x = x.to(device, non_blocking=True)
-    if x.dtype == torch.uint8:
-        x = x.to(memory_format=torch.channels_last).float().div_(255)
-    return x
+from ..nn.device import full_float32, image_batch, to_input
 
 
 @torch.no_grad()
@@ -37,13 +23,7 @@ def embed_rows(
     *,
     queries: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Vectors of items from the exported network.
-
-    Args:
-        method, device: the method and its device.
-        reader, rows: the items, int64 [n].
-        batch: items per batch; fewer for large images.
-        queries: whether to compute query vectors, if the method distinguishes them.
+    """Vectors of the items ``rows``, int64 [n], from the exported network; with ``queries`` its query vectors, if it has such.
 
     Returns:
         float32 [m, D] of the m readable items, and bool [n], which items these are.
@@ -70,10 +50,5 @@ def validation_map(
     coder = method.coder()
     held = labels.take(rows[ok])
     codes = coder.encode(vectors)
-    return rank_codes(
-        lambda q, distinct: coder.score(xq[q], distinct),
-        codes,
-        held,
-        held,
-        exclude=np.arange(len(vectors)),
-    ).map
+    own = np.arange(len(vectors))
+    return rank_codes(lambda q, distinct: coder.score(xq[q], distinct), codes, held, held, exclude=own).map

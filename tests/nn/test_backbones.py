@@ -15,8 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.nn.backbones import BACKBONES, Backbone, BackboneSpec, build_backbone
-from gpq_faiss.nn.inputs import IMAGENET_MEAN, IMAGENET_STD
+from gpq_faiss.nn.backbones import (
+    BACKBONES,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Backbone,
+    BackboneSpec,
+    build_backbone,
+)
 from gpq_faiss.nn.joint import RowDropout
 from gpq_faiss.nn.weights import load_into, read_weights
 

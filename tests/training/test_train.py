@@ -217,7 +217,7 @@ def test_a_run_that_replaces_a_model_can_be_resumed(tmp_path: Path) -> None:
     assert (out / "model.safetensors").read_bytes() == old
     with pytest.raises(OutputExistsError, match="go on with --resume"):
         train_digits(out, seed=1)
-    with pytest.raises(DataError, match="begun with other settings"):
+    with pytest.raises(OutputExistsError, match="finished model of other settings"):
         train_digits(out, seed=2, resume=True)
     assert (partial / "checkpoint.safetensors").exists()
     steps: list[int] = []
