@@ -13,31 +13,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-from common import describe_machine, machine_line, make_parser, own_command, run_main, save
+from common import gpq, make_parser, publish, run_main, timed
 
-from gpq_faiss.errors import DataError
-
+TRAIN = ("digits", "--labelled", "20-per-class", "--preset", "paper")
 SETUPS = ("alone", "beside")
-
-
-def seconds(arguments: list[str]) -> float:
-    """Of one command, by the clock.
-
-    Raises:
-        DataError: it failed.
-    """
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "gpq_cli", "-q", *arguments], capture_output=True, text=True, check=False
-    )
-    took = time.perf_counter() - start
-    if done.returncode:
-        raise DataError(f"gpq {arguments[0]} failed: {done.stderr.strip()}")
-    return took
 
 
 def main() -> None:
@@ -47,57 +28,35 @@ def main() -> None:
     args = parser.parse_args()
     runs: dict[str, dict[str, list[float]]] = {}
     loads = []
-    with tempfile.TemporaryDirectory() as name:
-        model, codes, index = (f"{name}/{file}" for file in ("model", "codes.h5", "index.faiss"))
-        seconds(["train", "digits", "--labelled", "20-per-class", "--preset", "paper", "--out", model])
-        seconds(["encode", model, "digits", "--out", codes])
-        seconds(["index", model, codes, "--out", index])
-        for repeat in range(args.repeats):
-            out = Path(name, str(repeat))
-            for setup in SETUPS:
-                commands = {
-                    "train": [
-                        "digits",
-                        "--labelled",
-                        "20-per-class",
-                        "--preset",
-                        "paper",
-                        "--out",
-                        f"{out}-{setup}",
-                    ],
-                    "encode": [model, "digits", "--out", f"{out}-{setup}.h5"],
-                    "evaluate": [model, "digits", "--protocol", "1"],
-                    "search": [model, index, "digits", "--rows", "0:100", "--out", f"{out}-{setup}.csv"],
-                }
-                for command, arguments in commands.items():
-                    loads.append(os.getloadavg()[0])
-                    busy = None
-                    if setup == "beside":
-                        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    with tempfile.TemporaryDirectory() as folder:
+        model, codes, index = (f"{folder}/{file}" for file in ("model", "codes.h5", "index.faiss"))
+        gpq("train", *TRAIN, "--out", model)
+        gpq("encode", model, "digits", "--out", codes)
+        gpq("index", model, codes, "--out", index)
+        for out, setup in ((f"{folder}/{i}-{setup}", setup) for i in range(args.repeats) for setup in SETUPS):
+            for call in (
+                ("train", *TRAIN, "--out", out),
+                ("encode", model, "digits", "--out", f"{out}.h5"),
+                ("evaluate", model, "digits", "--protocol", "1"),
+                ("search", model, index, "digits", "--rows", "0:100", "--out", f"{out}.csv"),
+            ):
+                loads.append(os.getloadavg()[0])
+                busy = [sys.executable, "-c", "while True: pass"] if setup == "beside" else ["true"]
+                with subprocess.Popen(busy) as process:
                     try:
-                        took = seconds([command, *arguments])
+                        took = timed(lambda call=call: gpq(*call))[1]  # type: ignore[misc]
                     finally:
-                        if busy is not None:
-                            busy.kill()
-                            busy.wait()
-                    runs.setdefault(command, {}).setdefault(setup, []).append(took)
+                        process.kill()
+                runs.setdefault(call[0], {}).setdefault(setup, []).append(took)
     rows = []
     for command, of in runs.items():
         alone, beside = (statistics.median(of[setup]) for setup in SETUPS)
         rows.append(
             {"command": command, "alone": alone, "beside": beside, "ratio": beside / alone, "runs": of}
         )
-    results = {
-        "repeats": args.repeats,
-        "rows": rows,
-        "load_average": [min(loads), max(loads)],
-        "environment": {
-            name: os.environ[name] for name in sorted(os.environ) if name.startswith(("OMP_", "OPENBLAS_"))
-        },
-        "machine": describe_machine(),
-        "command": own_command(),
-    }
-    save(results, args.out, markdown)
+    threads = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "OPENBLAS_"))}
+    results = {"repeats": args.repeats, "rows": rows, "load_average": [min(loads), max(loads)]}
+    publish(results | {"environment": threads}, args.out, markdown)
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -107,7 +66,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Beside a busy process",
         "",
-        f"`gpq train digits --labelled 20-per-class --preset paper`, and encode, evaluate and search of 100 queries with its model: "
+        f"`gpq train {' '.join(TRAIN)}`, and encode, evaluate and search of 100 queries with its model: "
         f"seconds by the clock, medians of {results['repeats']}, with the start of Python. "
         "*beside*: one other process computes without end. "
         f"Load average before the runs, with the benchmark's own: {low:.1f} to {high:.1f}. Settings of threads in the environment: {own}.",
@@ -117,7 +76,6 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for row in results["rows"]:
         lines.append(f"| {row['command']} | {row['alone']:.1f} | {row['beside']:.1f} | {row['ratio']:.2f} |")
-    lines += ["", machine_line(results["machine"], results["command"]), ""]
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,23 +29,7 @@ from gpq_faiss.methods.coders import Coder
 from gpq_faiss.training.loop import Fitted
 from gpq_faiss.training.vectors import embed_rows
 
-__all__ = [
-    "data_path",
-    "describe_machine",
-    "machine_line",
-    "make_parser",
-    "numbers",
-    "open_features",
-    "own_command",
-    "rank_vectors",
-    "read_results",
-    "require_data",
-    "run_main",
-    "save",
-    "timed",
-    "use_threads",
-    "vectors",
-]
+__all__ = ["describe_machine"]
 
 RESULTS = Path(__file__).parent / "results"
 Value = TypeVar("Value")
@@ -78,12 +63,39 @@ def require_data(value: Any, form: str, what: str) -> None:
         raise UsageError(f"no data: pass --data {form}, or set GPQ_DATA to the folder of {what}")
 
 
-def open_features(features: Path, labels: Path) -> FeatureDataset:
-    """Open features and labels of two .npy files."""
-    data = open_data(f"features:{features}", labels=str(labels))
-    if not isinstance(data, FeatureDataset):
-        raise DataError(f"{features} did not open as features")
+def save_features(folder: Path, x: NDArray[Any], y: NDArray[Any], name: str = "x") -> FeatureDataset:
+    """Features float [N, W] and their labels as .npy files ``NAME.npy`` and ``NAME-labels.npy``, and these opened."""
+    np.save(folder / f"{name}.npy", x)
+    np.save(folder / f"{name}-labels.npy", y)
+    data = open_data(f"features:{folder / name}.npy", labels=f"{folder / name}-labels.npy")
+    assert isinstance(data, FeatureDataset)
     return data
+
+
+def clusters(
+    items: int, classes: int, width: int, spread: float
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Simulated features around a centre for each class, with so many deviations of noise, and class numbers."""
+    rng = np.random.default_rng(0)
+    y = np.arange(items) % classes
+    x = rng.standard_normal((classes, width))[y] + spread * rng.standard_normal((items, width))
+    return x.astype(np.float32), y
+
+
+def gpq(
+    *arguments: object, python: object = sys.executable, cwd: Path | None = None, check: bool = True
+) -> Any:
+    """``gpq -q ARGUMENTS`` in a process of its own, by the interpreter of any environment.
+
+    Raises:
+        DataError: it failed, and ``check``.
+    """
+    call = [str(part) for part in (python, "-m", "gpq_cli", "-q", *arguments)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise DataError(f"gpq {arguments[0]}: {done.stderr.strip()[-500:]}")
+    return done
 
 
 def use_threads(threads: int) -> None:
@@ -155,6 +167,17 @@ def save(results: dict[str, Any], out: Path, markdown: Callable[[dict[str, Any]]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, results)
     write_text(out.with_suffix(".md"), markdown(results))
+
+
+def publish(results: dict[str, Any], out: Path, markdown: Callable[[dict[str, Any]], str]) -> None:
+    """:func:`save` with machine and command, which stand at the end of the Markdown."""
+    machine, command = describe_machine(), own_command()
+    last = machine_line(machine, command)
+    save(
+        results | {"machine": machine, "command": command},
+        out,
+        lambda whole: f"{markdown(whole)}\n\n{last}\n",
+    )
 
 
 def run_main(main: Callable[[], None]) -> None:

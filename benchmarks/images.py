@@ -15,21 +15,17 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-import faiss
 import numpy as np
 import torch
 from common import (
     data_path,
-    describe_machine,
-    machine_line,
     make_parser,
     numbers,
-    own_command,
+    publish,
     rank_vectors,
     read_results,
     require_data,
     run_main,
-    save,
     use_threads,
     vectors,
 )
@@ -42,7 +38,8 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint
-from gpq_faiss.methods.coders import Coder, Codes, Floats
+from gpq_faiss.methods.coders import Coder
+from gpq_faiss.methods.float_features import FloatFeatures
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.model import build_extractor, input_description
@@ -101,23 +98,15 @@ class ClassNetwork(nn.Module):
         return cast(Tensor, self.backbone(x).float().softmax(dim=1))
 
 
-class ProbabilityCoder(Coder):
+class ProbabilityCoder(FloatFeatures):
     """Uncompressed class probabilities; the score is the probability that query and item are of one class."""
 
-    name = "class probabilities"
+    name, unit = "class probabilities", False
 
     def __init__(self, classes: int) -> None:
         super().__init__(32 * classes)
-        self.width, self.code_size = classes, 4 * classes
-
-    def _encode(self, x: Floats) -> Codes:
-        return x.view(np.uint8)
-
-    def _score(self, xq: Floats, codes: Codes) -> Floats:
-        return np.asarray(xq @ codes.view(np.float32).T)
-
-    def index(self) -> Any:
-        return faiss.IndexFlatIP(self.width)
+        self.width = classes
+        self._store(classes)
 
 
 class SupervisedClassifier(TrainableMethod):
@@ -212,9 +201,6 @@ def markdown(results: dict[str, Any]) -> str:
             f"Batches of 64 labelled images, labelled {results['labelled']}, bf16, one thread. Nothing has converged: that is a budget "
             f"of minutes. The classifier keeps no code. {first['convention']}. {first['queries']:,} queries and {first['database']:,} "
             "images in the database, drawn by the seed.",
-            "",
-            machine_line(results["machine"], results["command"]),
-            "",
         ]
     )
 
@@ -236,13 +222,12 @@ def main() -> None:
     use_threads(1)
     data = open_data(spec)
     results = read_results(options.out, {"title": task.title, "labelled": task.labelled, "runs": []})
-    results |= {"machine": describe_machine(), "command": own_command()}
     done = {(row["method"], row["bits"], row["seed"]) for row in results["runs"]}
     for seed in options.seeds:
         for method, bits in [*(("posterior", bits) for bits in task.bits), ("classifier", 0)]:
             if (method, bits or 32 * data.require_labels().n_classes, seed) not in done:
                 results["runs"].append(run(task, data, method, bits, seed, options.work))
-                save(results, options.out, markdown)
+                publish(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 

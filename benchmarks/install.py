@@ -10,7 +10,6 @@ this environment, which trained the model. Takes some minutes and 9 GB, and need
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import describe_machine, machine_line, make_parser, run_main, save
+from common import gpq, make_parser, publish, run_main, save_features
 from sklearn.datasets import load_digits
 
 from gpq_faiss.errors import DataError
@@ -27,27 +26,14 @@ from gpq_faiss.errors import DataError
 ROOT = Path(__file__).parent.parent
 
 
-def command(*call: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command. Raises DataError: it failed, and ``check``."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    done = subprocess.run(
-        [str(part) for part in call], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    if check and done.returncode:
-        raise DataError(f"{' '.join(str(part) for part in call)}: {done.stderr.strip()[-500:]}")
-    return done
-
-
 def install(folder: Path, extra: str) -> dict[str, Any]:
     """A new environment with the checkout and one extra: its megabytes of site-packages, and its largest packages."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
         raise DataError("uv is needed: pip install uv")
-    command(uv, "venv", "--quiet", "--python", sys.executable, folder, cwd=ROOT)
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     python = folder / "bin" / "python"
-    command(uv, "pip", "install", "--quiet", "--python", python, f"{ROOT}[{extra}]", cwd=folder)
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, f"{ROOT}[{extra}]"], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
     sizes = {entry.name: size(entry) for entry in site.iterdir()}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:8]
@@ -67,34 +53,21 @@ def size(path: Path) -> int:
 
 def make_shop(here: Path) -> None:
     """A model, codes and its encoder, made with torch; and labelled queries."""
-    gpq = [sys.executable, "-m", "gpq_cli"]
     x, y = load_digits(return_X_y=True)
     for name, rows in (("items", slice(0, 1500)), ("queries", slice(1500, None))):
-        np.save(here / f"{name}.npy", x[rows].astype(np.float32))
-        np.save(here / f"{name}-labels.npy", y[rows])
-    labels = ["--labels", "items-labels.npy"]
-    training = [
-        "--preset",
-        "paper",
-        "--labelled",
-        "20-per-class",
-        "--set",
-        "training.steps=100",
-        "--bits",
-        "48",
-        "--out",
-        "model",
-    ]
-    command(*gpq, "-q", "train", "features:items.npy", *labels, *training, cwd=here)
-    command(*gpq, "-q", "encode", "model", "features:items.npy", *labels, "--out", "codes.h5", cwd=here)
-    command(*gpq, "-q", "export-encoder", "model", "--out", "encoder.onnx", cwd=here)
+        save_features(here, x[rows].astype(np.float32), y[rows], name)
+    data = ("features:items.npy", "--labels", "items-labels.npy")
+    training = ("--preset", "paper", "--labelled", "20-per-class", "--set", "training.steps=100")
+    gpq("train", *data, *training, "--bits", "48", "--out", "model", cwd=here)
+    gpq("encode", "model", *data, "--out", "codes.h5", cwd=here)
+    gpq("export-encoder", "model", "--out", "encoder.onnx", cwd=here)
 
 
-def try_out(here: Path, gpq: list[str | Path], model: str, name: str) -> dict[str, Any]:
+def try_out(here: Path, python: object, model: str, name: str) -> dict[str, Any]:
     """What index, search and evaluate answer, with the queries encoded by ``model``."""
 
     def run(*call: str) -> str:
-        return command(*gpq, "-q", *call, cwd=here).stdout
+        return str(gpq(*call, python=python, cwd=here).stdout)
 
     index = f"{name}.faiss"
     run("index", "model", "codes.h5", "--out", index)
@@ -115,25 +88,22 @@ def main() -> None:
         if sizes["search"]["torch"] or not sizes["train"]["torch"]:
             raise DataError("torch belongs to the extra train alone")
         make_shop(here)
-        light: list[str | Path] = [here / "search" / "bin" / "gpq"]
+        light = here / "search" / "bin" / "python"
         answers = try_out(here, light, "encoder.onnx", "light")
-        whole = try_out(here, [sys.executable, "-m", "gpq_cli"], "model", "whole")
+        whole = try_out(here, sys.executable, "model", "whole")
         same = float(np.mean(np.array(answers["ids"]) == np.array(whole["ids"])))
-        if (
-            same < 0.99 or abs(answers["map"] - whole["map"]) > 1e-4
-        ):  # an ONNX encoder differs in the last digits
+        # An ONNX encoder differs in the last digits.
+        if same < 0.99 or abs(answers["map"] - whole["map"]) > 1e-4:
             raise DataError(
                 f"the installation without torch gives other answers: {same:.2%} of the results are the same"
             )
-        refused = command(
-            *light, "encode", "model", "features:items.npy", "--out", "more.h5", cwd=here, check=False
-        )
+        call = ("encode", "model", "features:items.npy", "--out", "more.h5")
+        refused = gpq(*call, python=light, cwd=here, check=False)
         if refused.returncode != 2 or "pip install 'gpq-faiss[train]'" not in refused.stderr:
             raise DataError(f"gpq encode without torch: {refused.stderr.strip()[-300:]}")
     figures = {"same_results": same, "map_without_torch": answers["map"], "map": whole["map"]}
-    results = {"machine": describe_machine(), "installations": sizes, **figures}
-    save(results, out, markdown)
-    print(markdown(results))
+    publish({"installations": sizes, **figures}, out, markdown)
+    print(out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -149,7 +119,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"{name} {megabytes:,} MB" for name, megabytes in list(row["largest"].items())[:4]
         )
         lines.append(f"| `{extra}` | {row['megabytes']:,} MB | {row['packages']} | {largest} |")
-    return "\n".join([*lines, "", machine_line(results["machine"]), ""])
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

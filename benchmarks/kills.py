@@ -131,21 +131,17 @@ def every_kill(work: Callable[[], object], folder: Path, *, most: int = 500) -> 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command.
-
-    Attributes:
-        call: its arguments without ``--out``.
-        out: name of its output.
-        again: arguments added after a kill.
-        over: arguments that created the older output to replace; empty if none.
-        main: file of the output that differs between old and new; "" is the output itself.
-    """
+    """A command."""
 
     call: tuple[str, ...]
+    """Its arguments without ``--out``."""
     out: str
     again: tuple[str, ...] = ()
+    """Arguments added after a kill."""
     over: tuple[str, ...] = ()
+    """Arguments that created the older output to replace; empty if none."""
     main: str = ""
+    """File of the output that differs between old and new; "" is the output itself."""
 
 
 class Refused(AssertionError):
@@ -153,11 +149,7 @@ class Refused(AssertionError):
 
 
 def _gpq(*arguments: str) -> None:
-    """``gpq -q ARGUMENTS``.
-
-    Raises:
-        Refused: it failed.
-    """
+    """``gpq -q ARGUMENTS``. Raises Refused: it failed."""
     cli = importlib.import_module("gpq_cli.main").cli
     code: object = 0
     try:
@@ -186,31 +178,15 @@ def prepare(root: Path) -> dict[str, Stage]:
     )
     data = (f"features:{root}/x.npy", "--labels", f"{root}/y.npy")
     config = ("--config", f"{root}/run.toml")
-    train = (
-        "train",
-        *data,
-        "--labelled",
-        "20-per-class",
-        "--preset",
-        "paper",
-        *config,
-        "--checkpoint-seconds",
-        "0.02",
-    )
+    often = ("--checkpoint-seconds", "0.02")
+    train = ("train", *data, "--labelled", "20-per-class", "--preset", "paper", *config, *often)
     model, codes = f"{root}/model", f"{root}/codes.h5"
     _gpq(*train, "--out", model)
     _gpq("encode", model, *data, "--out", codes)
     encode = ("encode", model, *data, "--batch-size", "50")
     index = ("index", model, codes)
     memory = ("--memory", "64MB")
-    run = (
-        "experiment",
-        "run",
-        f"{root}/grid.toml",
-        *data,
-        "--checkpoint-seconds",
-        "0.02",
-    )
+    run = ("experiment", "run", f"{root}/grid.toml", *data, *often)
     return {
         "train": Stage(train, "m", ("--resume",)),
         "train, replacing": Stage(
@@ -253,11 +229,7 @@ def _content(path: Path) -> bytes:
 
 
 def _whole(stage: Stage, folder: Path, old: dict[str, bytes], new: dict[str, bytes]) -> None:
-    """Check that the replaced output is complete after a kill.
-
-    Raises:
-        AssertionError: it is missing, or neither the old nor the new one.
-    """
+    """Assert that the replaced output is complete after a kill, the old or the new one."""
     now = {name: data for name, data in products(folder).items() if not name.startswith(".")}
     if stage.main == "-":  # several files, each replaced separately
         assert now.keys() >= old.keys(), f"{sorted(old.keys() - now.keys())} are gone"
@@ -286,13 +258,7 @@ class Result:
 
 
 class Trials:
-    """Trials of a stage.
-
-    Args:
-        name, stage: the stage.
-        root: folder of the trials.
-        seed: of the kills.
-    """
+    """Trials of a stage in the folder ``root``."""
 
     def __init__(self, name: str, stage: Stage, root: Path, seed: int) -> None:
         self.stage, self.root = stage, root / name.replace(" ", "-").replace(",", "")
@@ -332,11 +298,7 @@ class Trials:
         assert not run_killed(work, folder)
 
     def trial(self, number: int) -> None:
-        """Kill and continue repeatedly, and compare the outputs.
-
-        Raises:
-            AssertionError: a file is missing, different, or left over.
-        """
+        """Kill and continue repeatedly, and assert that no file is missing, different, or left over."""
         folder = self.root / f"trial{number}"
         if self.stage.over:
             shutil.copytree(self.root / "old", folder)
@@ -391,11 +353,7 @@ class Trials:
 
 
 def campaign(root: Path, kills: int, seed: int, only: str = "") -> dict[str, Result]:
-    """At least ``kills`` kills, distributed evenly over the stages.
-
-    Raises:
-        AssertionError: a trial failed.
-    """
+    """At least ``kills`` kills, distributed evenly over the stages."""
     stages = {name: stage for name, stage in prepare(root).items() if only in name}
     results = {}
     for name, stage in stages.items():

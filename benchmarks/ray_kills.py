@@ -25,15 +25,14 @@ from unittest import mock
 
 import numpy as np
 import psutil
-from common import describe_machine, machine_line, make_parser, own_command, run_main, save
+from common import clusters, make_parser, publish, run_main, save_features
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 
 from gpq_faiss.cluster.connect import messages_to_log
 from gpq_faiss.cluster.search import ClusterIndex, Holders
-from gpq_faiss.config import merge, preset, validate
-from gpq_faiss.data.open import open_data
+from gpq_faiss.config import merge, preset
 from gpq_faiss.errors import DataError
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.encode import encode_shards
@@ -139,22 +138,14 @@ class Jobs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        rng = np.random.default_rng(0)
-        labels = rng.integers(0, 4, ITEMS)
-        x = 2 * rng.standard_normal((4, WIDTH))[labels] + rng.standard_normal((ITEMS, WIDTH))
-        np.save(folder / "x.npy", x.astype(np.float32))
-        np.save(folder / "labels.npy", labels)
-        self.spec, self.arguments = f"features:{folder / 'x.npy'}", {"labels": str(folder / "labels.npy")}
-        self.data = open_data(self.spec, labels=self.arguments["labels"])
-        config = validate(
-            merge(preset("paper"), {"training": {"steps": 20}, "network": {"backbone": "linear"}})
-        )
+        self.data = save_features(folder, *clusters(ITEMS, 4, WIDTH, 0.5))
+        self.arguments = {"labels": f"{folder}/x-labels.npy"}
+        config = merge(preset("paper"), {"training": {"steps": 20}, "network": {"backbone": "linear"}})
         self.model = train(self.data, folder / "model", config=config, labelled="20-per-class")
-        self.queries = rng.standard_normal((64, 144)).astype(np.float32)
         self.codes = self._encode(folder / "plain", None)
         self.manifest = self._build(folder / "plain-index" / "m.json", None)
         index = open_index(self.manifest)
-        self.queries = np.resize(self.queries, (64, index.width))
+        self.queries = np.random.default_rng(0).standard_normal((64, index.width)).astype(np.float32)
         self.answer = index.search(self.queries, 50)
         index.close()
         self.figures = evaluate(self.model, self.data).to_dict()
@@ -162,7 +153,7 @@ class Jobs:
     def _encode(self, out: Path, address: str | None) -> list[Path]:
         return encode_shards(
             self.model,
-            self.spec,
+            f"features:{self.folder}/x.npy",
             out,
             ray=address,
             data_args=self.arguments,
@@ -268,7 +259,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {row['job']} | {row['killed']} | {row['delay_s']} | {row['seconds']} | {results['undisturbed'][row['job']]:.2f} | "
             f"{'yes' if row['in_the_middle'] else 'no'} | {row.get('longest_search_s', '')} |"
         )
-    return "\n".join([*lines, "", machine_line(results["machine"], own_command()), ""])
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -280,7 +271,7 @@ def main() -> None:
     rng = random.Random(args.seed)  # noqa: S311
     folder = Path(tempfile.mkdtemp(prefix="gpq-kills-"))
     nodes = Nodes()
-    results: dict[str, Any] = {"machine": describe_machine(), "kills": [], "undisturbed": {}}
+    results: dict[str, Any] = {"kills": [], "undisturbed": {}}
     try:
         jobs = Jobs(folder)
         over = threading.Event()
@@ -301,7 +292,7 @@ def main() -> None:
     finally:
         nodes.end()
         shutil.rmtree(folder, ignore_errors=True)
-    save(results, args.out, markdown)
+    publish(results, args.out, markdown)
 
 
 if __name__ == "__main__":

@@ -22,17 +22,14 @@ import numpy as np
 import torch
 from common import (
     data_path,
-    describe_machine,
-    machine_line,
     make_parser,
     numbers,
-    open_features,
-    own_command,
+    publish,
     rank_vectors,
     read_results,
     require_data,
     run_main,
-    save,
+    save_features,
     use_threads,
     vectors,
 )
@@ -125,13 +122,7 @@ def reduce_width(
 
 @dataclass(frozen=True)
 class Task:
-    """One random split of the data.
-
-    Attributes:
-        folder: for files.
-        data, queries: features with labels, of the training and the test images.
-        labelled, database: positions in ``data``.
-    """
+    """One random split: features of the training and the test images, and positions in the first."""
 
     folder: Path
     data: FeatureDataset
@@ -180,7 +171,6 @@ def run_trained(name: str, bits: int, task: Task, trained: dict[str, Fitted]) ->
 
 def run_other(name: str, bits: int, task: Task, trained: dict[str, Fitted]) -> RankingResult:
     """The same with another method."""
-    del trained
     x, labels = task.data.read(slice(None)), task.data.require_labels()
     method = make_method(name, bits, task.seed).fit(x, labels.masked(task.labelled))
     return rank_vectors(
@@ -240,16 +230,8 @@ def markdown(results: dict[str, Any]) -> str:
             f"{WIDTH} of 1280 ({100 * results['variance_kept']:.1f} % of the variance), fitted on the training images.",
             "",
             "Presets as they are but for the validation share, which is 0.",
-            "",
-            machine_line(results["machine"], results["command"]),
         ]
-    ) + "\n"  # fmt: skip
-
-
-def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.float32]) -> FeatureDataset:
-    np.save(folder / f"{name}.npy", x)
-    np.save(folder / f"{name}-labels.npy", y.astype(np.uint8))
-    return open_features(folder / f"{name}.npy", folder / f"{name}-labels.npy")
+    )
 
 
 def main() -> None:
@@ -272,15 +254,11 @@ def main() -> None:
         train_x, train_y, _ = extract(network, f"list:{root / 'train.txt'}")
         test_x, test_y, _ = extract(network, f"list:{root / 'test.txt'}")
         train_x, test_x, kept = reduce_width(train_x, test_x)
-        data = _features(folder, "train", train_x, train_y)
-        queries = _features(folder, "test", test_x, test_y)
+        data = save_features(folder, train_x, train_y.astype(np.uint8), "train")
+        queries = save_features(folder, test_x, test_y.astype(np.uint8), "test")
         results = read_results(options.out, {"title": TITLE, "variance_kept": kept, "cells": []})
-        results |= {
-            "machine": describe_machine(),
-            "command": own_command(),
-            "bits": options.bits,
-            "presets": {name: to_dict(preset(name)) for name in TRAINED.values()},
-        }
+        results["bits"] = options.bits
+        results["presets"] = {name: to_dict(preset(name)) for name in TRAINED.values()}
         for seed in options.seeds:
             fill(results, folder, data, queries, seed, options)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
@@ -312,7 +290,7 @@ def fill(
         cell = {"method": name, "bits": bits, "labelled": n, "seed": seed, "map": result.map}
         results["cells"].append(cell)
         print(cell, flush=True)
-        save(results, options.out, markdown)
+        publish(results, options.out, markdown)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,13 @@ from typing import Any
 
 import faiss
 import numpy as np
-from common import describe_machine, machine_line, make_parser, own_command, save
+from common import clusters, make_parser, publish, save_features
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import code_size, pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.config import merge, preset, validate
-from gpq_faiss.data.open import open_data
+from gpq_faiss.config import merge, preset
 from gpq_faiss.faissio.io import save_index
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.serve import service
@@ -54,18 +53,13 @@ _STARTED = 120.0  # seconds that a service may take to answer
 
 def make_model(folder: Path, bits: int) -> Path:
     """A small model; only its codebooks matter here."""
-    rng = np.random.default_rng(0)
-    classes = np.arange(300) % 3
-    x = rng.standard_normal((3, 16))[classes] + 0.4 * rng.standard_normal((300, 16))
-    np.save(folder / "x.npy", x.astype(np.float32))
-    np.save(folder / "y.npy", classes)
     changes = {
         "quantizer": {"codebooks": bits // 4},
         "network": {"backbone": "linear"},
         "training": {"steps": 20, "batch_labelled": 30, "batch_unlabelled": 30},
     }
-    config = validate(merge(preset("paper"), changes))
-    data = open_data(f"features:{folder / 'x.npy'}", labels=str(folder / "y.npy"))
+    config = merge(preset("paper"), changes)
+    data = save_features(folder, *clusters(300, 3, 16, 0.4))
     return train(data, folder / "model", config=config, labelled="20-per-class")
 
 
@@ -352,7 +346,7 @@ def _markdown(found: dict[str, Any]) -> str:
             f"acknowledged in all, none lost; of changes under way {kills['under_way_kept']} were there afterwards, whole, the others "
             f"not at all. The index file was written anew every 40 changes meanwhile, in {kills['compacted']} of these rounds.",
         ]
-    return "\n".join([*lines, "", machine_line(found["machine"], own_command()), ""])
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -364,7 +358,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="of load")
     parser.add_argument("--kills", type=int, default=100)
     options = parser.parse_args()
-    found: dict[str, Any] = {"machine": describe_machine(), "load": []}
+    found: dict[str, Any] = {"load": []}
     found |= {name: getattr(options, name) for name in ("items", "bits", "clients")}
     with tempfile.TemporaryDirectory(prefix="serve-") as folder:
         root = Path(folder)
@@ -375,7 +369,7 @@ def main() -> None:
             model = make_model(root, options.bits)
             index = make_index(model, root / "index.faiss", options.items)
             found["load"] = [load(index, model, seconds=options.seconds, clients=options.clients)]
-    save(found, options.out, _markdown)
+    publish(found, options.out, _markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
     if any(row["errors"] or row["exit_code"] for row in found["load"]):
         sys.exit(1)
