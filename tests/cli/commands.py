@@ -1,9 +1,10 @@
-"""Running ``gpq`` in this process, and the folder of small products that the tests of the command line share."""
+"""Running ``gpq`` in this process, the folder of small products that the tests of the command line share, and a call of every stage."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ learning_rate = 0.01
 validation = 0.2
 schedule = "step"
 """
+TRAIN = "--preset paper --set training.steps=2"
+"""What makes a training short."""
 
 
 def gpq(*args: object) -> Result:
@@ -95,41 +98,70 @@ def clusters(n: int = ITEMS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return (centres[labels] + 0.4 * rng.standard_normal((n, WIDTH))).astype(np.float32), labels
 
 
+FILES = {
+    "features": "features.npy",
+    "labels": "labels.npy",
+    "queries": "queries.npy",
+    "settings": "run.toml",
+    "model": "model",
+    "vectors": "features.h5",
+    "codes": "codes.h5",
+    "index": "index.faiss",
+    "other": "other",
+    "other_vectors": "other-features.h5",
+    "other_codes": "other-codes.h5",
+    "other_index": "other.faiss",
+    "images": "images",
+    "image_model": "image-model",
+    "image_index": "image.faiss",
+    "photo": "images/a/0.png",
+}
+"""Small products of every stage. ``other`` is a model of the same shape with other weights; no features model takes ``photo``."""
+
+
 @dataclass(frozen=True)
 class Shop:
-    """Small products of every stage.
-
-    Attributes:
-        root: the folder of all of them.
-        other: a model of the same shape with other weights; ``other_*`` are its products.
-        photo: an image that no features model takes.
-    """
+    """The folder ``root`` of :data:`FILES`, each an attribute."""
 
     root: Path
 
     def __getattr__(self, name: str) -> Path:
-        file = {
-            "features": "features.npy",
-            "labels": "labels.npy",
-            "queries": "queries.npy",
-            "settings": "run.toml",
-            "model": "model",
-            "vectors": "features.h5",
-            "codes": "codes.h5",
-            "index": "index.faiss",
-            "other": "other",
-            "other_vectors": "other-features.h5",
-            "other_codes": "other-codes.h5",
-            "other_index": "other.faiss",
-            "images": "images",
-            "image_model": "image-model",
-            "image_index": "image.faiss",
-            "photo": "images/a/0.png",
-        }.get(name)
-        if file is None:
+        if name not in FILES:
             raise AttributeError(name)
-        return self.root / file
+        return self.root / FILES[name]
 
     @property
     def data(self) -> str:
         return f"features:{self.features}"
+
+
+# Stage -> its output, and the call that makes it, for :func:`fill`.
+STAGES = {
+    "train": ("out", f"train DATA --labels LABELS {TRAIN}"),
+    "encode": ("codes.h5", "encode MODEL DATA --labels LABELS"),
+    "export-faiss": ("out.faiss", "export-faiss MODEL"),
+    "index": ("out.faiss", "index MODEL CODES"),
+    "search json": ("out.json", "search MODEL INDEX QUERIES -k 3 --format json"),
+    "search png": (
+        "out.png",
+        "search IMAGE_MODEL IMAGE_INDEX PHOTO -k 2 --images folder:IMAGES --format png",
+    ),
+    "evaluate json": ("out.json", "evaluate MODEL DATA --labels LABELS --format json"),
+    "export-encoder": ("out.pt2", "export-encoder MODEL"),
+}
+
+
+def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
+    """The arguments of a stage that works, and its output below ``folder``."""
+    name, call = STAGES[stage]
+    return [*fill(call, shop), "--out", str(folder / name)], folder / name
+
+
+def fill(call: str, shop: Shop, bad: Path = Path("bad"), out: Path | None = None) -> list[str]:
+    """The words of a call with its capitals replaced, and with ``--out`` where the command needs it."""
+    known = {name.upper(): str(getattr(shop, name)) for name in FILES} | {"DATA": shop.data, "BAD": str(bad)}
+    words = [
+        re.sub(r"\b[A-Z_]{3,}\b", lambda at: known.get(at[0], at[0]), word) for word in shlex.split(call)
+    ]
+    needs_none = out is None or words[0] in {"info", "search", "evaluate"}
+    return words if needs_none else [*words, "--out", str(out)]

@@ -24,36 +24,22 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     np.save(shop.labels, labels)
     np.save(shop.queries, clusters(7)[0])
     shop.settings.write_text(SETTINGS)
+    data = f"{shop.data} --labels {shop.labels}"
     for model, seed, codes, index in (
         (shop.model, 0, shop.codes, shop.index),
         (shop.other, 1, shop.other_codes, shop.other_index),
     ):
-        train = (
-            "train",
-            shop.data,
-            "--labels",
-            shop.labels,
-            "--labelled",
-            "20-per-class",
-            "--config",
-            shop.settings,
-        )
-        done(*train, "--preset", "paper", "--seed", seed, "--out", model)
-        done("encode", model, shop.data, "--labels", shop.labels, "--out", codes)
-        done("index", model, codes, "--out", index)
+        settings = f"--labelled 20-per-class --config {shop.settings} --preset paper --seed {seed}"
+        done(f"train {data} {settings} --out {model}")
+        done(f"encode {model} {data} --out {codes}")
+        done(f"index {model} {codes} --out {index}")
     for name, colours in (("a", (0, 120)), ("b", (130, 250))):
         (shop.images / name).mkdir(parents=True)
         for i in range(6):
             pixels = np.random.default_rng([i]).integers(*colours, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(shop.images / name / f"{i}.png")
     make_model(shop.image_model, "images", image_size=8, backbone="mlp", class_names=("a", "b"))
-    done(
-        "encode",
-        shop.image_model,
-        f"folder:{shop.images}",
-        "--no-features",
-        "--out",
-        shop.root / "image-codes.h5",
-    )
-    done("index", shop.image_model, shop.root / "image-codes.h5", "--out", shop.image_index)
+    codes = shop.root / "image-codes.h5"
+    done(f"encode {shop.image_model} folder:{shop.images} --no-features --out {codes}")
+    done(f"index {shop.image_model} {codes} --out {shop.image_index}")
     return shop

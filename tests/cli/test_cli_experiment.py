@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import click
 from click.testing import CliRunner, Result
-from gpq_cli.experiment import experiment
 from gpq_cli.main import cli
 
 from gpq_faiss.methods.registry import METHODS
@@ -78,14 +76,3 @@ def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
     report = gpq("report", str(tmp_path / "x"), "--format", "markdown")
     assert "runs are missing" in report.stdout
     assert "itq_400bits_seed0" in report.stdout
-
-
-def test_every_part_explains_itself() -> None:
-    for name, command in experiment.commands.items():
-        text = command.help or ""
-        assert f"gpq experiment {name}" in text.split("Examples:")[1]
-        for param in command.params:
-            if isinstance(param, click.Option):
-                assert (param.help or "").rstrip().endswith((".", "]", ")")), param.opts
-            else:
-                assert param.make_metavar(click.Context(command)) in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import io
 import logging
 import os
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import termios
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,66 +57,67 @@ def timeless(line: str) -> str:
     return re.sub(r"\d+", "N", line)
 
 
-@functools.cache
-def by_pipe(*arguments: str) -> tuple[str, str]:
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
-    )
+def by_pipe(flag: str) -> tuple[str, str]:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, flag], capture_output=True, text=True, check=True)
     return ran.stdout, ran.stderr
 
 
-@functools.cache
-def by_terminal(columns: int = 100) -> str:
+def by_terminal(columns: int) -> str:
     """All that came to the terminal, stdout and stderr."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm"},
-    ) as process:
+    environment, parts = os.environ | {"TERM": "xterm"}, []
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, **ends) as process:  # type: ignore[call-overload]
         os.close(theirs)
-        parts = []
-        try:
+        with contextlib.suppress(OSError):  # the other end is closed
             while part := os.read(ours, 1 << 16):
                 parts.append(part)
-        except OSError:  # the other end is closed
-            pass
     os.close(ours)
     assert process.returncode == 0
     return b"".join(parts).decode()
 
 
-def test_a_pipe_gets_lines_with_the_time_to_go() -> None:
-    stdout, stderr = by_pipe()
+@pytest.fixture(scope="module")
+def pipes() -> dict[str, tuple[str, str]]:
+    """Stdout and stderr by flag."""
+    flags = ("", "-q", "-v")
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(flags, pool.map(by_pipe, flags), strict=True))
+
+
+def test_a_pipe_gets_lines_with_the_time_to_go(pipes: dict[str, tuple[str, str]]) -> None:
+    stdout, stderr = pipes[""]
     assert stdout == "the result\n"
     lines = stderr.splitlines()
     assert sum(timeless(line) == "placing lists: N s" for line in lines) >= 2
     steps = [re.fullmatch(r"training: (\d+) of 40 steps, \d+ s, \d+ s to go", line) for line in lines]
     counts = [int(match[1]) for match in steps if match]
-    assert len(counts) >= 2
-    assert counts == sorted(counts)
     # Two lines of it are some way apart, not one a step.
-    assert len(counts) <= 20
+    assert 2 <= len(counts) <= 20
+    assert counts == sorted(counts)
     assert "half of it is done" in lines
     assert "training: N steps in N s" in map(timeless, lines)
     assert "short" not in stderr
     assert "of interest to few" not in stderr
+    assert pipes["-q"] == ("the result\n", "")
+    assert "this is of interest to few" in pipes["-v"][1].splitlines()
 
 
-def test_a_terminal_shows_no_less_than_a_pipe() -> None:
-    shown = by_terminal()
+def test_a_terminal_shows_no_less_than_a_pipe(pipes: dict[str, tuple[str, str]]) -> None:
+    with ThreadPoolExecutor() as pool:
+        shown, narrow = pool.map(by_terminal, (100, 20))
     screen = [timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[K", shown)]
     # All but the lines of progress: what is logged on the way and at the end of a stage.
-    notes = {timeless(line) for line in by_pipe()[1].splitlines()} - {
-        "gpq test: N s",
-        "training: N of N steps, N s",
-        "training: N of N steps, N s, N s to go",
-    }
+    steps = "training: N of N steps, N s"
+    notes = {timeless(line) for line in pipes[""][1].splitlines()} - {
+        "gpq test: N s", steps, f"{steps}, N s to go",
+    }  # fmt: skip
     assert notes == {
-        *("a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s")
+        "a note at the start",
+        "half of it is done",
+        "placing lists: N s",
+        "training: N steps in N s",
     }
     assert {*notes, "the result"} <= set(screen)
     # The line is redrawn; it has the name, the count, the time so far and the time to go.
@@ -124,17 +125,8 @@ def test_a_terminal_shows_no_less_than_a_pipe() -> None:
     assert len(set(lines)) >= 3
     # It is gone when the result is printed.
     assert "training" not in shown[shown.rindex("\x1b[K", 0, shown.index("the result")) :]
-
-
-def test_a_narrow_terminal_gets_one_line() -> None:
-    lines = re.findall(r"\x1b\[K(training[^\x1b\r\n]*)", by_terminal(columns=20))
-    assert lines
-    assert max(len(line) for line in lines if " in " not in line) <= 20
-
-
-def test_quiet_is_quiet_and_verbose_says_more() -> None:
-    assert by_pipe("-q") == ("the result\n", "")
-    assert "this is of interest to few" in by_pipe("-v")[1].splitlines()
+    lines = re.findall(r"\x1b\[K(training[^\x1b\r\n]*)", narrow)
+    assert 0 < max(len(line) for line in lines if " in " not in line) <= 20
 
 
 def call(*arguments: object) -> Result:
@@ -143,27 +135,20 @@ def call(*arguments: object) -> Result:
 
 @pytest.mark.parametrize("flag", ["-q", "--verbose"])
 def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_path: Path, flag: str) -> None:
+    root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
+    logged = list(root.handlers), package.level, threading.active_count()
     search = ["search", shop.model, shop.index, shop.queries, "-k", "3"]
     before, after, none = call(flag, *search), call(*search, flag), call(*search)
     assert before.exit_code == after.exit_code == 0, after.stderr
     assert before.stdout == after.stdout == none.stdout
     assert before.stderr == after.stderr
     assert (after.stderr == "") == (flag == "-q")
-    grid = [
-        *("run", "table2", shop.data, "--labels", shop.labels, "--labelled", "20-per-class"),
-        *("--methods", "pq", "--bits", "12", "--seeds", "0", "--out", tmp_path / "runs"),
-    ]
-    result = call("experiment", flag, *grid)
+    grid = f"run table2 {shop.data} --labels {shop.labels} --labelled 20-per-class --methods pq --bits 12 --seeds 0"
+    result = call("experiment", flag, *grid.split(), "--out", tmp_path / "runs")
     assert result.exit_code == 0, result.stderr
     assert ("pq_12bits" in result.stderr) == (flag != "-q")
-
-
-def test_a_command_leaves_logging_as_it_was(shop: Shop) -> None:
-    root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
-    before = list(root.handlers), package.level, threading.active_count()
-    call("-v", "search", shop.model, shop.index, shop.queries)
     call("search", shop.model, shop.index, "missing.npy")
-    assert (list(root.handlers), package.level, threading.active_count()) == before
+    assert (list(root.handlers), package.level, threading.active_count()) == logged
 
 
 def test_a_command_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +178,7 @@ def test_a_command_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: p
         *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),
     } <= names
     # Where there is a number, the work came to its end.
-    short = [(one.name, one.done, one.total) for one in seen if one.total and one.done != one.total]
-    assert not short
+    assert not [(one.name, one.done, one.total) for one in seen if one.total and one.done != one.total]
     assert under_way() == ()
 
 
@@ -210,17 +194,11 @@ def test_lines_tell_how_far_and_how_long() -> None:
     assert [duration(s) for s in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 00 s", "3 min 20 s", "2 h 05 min"]
 
 
-def test_a_stage_ends_whatever_happens() -> None:
-    with contextlib.suppress(KeyError), stage("outer", 3) as outer, stage("inner"):
-        assert [one.name for one in under_way()] == ["outer", "inner"]
-        outer.advance(2)
+def test_a_stage_that_only_has_a_name_makes_way_for_what_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.suppress(KeyError), stage("whole"), stage("part", 2):
+        assert [one.name for one in under_way()] == ["part"]
         raise KeyError
     assert under_way() == ()
-
-
-def test_a_stage_that_only_has_a_name_makes_way_for_what_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stage("whole"), stage("part", 2):
-        assert [one.name for one in under_way()] == ["part"]
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
     with Watcher(True, look=0.01, first=0.0), stage("whole"):

@@ -26,20 +26,13 @@ from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
 EntryPoints = Mapping[str, Mapping[str, str]]
 Install = Callable[[str, EntryPoints], Path]
-SHORT = [
-    "--preset",
-    "paper",
-    "--bits",
-    "12",
-    "--set",
-    "training.steps=4",
-    "--set",
-    "training.batch_labelled=30",
-]
+SHORT = (
+    "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
+)
+LINEAR = "--set network.backbone=linear"
 WITH_LOSS = merge(
     preset("paper"), {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}
 )
-LINEAR = ("--set", "network.backbone=linear")
 
 
 @pytest.fixture
@@ -84,8 +77,7 @@ def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: P
     run = f"experiment run {tmp_path}/grid.toml digits --out {tmp_path}"
     done(f"{run}/runs")
     assert "lsh" in done("experiment", "report", tmp_path / "runs")
-    train = ("train", "digits", "--labelled", "10-per-class", *SHORT, *LINEAR)
-    done(*train, "--out", tmp_path / "model")
+    done(f"train digits {SHORT} {LINEAR} --out {tmp_path}/model")
     table = done(f"evaluate {tmp_path}/model digits --protocol 1 --compare lsh,pq --format json")
     assert "lsh" in json.loads(table)["compared"]
     # Without the package, what it made is still read.
@@ -115,6 +107,8 @@ def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, c
         f"{model} has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed: install it"
     )
     assert refused("encode", model, "digits", "--out", tmp_path / "again.h5") == wanted
+    assert from_dict(to_dict(WITH_LOSS)) == WITH_LOSS
+    assert WITH_LOSS.fingerprint() != preset("paper").fingerprint()
     with pytest.raises(UsageError, match="no package has a loss of that name"):
         gpq_faiss.train("digits", tmp_path / "x", config=WITH_LOSS)
 
@@ -141,12 +135,12 @@ def test_weights_of_a_backbone_come_from_a_file(example: Path, tmp_path: Path) -
 def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(example: Path, tmp_path: Path) -> None:
     del example
     for name, weight in {"none": None, "zero": "0.0", "some": "0.5"}.items():
-        own = () if weight is None else ("--set", f"loss.extra.compactness={weight}")
-        done("train", "digits", "--labelled", "10-per-class", *SHORT, *LINEAR, *own, "--out", tmp_path / name)
-    weights = {
-        name: (tmp_path / name / "model.safetensors").read_bytes() for name in ("none", "zero", "some")
-    }
-    assert weights["none"] == weights["zero"] != weights["some"]
+        own = "" if weight is None else f"--set loss.extra.compactness={weight}"
+        done(f"train digits {SHORT} {LINEAR} {own} --out {tmp_path}/{name}")
+    none, zero, some = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("none", "zero", "some")
+    )
+    assert none == zero != some
 
 
 def test_a_source_of_data_is_read_as_any_other(example: Path, tmp_path: Path) -> None:
@@ -154,11 +148,8 @@ def test_a_source_of_data_is_read_as_any_other(example: Path, tmp_path: Path) ->
     x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
     dump_svmlight_file(x + 3 * y[:, None], y, str(tmp_path / "a.txt"))
     spec = f"libsvm:{tmp_path}/a.txt"
-    done("train", spec, "--protocol", "none", *SHORT, "--out", tmp_path / "model")
-    done("encode", tmp_path / "model", spec, "--out", tmp_path / "codes.h5")
-    done("index", tmp_path / "model", tmp_path / "codes.h5", "--out", tmp_path / "index.faiss")
-    found = done(f"search {tmp_path}/model {tmp_path}/index.faiss {spec} -k 2 --format json")
-    assert len(json.loads(found)["queries"]) == 60
+    done(f"train {spec} --protocol none {SHORT} --out {tmp_path}/model")
+    assert "60 codes" in done(f"encode {tmp_path}/model {spec} --out {tmp_path}/codes.h5")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["data"]["name"] == spec
     missing = refused("train", "libsvm:none.txt", "--out", tmp_path / "x", code=2)
     assert "the source of data 'libsvm' of gpq-faiss-example 1.5 cannot open 'none.txt'" in missing
@@ -222,34 +213,34 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(
 @pytest.mark.parametrize(
     ("kind", "name", "value", "args", "why"),
     [
-        ("backbones", "vgg", "broken_module:fails", ["--set", "network.backbone=vgg"], "has a name that is built in"),
-        ("backbones", "mine", "broken_module:none", ["--set", "network.backbone=mine"], "cannot be loaded .AttributeError"),
-        ("backbones", "mine", "no_such:x", ["--set", "network.backbone=mine"], "cannot be loaded .ModuleNotFoundError"),
-        ("backbones", "mine", "broken_module:fails", ["--set", "network.backbone=mine"], "cannot be built .OSError: the sensor"),
-        ("backbones", "mine", "broken_module:nothing", ["--set", "network.backbone=mine"], "a torch.nn.Module is needed"),
-        ("backbones", "mine", "broken_module:two_dimensional", ["--set", "network.backbone=mine"], "not one vector per item"),
-        ("losses", "entropy", "broken_module:Needs", ["--set", "loss.extra.entropy=1"], "has a name that is built in"),
-        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=1"], "cannot be made .TypeError"),
-        ("losses", "mine", "broken_module:fails", ["--set", "loss.extra.mine=1"], "cannot be made .OSError"),
-        ("losses", "mine", "broken_module:nothing", ["--set", "loss.extra.mine=1"], "a class of torch.nn.Module is needed"),
-        ("losses", "mine", "broken_module:NotScalar", ["--set", "loss.extra.mine=1"], "does not return a scalar tensor"),
-        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=-1"], "loss.extra.* = -1: input should be"),
-        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=x"], "loss.extra.* = 'x': input should be"),
-        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra=1"], "loss.extra = 1: input should be an object"),
-        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.other=1"], "no package has a loss of that name .installed: mine"),
-        ("data", "digits", "broken_module:fails", [], "has a name that is built in"),
-        ("data", "mine", "broken_module:fails", ["mine:x"], "cannot open 'x' .OSError: the sensor is off"),
-        ("data", "mine", "broken_module:nothing", ["mine:x"], "a data set, a table or an array is needed"),
+        ("backbones", "vgg", "broken_module:fails", "network.backbone=vgg", "has a name that is built in"),
+        ("backbones", "mine", "broken_module:none", "network.backbone=mine", "cannot be loaded .AttributeError"),
+        ("backbones", "mine", "no_such:x", "network.backbone=mine", "cannot be loaded .ModuleNotFoundError"),
+        ("backbones", "mine", "broken_module:fails", "network.backbone=mine", "cannot be built .OSError: the sensor"),
+        ("backbones", "mine", "broken_module:nothing", "network.backbone=mine", "a torch.nn.Module is needed"),
+        ("backbones", "mine", "broken_module:two_dimensional", "network.backbone=mine", "not one vector per item"),
+        ("losses", "entropy", "broken_module:Needs", "loss.extra.entropy=1", "has a name that is built in"),
+        ("losses", "mine", "broken_module:Needs", "loss.extra.mine=1", "cannot be made .TypeError"),
+        ("losses", "mine", "broken_module:fails", "loss.extra.mine=1", "cannot be made .OSError"),
+        ("losses", "mine", "broken_module:nothing", "loss.extra.mine=1", "a class of torch.nn.Module is needed"),
+        ("losses", "mine", "broken_module:NotScalar", "loss.extra.mine=1", "does not return a scalar tensor"),
+        ("losses", "mine", "broken_module:Needs", "loss.extra.mine=-1", "loss.extra.* = -1: input should be"),
+        ("losses", "mine", "broken_module:Needs", "loss.extra.mine=x", "loss.extra.* = 'x': input should be"),
+        ("losses", "mine", "broken_module:Needs", "loss.extra=1", "loss.extra = 1: input should be an object"),
+        ("losses", "mine", "broken_module:Needs", "loss.extra.other=1", "no package has a loss of that name .installed: mine"),
+        ("data", "digits", "broken_module:fails", "", "has a name that is built in"),
+        ("data", "mine", "broken_module:fails", "mine:x", "cannot open 'x' .OSError: the sensor is off"),
+        ("data", "mine", "broken_module:nothing", "mine:x", "a data set, a table or an array is needed"),
     ],
 )  # fmt: skip
 def test_a_package_that_cannot_be_used_is_one_line(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: str, args: list[str], why: str
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: str, args: str, why: str
 ) -> None:  # fmt: skip
     (tmp_path / "broken_module.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     install("broken-package", {kind: {name: value}})
-    data = args.pop(0) if args and args[0].startswith("mine:") else "digits"
-    result = gpq("train", data, "--labelled", "10-per-class", *SHORT, *args, "--out", tmp_path / "model")
+    data, setting = (args, "") if args.startswith("mine:") else ("digits", f"--set {args}" if args else "")
+    result = gpq(f"train {data} {SHORT} {setting} --out {tmp_path}/model")
     line = result.stderr.strip()
     assert result.exit_code in (1, 2), repr(result.exception)
     assert "\n" not in line
@@ -278,8 +269,3 @@ def test_a_method_that_cannot_be_used_is_one_line(
     install("other-package", {"methods": {"mine": value}})
     wanted = "the method 'mine' of broken-package 1.5 is one of other-package 1.5 too: uninstall one of them"
     assert wanted in refused("experiment", "methods", code=2)
-
-
-def test_settings_of_losses_are_written_and_read() -> None:
-    assert from_dict(to_dict(WITH_LOSS)) == WITH_LOSS
-    assert WITH_LOSS.fingerprint() != preset("paper").fingerprint()

@@ -8,44 +8,47 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Shop, content, done
+from commands import Shop, content, done, fill
 
 from gpq_faiss.store import read_arrays
 
-TRAINED = ("--preset", "paper", "--set", "training.steps=6")
 GRID = 'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\npreset = "paper"\n'
 
 
 def make(shop: Shop, root: Path) -> None:
     """One output of every command and form, below ``root``."""
     root.mkdir()
-    data = (shop.data, "--labels", shop.labels)
-    model, codes = root / "model", root / "codes.h5"
-    done("train", *data, *TRAINED, "--config", shop.settings, "--out", model)
-    done("encode", model, *data, "--out", codes)
-    done("export-faiss", model, "--out", root / "empty.faiss")
-    done("export", model, "--to", "numpy", "--out", root / "codebooks.npz")
-    done("export", model, "--to", "factory", "--out", root / "factory.faiss")
-    for ending in ("onnx", "pt2"):
-        done("export-encoder", model, "--out", root / f"encoder.{ending}")
-    for name, options in {
-        "flat": (),
-        "fastscan": ("--kind", "fastscan"),
-        "streamed": ("--memory", "64MB"),
-        "lists": ("--kind", "ivf"),
-        "streamed-lists": ("--kind", "ivf", "--memory", "64MB"),
-    }.items():
-        done("index", model, codes, *options, "--out", root / f"{name}.faiss")
-    for kind in ("fastscan", "ivf"):
-        more = ("--kind", kind)
-        done("index", model, root / "flat.faiss", *more, "--out", root / f"{kind}-of-index.faiss")
-    search = ("search", model, root / "flat.faiss", shop.queries, "-k", 3)
-    done(*search, "--format", "json", "--out", root / "found.json")
-    pictures = ("search", shop.image_model, shop.image_index, shop.photo, "-k", 2)
-    done(*pictures, "--images", f"folder:{shop.images}", "--format", "png", "--out", root / "found.png")
-    for ending in ("png", "svg", "pdf"):
-        plot = ("--plot", root / f"curve.{ending}")
-        done("evaluate", model, *data, "--format", "json", "--out", root / f"{ending}.json", *plot)
+    indexes = {
+        "flat": "codes.h5",
+        "fastscan": "codes.h5 --kind fastscan",
+        "streamed": "codes.h5 --memory 64MB",
+        "lists": "codes.h5 --kind ivf",
+        "streamed-lists": "codes.h5 --kind ivf --memory 64MB",
+        "fastscan-of-index": "flat.faiss --kind fastscan",
+        "lists-of-index": "flat.faiss --kind ivf",
+    }
+    for call in (
+        "train DATA --labels LABELS --preset paper --set training.steps=6 --config SETTINGS --out ./model",
+        "encode ./model DATA --labels LABELS --out ./codes.h5",
+        "export-faiss ./model --out ./empty.faiss",
+        "export ./model --to numpy --out ./codebooks.npz",
+        "export ./model --to factory --out ./factory.faiss",
+        "export-encoder ./model --out ./encoder.onnx",
+        "export-encoder ./model --out ./encoder.pt2",
+        *(f"index ./model ./{source} --out ./{name}.faiss" for name, source in indexes.items()),
+        "search ./model ./flat.faiss QUERIES -k 3 --format json --out ./found.json",
+        "search IMAGE_MODEL IMAGE_INDEX PHOTO -k 2 --images folder:IMAGES --format png --out ./found.png",
+        *(
+            f"evaluate ./model DATA --labels LABELS --format json --out ./{end}.json --plot ./curve.{end}"
+            for end in ("png", "svg", "pdf")
+        ),
+    ):
+        done(
+            *[
+                word.replace("./", f"{root}/", 1) if word.startswith("./") else word
+                for word in fill(call, shop)
+            ]
+        )
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import done
 from model_factory import make_model
 
 import gpq_faiss as gpq
@@ -58,10 +56,7 @@ def truth(folder: Path, *stems: str) -> dict[int, tuple[str, str, str]]:
 
 def check(folder: Path, index: Path, *stems: str) -> None:
     known = truth(folder, *stems)
-    queries = json.loads(
-        json.dumps(gpq.search(folder / "model", index, folder / "queries.npy", k=7).to_dict())
-    )
-    for query in queries["queries"]:
+    for query in gpq.search(folder / "model", index, folder / "queries.npy", k=7).to_dict()["queries"]:
         assert len(query["ids"]) == 7
         for i, name, title, labels in zip(
             query["ids"], query["names"], query["title"], query["labels"], strict=True
@@ -89,19 +84,16 @@ def test_merged_sources_keep_their_own_classes(folder: Path) -> None:
     check(folder, merged, "a", "b")
 
 
-def test_the_command_shows_names_in_every_form(folder: Path) -> None:
-    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
-    call = ("search", folder / "model", index, folder / "queries.npy", "-k", "2")
-    table = done(*call)
-    found = json.loads(done(*call, "--format", "json"))["queries"][0]
-    assert found["names"][0] in table
-    assert found["title"][0] in table
-
-
-def test_an_index_may_go_without(folder: Path) -> None:
-    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss", names=False)
-    assert not items_path(index).exists()
-    assert "names" not in gpq.search(folder / "model", index, folder / "queries.npy").to_dict()["queries"][0]
+def test_the_table_shows_names_and_an_index_may_go_without(folder: Path) -> None:
+    for names in (True, False):
+        index = gpq.index(
+            folder / "model", folder / "a.codes.h5", folder / "i.faiss", names=names, overwrite=True
+        )
+        assert items_path(index).exists() == names
+        result = gpq.search(folder / "model", index, folder / "queries.npy", k=2)
+        found = result.to_dict()["queries"][0]
+        assert ("names" in found) == ("title" in found) == names
+        assert not names or (found["names"][0] in str(result) and found["title"][0] in str(result))
 
 
 def test_names_of_another_index_are_not_shown(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
