@@ -11,7 +11,6 @@ from .options import (
     data_options,
     device_option,
     emit,
-    open_dataset,
     out_option,
     overwrite_option,
     ray_option,
@@ -54,6 +53,7 @@ def encode(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
+    from gpq_faiss.data.open import open_data
     from gpq_faiss.files import check_output
     from gpq_faiss.stages.encode import encode as run
     from gpq_faiss.stages.encode import encode_shards
@@ -65,7 +65,7 @@ def encode(
         return
     # Before the data are opened, which may take a while.
     check_output(out, overwrite=options["overwrite"])
-    dataset = open_dataset(data, data_args)
+    dataset = open_data(data, **data_args)
     path = run(model_dir, dataset, out, keep_features=not no_features, **options)
     with RowReader(path) as reader:
         emit(f"{path}: {reader.ntotal:,} codes of {reader.header.width} bytes")

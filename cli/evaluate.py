@@ -12,7 +12,6 @@ from .options import (
     device_option,
     emit,
     format_option,
-    open_dataset,
     overwrite_option,
     ray_option,
 )
@@ -76,6 +75,7 @@ def evaluate(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
+    from gpq_faiss.data.open import open_data
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.plots import check_picture
@@ -85,14 +85,14 @@ def evaluate(
         check_output(out, overwrite=overwrite)
     if plot is not None:
         check_picture(plot, overwrite=overwrite)
-    dataset = open_dataset(data, data_args)
+    dataset = open_data(data, **data_args)
     names = [name.strip() for name in compare.split(",") if name.strip()]
     result = run(model_dir, dataset, compare=names, **ray, **options)
     if plot is not None:
         result.draw(plot, overwrite=overwrite)
     if format_ == "json":
         emit(result.to_dict(), out)
-    elif format_ == "table":
-        emit("\n".join([render(result.rows(), digits=4), *result.about()]), out)
     else:
-        emit(render(result.rows(), format_, digits=4), out)  # type: ignore[arg-type]
+        form: Any = "text" if format_ == "table" else format_
+        about = result.about() if format_ == "table" else []
+        emit("\n".join([render(result.rows(), form, digits=4), *about]), out)

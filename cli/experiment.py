@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +20,6 @@ from .options import (
     out_option,
     overwrite_option,
 )
-from .progress import only_warnings
 
 
 @click.group(
@@ -48,46 +50,57 @@ def methods(format_: str) -> None:
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.methods.registry import find_method, method_names
 
-    titles = ("method", "learns", "code", "network", "what it is", "from")
-    rows = []
-    for name, entry in ((name, find_method(name)) for name in method_names()):
-        network = "trained" if entry.deep else "none"
-        values = (name, entry.learns, entry.code, network, entry.summary, entry.citation)
-        rows.append(dict(zip(titles, values, strict=True)))
+    rows = [
+        {
+            "method": name,
+            "learns": entry.learns,
+            "code": entry.code,
+            "network": "trained" if entry.deep else "none",
+            "what it is": entry.summary,
+            "from": entry.citation,
+        }
+        for name, entry in ((name, find_method(name)) for name in method_names())
+    ]
     form: Any = {"table": "text"}.get(format_, format_)
     emit(render(rows, form).removesuffix("\n"))
 
 
-def _listed(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
-    """The entries of a text with commas: numbers of ``--bits`` and ``--seeds``."""
-    del context
-    if text is None:
-        return None
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
-    if option.name not in ("bits", "seeds"):
-        return parts
-    try:
-        return tuple(map(int, parts))
-    except ValueError:
-        raise UsageError(f"--{option.name} {text}: write whole numbers with commas, as 12,24") from None
+class Listed(click.ParamType[tuple[Any, ...]]):
+    """Words or whole numbers with commas between them."""
+
+    name = "list"
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        try:
+            return tuple(self.kind(part.strip()) for part in value.split(",") if part.strip())
+        except ValueError:
+            name = "" if param is None else param.opts[0]
+            raise UsageError(f"{name} {value}: write whole numbers with commas, as 12,24") from None
 
 
-# Options that replace the grid's keys of the same names; those of lists first.
-_OF_THE_GRID = {
-    "methods": "Short names separated by commas, or all.",
-    "bits": "Code lengths separated by commas.",
-    "seeds": "Seeds of split, weights and batches, separated by commas.",
-    "labelled": "Labels for the training: N-per-class, a fraction or a file.",
-    "protocol": "1, 2, transfer[:CLASSES] or gpq-authors.",
-    "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
-    "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
+# Options that replace the grid's keys of the same names.
+_OF_THE_GRID: dict[str, tuple[click.ParamType[Any], str]] = {
+    "methods": (Listed(str), "Short names separated by commas, or all."),
+    "bits": (Listed(int), "Code lengths separated by commas."),
+    "seeds": (Listed(int), "Seeds of split, weights and batches, separated by commas."),
+    "labelled": (click.STRING, "Labels for the training: N-per-class, a fraction or a file."),
+    "protocol": (click.STRING, "1, 2, transfer[:CLASSES] or gpq-authors."),
+    "queries": (click.STRING, "Queries of protocol 1: N-per-class, or a file of ids."),
+    "preset": (
+        click.STRING,
+        "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
+    ),
 }
 
 
 def _grid_options(command: Any) -> Any:
-    for i, (name, text) in reversed(list(enumerate(_OF_THE_GRID.items()))):
-        listed = _listed if i < 3 else None
-        command = click.option(f"--{name}", help=f"{text}  [default: the grid's]", callback=listed)(command)
+    for name, (kind, text) in reversed(_OF_THE_GRID.items()):
+        command = click.option(f"--{name}", type=kind, help=f"{text}  [default: the grid's]")(command)
     return command
 
 
@@ -129,11 +142,12 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     from gpq_faiss.config import parse_settings
     from gpq_faiss.experiment.grid import read_grid
     from gpq_faiss.experiment.run import run_experiment
+    from gpq_faiss.progress import levels
 
     given = {key: options.pop(key) for key in _OF_THE_GRID}
     chosen = read_grid(grid).with_options(parse_settings(changes), **given)
     # The steps of every training are many; what is of interest here is each run as it ends.
-    with only_warnings("gpq_faiss.training.loop"):
+    with levels(logging.WARNING, "gpq_faiss.training.loop"):
         summary = run_experiment(chosen, data, **options)
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
@@ -170,9 +184,6 @@ def report(
     out: str | None,
     overwrite: bool,
 ) -> None:
-    import os
-    from pathlib import Path
-
     from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.report import report_experiment
     from gpq_faiss.files import check_output

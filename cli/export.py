@@ -1,4 +1,4 @@
-"""``gpq export``."""
+"""``gpq export``, ``gpq export-faiss`` and ``gpq export-encoder``."""
 
 from __future__ import annotations
 
@@ -41,3 +41,44 @@ def export(source: str, out: str, **options: Any) -> None:
     from gpq_faiss.stages.export import export as run
 
     emit(str(run(source, out, **options)))
+
+
+@click.command()
+@click.argument("model_dir")
+@out_option
+@overwrite_option
+def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
+    """Write an empty, trained faiss IndexPQ (inner product) with the model's codebooks.
+
+    Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come from the model's
+    network (gpq encode). Queries are the network's too (the file of gpq export-encoder). If query and
+    item vectors differ, as with all presets except paper and authors, a note says so: Faiss cannot tell them apart.
+
+    \b
+    Example:
+      gpq export-faiss model --out empty.faiss
+    """
+    from gpq_faiss.stages.export import export_faiss as run
+
+    emit(str(run(model_dir, out, overwrite=overwrite)))
+
+
+@click.command()
+@click.argument("model_dir")
+@out_option
+@overwrite_option
+def export_encoder(model_dir: str, out: str, overwrite: bool) -> None:
+    """Write a model's network as one file, ONNX or (.pt2) torch.export: from input to query vectors.
+
+    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file is written only after
+    its graph gave the model's vectors on random input. ONNX needs pip install 'gpq-faiss[onnx]'.
+
+    \b
+    Examples:
+      gpq export-encoder model --out encoder.onnx
+      gpq export-encoder model --out encoder.pt2
+    """
+    from gpq_faiss.stages.export_encoder import export_encoder as run
+
+    path = run(model_dir, out, overwrite=overwrite)
+    emit(f"{path}: {path.stat().st_size:,} bytes, vectors of queries as the model's")

@@ -18,11 +18,14 @@ from gpq_faiss.training.launch import is_first, launched
 
 from .progress import shown
 
-# In the order of the path. A command is imported when it is used, so that --help does not wait for torch.
-COMMANDS = (
-    *("train", "encode", "export-faiss", "export", "index", "search", "serve", "evaluate", "export-encoder"),
-    *("experiment", "info"),
-)
+# In the order of the path, with their modules, each imported when its command is used, so that --help does not wait for torch.
+COMMANDS = {
+    **{name: name for name in ("train", "encode")},
+    **dict.fromkeys(("export-faiss", "export"), "export"),
+    **{name: name for name in ("index", "search", "serve", "evaluate")},
+    "export-encoder": "export",
+    **{name: name for name in ("experiment", "info")},
+}
 
 # Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
 # process each wait takes the rest of a time slice. What the user has set goes first.
@@ -71,16 +74,14 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the path, not alphabetical."""
-        del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of the command."""
-        del ctx
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        return loud(getattr(importlib.import_module(f".{name}", __package__), name))
+        module = importlib.import_module(f".{COMMANDS[cmd_name]}", __package__)
+        return loud(getattr(module, cmd_name.replace("-", "_")))
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's; Ctrl-C gives one line and exit code 130 (click: "Aborted!" and 1).
@@ -96,42 +97,43 @@ class Commands(click.Group):
                 raise
             raise UsageError(remedy) from None
         except KeyboardInterrupt as error:
-            again = {"train": " with --resume to go on", "encode": " to go on"}
-            ended = isinstance(error, Terminated)
-            by = f"ended by {error}" if ended else "interrupted"
+            again = {"train": " with --resume to go on", "encode": " to go on"}.get(
+                ctx.invoked_subcommand or "", ""
+            )
+            number = error.number if isinstance(error, Terminated) else 2
+            by = f"ended by {error}" if isinstance(error, Terminated) else "interrupted"
             with contextlib.suppress(OSError):  # the terminal may be gone
-                _say(f"{by}: run the same command again{again.get(ctx.invoked_subcommand or '', '')}")
-            ctx.exit(128 + error.number if isinstance(error, Terminated) else 130)
+                _say(f"{by}: run the same command again{again}")
+            ctx.exit(128 + number)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
         for name, value in WAITING.items():
             os.environ.setdefault(name, value)
         kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
+        code = 1
         try:
             done = super().main(*args, **kwargs)
-            sys.exit(done if isinstance(done, int) else 0)
+            code = done if isinstance(done, int) else 0
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
-            sys.exit(error.exit_code)
+            code = error.exit_code
         except click.ClickException as error:
             ctx = error.ctx if isinstance(error, click.UsageError) else None
-            path = "gpq" if ctx is None else ctx.command_path
+            path, code = "gpq" if ctx is None else ctx.command_path, error.exit_code
             _say(f"{error.format_message()} ({path} --help)", path)
-            sys.exit(error.exit_code)
         except click.Abort:
-            sys.exit(130)
+            code = 130
         except GpqError as error:
+            code = error.exit_code
             if not _said_by_another(error):
                 _say(error, of_all=True)
-            sys.exit(error.exit_code)
         except BrokenPipeError:
             # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
         except (ImportError, MemoryError, RuntimeError, OSError) as error:
             _say(_end(error), of_all=True)
-            sys.exit(1)
+        sys.exit(code)
 
 
 def _say(line: object, path: str = "gpq", *, of_all: bool = False) -> None:
@@ -145,24 +147,20 @@ def _said_by_another(error: GpqError) -> bool:
     launch = launched()
     if launch is None or is_first():
         return False
-    return isinstance(error, UsageError | ProcessError) or (
-        isinstance(error, DeviceError) and launch.local_rank > 0
-    )
+    of_device = isinstance(error, DeviceError) and launch.local_rank > 0
+    return of_device or isinstance(error, UsageError | ProcessError)
 
 
 _NO_MEMORY = (
-    "failed to map segment",
-    "cannot allocate memory",
-    "can't allocate memory",
-    "can't start new thread",
+    *("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread"),
+    "out of memory",
 )
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error or its causes say so: Python's, the system's, torch's (which is not imported here), or the loader's of libraries."""
+    """Whether an error or its causes say so: Python's, the system's, torch's, or the loader's of libraries."""
     while error is not None:
-        out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        if out or any(part in str(error).lower() for part in _NO_MEMORY):
+        if isinstance(error, MemoryError) or any(part in str(error).lower() for part in _NO_MEMORY):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gpq_faiss.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from gpq_faiss.data.base import Dataset
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -31,15 +28,9 @@ DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one
 FILE, FILES and tar files may be URLs (https://, s3://, with the extra remote)."""
 
 READ: dict[str, click.ParamType[Any]] = {
-    "labels": click.STRING,
-    "ids": click.STRING,
-    "names": click.STRING,
-    "keep": click.STRING,
+    **dict.fromkeys(("labels", "ids", "names", "keep"), click.STRING),
     "id_from": click.Choice(["position", "path"]),
-    "root": click.STRING,
-    "image_column": click.STRING,
-    "label_column": click.STRING,
-    "vectors": click.STRING,
+    **dict.fromkeys(("root", "image_column", "label_column", "vectors"), click.STRING),
     "concepts": click.INT,
     "max_bad": click.FLOAT,
     "download": click.BOOL,
@@ -78,7 +69,7 @@ read_option = click.option(
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for reading DATA; the command gets them as ``data_args``."""
+    """Add the options for reading DATA; the command gets them as ``data_args``, arguments of :func:`gpq_faiss.open_data`."""
 
     @click.option(
         "--labels",
@@ -104,13 +95,6 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, data_args=own | data_args, **kwargs)
 
     return wrapper
-
-
-def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
-    """Open DATA."""
-    from gpq_faiss.data.open import open_data
-
-    return open_data(spec, **data_args)
 
 
 def ray_option(**keys: click.ParamType[Any]) -> Decorator:

@@ -10,7 +10,6 @@ from .options import (
     device_option,
     emit,
     format_option,
-    open_dataset,
     overwrite_option,
     ray_option,
     read_option,
@@ -62,7 +61,6 @@ def search(
     images: str | None,
     overwrite: bool,
     ray: dict[str, Any],
-    data_args: dict[str, Any],
     **options: Any,
 ) -> None:
     """Find the k best items of an index for each query.
@@ -84,6 +82,7 @@ def search(
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
     """
     from gpq_faiss.data.arrays import read_ids
+    from gpq_faiss.data.open import open_data
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
@@ -99,11 +98,11 @@ def search(
         raise UsageError("--format png needs --out FILE, and --images DATA of the index")
     if out is not None:  # before any work
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
-    items = open_dataset(images, data_args) if format_ == "png" and images is not None else None
+    items = open_data(images, **options["data_args"]) if format_ == "png" and images is not None else None
     where: Any = None if allow_ids is None else Allow(read_ids(allow_ids))
     where = where if deny_ids is None else Deny(read_ids(deny_ids))
     k = 10 if k is None else k
-    result = run(model_dir, index_file, queries, k=k, where=where, data_args=data_args, **ray, **options)
+    result = run(model_dir, index_file, queries, k=k, where=where, **ray, **options)
     if items is not None and out is not None:
         # Of queries that are vectors alone, the images are the items'.
         emit(str(result.draw(items, result.queries or items, out, overwrite=overwrite)))

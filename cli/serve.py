@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import data_options, device_option, open_dataset, ray_option
+from .options import data_options, device_option, ray_option
 
 
 @click.command()
@@ -73,6 +73,7 @@ def serve(
       gpq serve manifest.json --model model --ray auto
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
+    from gpq_faiss.data.open import open_data
     from gpq_faiss.errors import UsageError
     from gpq_faiss.inputs import read_toml
     from gpq_faiss.serve.guard import Settings
@@ -88,5 +89,5 @@ def serve(
             settings = Settings(**given, **limits)
         except UsageError as error:
             raise UsageError(f"{config_file}: {error}") from None
-    dataset = None if data is None else open_dataset(data, data_args)
+    dataset = None if data is None else open_data(data, **data_args)
     run(index_file, model_dir, data=dataset, settings=settings, **ray, **options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import DATA_HELP, data_options, device_option, emit, open_dataset, out_option, overwrite_option
+from .options import DATA_HELP, data_options, device_option, emit, out_option, overwrite_option
 
 if TYPE_CHECKING:
     from gpq_faiss.config import Config
@@ -85,12 +85,13 @@ def train(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
+    from gpq_faiss.data.open import open_data
     from gpq_faiss.training.launch import is_first
 
     config = _settings(preset, config_file, changes, bits, seed)
     from gpq_faiss.stages.train import train as run  # torch is slow to load
 
-    folder = run(open_dataset(data, data_args), out, config=config, **options)
+    folder = run(open_data(data, **data_args), out, config=config, **options)
     if is_first():
         emit(_summary(folder, config))
 

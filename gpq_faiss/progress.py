@@ -96,3 +96,16 @@ def describe(shown: tuple[Stage, ...]) -> str:
         left = [] if one.left is None else [f"{duration(one.left)} to go"]
         texts.append(f"{one.name}: {', '.join([*parts, duration(one.seconds), *left])}")
     return "; ".join(texts)
+
+
+@contextmanager
+def levels(level: int, *names: str) -> Iterator[None]:
+    """These loggers at a level, for the duration of a ``with`` block."""
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    try:
+        for logger in before:
+            logger.setLevel(level)
+        yield
+    finally:
+        for logger, old in before.items():
+            logger.setLevel(old)

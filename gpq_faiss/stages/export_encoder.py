@@ -11,13 +11,12 @@ only after its graph has given the model's vectors. Its metadata identify model 
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from ..errors import DataError, UsageError, one_line
 from ..exported import METADATA_FILE
 from ..files import atomic_path, check_output
 from ..nn.model import Model
+from ..progress import levels
 
 Run = Callable[[NDArray[np.float32]], NDArray[Any]]
 """An exported graph: input to vectors."""
@@ -40,6 +40,7 @@ OPSET = 18  # written without conversion, and supported by runtimes since 2023
 TOLERANCE = 1e-4
 """Largest difference of a coordinate of a unit-norm vector that the check lets pass."""
 _NOISY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+"""Loggers of the exporters' notes to programmers."""
 
 
 class _Queries(nn.Module):
@@ -81,7 +82,7 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
             remedy = "pip install 'gpq-faiss[onnx]', or export as .pt2"
             raise UsageError(f"exporting to ONNX needs the package {name}: {remedy}") from None
     encoder = Encoder.load(model_dir)
-    with _quiet(), torch.no_grad():
+    with levels(logging.ERROR, *_NOISY), warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
             data, run = (_to_onnx if onnx else _to_torch)(_trace(encoder.model), _metadata(encoder))
             agrees = _agrees(encoder, run)
@@ -96,21 +97,6 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
     with atomic_path(out) as temporary:
         temporary.write_bytes(data)
     return out
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' notes to programmers."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, _NOISY)}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for logger in levels:
-                logger.setLevel(logging.ERROR)
-            yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
 
 
 def _trace(model: Model) -> torch.export.ExportedProgram:
@@ -188,10 +174,9 @@ def _agrees(encoder: Encoder, run: Run) -> bool:
         values = _random_input(encoder.model, n)
         expected, fine = encoder.embed(values, queries=True)
         found = run(_graph_input(values))
-        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-            return False
+        same = (found.dtype, found.shape) == (expected.dtype, expected.shape)
         # A sub-vector without a direction is rounding noise divided by almost nothing.
-        if not np.allclose(found[fine], expected[fine], rtol=0, atol=TOLERANCE):
+        if not (same and np.allclose(found[fine], expected[fine], rtol=0, atol=TOLERANCE)):
             return False
     return True
 
@@ -200,17 +185,16 @@ def _metadata(encoder: Encoder) -> dict[str, str]:
     """All values are text, as in ONNX; lists and dicts as JSON."""
     M, K, d = encoder.shape
     versions = {"gpq_faiss": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    return {
+    values = {
         "kind": "gpq-encoder",
-        "format_version": "1",
+        "format_version": 1,
         "model_fingerprint": encoder.fingerprint,
         "codebooks_fingerprint": encoder.codebooks_fingerprint,
         "input_kind": encoder.input_kind,
-        "input_width": str(encoder.input_width),
-        "image_size": str(encoder.image_size),
-        "codebooks": str(M),
-        "codewords": str(K),
-        "subdim": str(d),
-        "class_names": json.dumps(list(encoder.model.class_names)),
-        "versions": json.dumps(versions),
+        "input_width": encoder.input_width,
+        "image_size": encoder.image_size,
+        **{"codebooks": M, "codewords": K, "subdim": d},
+        "class_names": list(encoder.model.class_names),
+        "versions": versions,
     }
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}

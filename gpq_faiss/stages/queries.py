@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +51,22 @@ def open_queries(queries: object, **options: Any) -> Dataset:
         MismatchError: vectors of items (``features.h5``).
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
+    queries = str(queries) if isinstance(queries, Path) else queries
     if not isinstance(queries, str) or is_form(queries):
         return open_data(queries, **options)
     path, name = Path(queries), without_secrets(queries)
-    own = False
-    if path.suffix in (".h5", ".hdf5"):
-        with contextlib.suppress(DataError):
-            RowReader(path).close()
-            own = True
-    if own:
-        raise MismatchError(f"{name} holds vectors of items, or codes: give the data of the queries instead")
+    try:
+        own = RowReader(path).header.kind if path.suffix in (".h5", ".hdf5") else None
+    except DataError:
+        own = None  # other HDF5 files, and damaged ones, are read below
+    if own is not None:
+        raise MismatchError(f"{name} holds {own} of items: give the data of the queries instead")
     if not is_image_name(name) or (path := local_path(queries)).is_dir():
         return open_data(queries, **options)
     if not path.is_file():
         raise DataError(f"{name} not found: no such image")
-    ids = np.zeros(1, dtype=np.int64)
-    return ImageDataset(
-        name=name, ids=ids, fingerprint=fingerprint(queries), bad=BadItems(1, 0.0), paths=[str(path)]
-    )
+    bad, ids = BadItems(1, 0.0), np.zeros(1, dtype=np.int64)
+    return ImageDataset(name=name, ids=ids, fingerprint=fingerprint(queries), bad=bad, paths=[str(path)])
 
 
 def query_vectors(
@@ -87,11 +84,9 @@ def query_vectors(
         raise DataError(f"{queries.name} has no queries")
     positions = parse_rows(rows, len(queries))
     M, _, d = encoder.shape
-    check_memory(
-        2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "select some with --rows"
-    )
+    what = f"{len(positions):,} queries"
+    check_memory(2 * 4 * M * d * len(positions), what, memory, "select some with --rows")
     positions, vectors = encoder.embed_rows(queries, positions, queries=True)
     ids = queries.ids[positions]
     path_of = getattr(queries, "image_path", lambda i: None)
-    names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))
-    return vectors, ids, names
+    return vectors, ids, tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))

@@ -119,17 +119,17 @@ def search(
             )
         # Half of the budget is for the search itself.
         half = None if memory is None or on_device else parse_bytes(memory) // 2
-        asked = str(queries) if isinstance(queries, Path) else queries
-        source = open_queries(asked, memory=half, **(data_args or {}))
+        source = open_queries(queries, memory=half, **(data_args or {}))
         vectors, ids, names = query_vectors(encoder, source, rows=rows, memory=half)
         log.info("%s: %s", index, opened.describe())
         exact: NDArray[np.bool_] | None = None
         with gpu_memory(_FITS):
-            if min_score is not None:
-                lims, of_all, all_ids = opened.range_search(vectors, min_score, where=where, threads=threads)
-                scores, found = _padded(lims, of_all, all_ids)
-            else:
+            if min_score is None:
                 scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
+            else:
+                scores, found = _padded(
+                    *opened.range_search(vectors, min_score, where=where, threads=threads)
+                )
         result = SearchResult(
             found,
             scores,

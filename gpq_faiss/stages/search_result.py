@@ -126,50 +126,49 @@ class SearchResult(Shown):
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images of the items (--images) and of the queries: give both")
         rows = []
-        places = rows_of(queries, self.query_ids).tolist()
-        for place, ids, scores in zip(places, self.ids, self.scores, strict=True):
-            of, name = rows_of(items, ids[ids != -1]).tolist(), class_text(queries, place)
-            rows.append(ranked(queries, place, items, of, name, scores[ids != -1].tolist()))
+        for at, ids, scores in zip(_rows_of(queries, self.query_ids), self.ids, self.scores, strict=True):
+            there = ids != -1
+            found = _rows_of(items, ids[there])
+            rows.append(
+                Ranked(
+                    _image(queries, at),
+                    [_image(items, row) for row in found],
+                    scores[there].tolist(),
+                    _relevant(queries, at, items, found),
+                    _classes(queries, at),
+                    [_classes(items, row) for row in found],
+                )
+            )
         return save_gallery(rows, out, columns=self.ids.shape[1], overwrite=overwrite)
 
 
-def ranked(
-    queries: ImageDataset,
-    query: int,
-    items: ImageDataset,
-    rows: list[int],
-    name: str,
-    scores: list[float],
-) -> Ranked:
-    """A query and its results, by their rows; relevant are those that share a label with it."""
-    known: list[bool | None] = [None] * len(rows)
+def _relevant(queries: ImageDataset, query: int, items: ImageDataset, rows: list[int]) -> list[bool | None]:
+    """Which items share a label with the query; None: not known."""
     one, other = queries.labels, items.labels
     if one and other and one.class_names == other.class_names and one.has()[query]:
-        known = [bool((one.packed[query] & other.packed[row]).any()) for row in rows]
-    images = [image_at(items, row) for row in rows]
-    names = [class_text(items, row) for row in rows]
-    return Ranked(image_at(queries, query), images, scores, known, name, names)
+        return [bool((one.packed[query] & other.packed[row]).any()) for row in rows]
+    return [None] * len(rows)
 
 
-def rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> list[int]:
     """Rows of items by id. Raises DataError: one is missing."""
     order = np.argsort(dataset.ids)
-    rows: NDArray[np.int64] = order[np.searchsorted(dataset.ids, ids, sorter=order) % max(1, len(order))]
+    rows = order[np.searchsorted(dataset.ids, ids, sorter=order) % max(1, len(order))]
     missing = ids[dataset.ids[rows] != ids]
     if len(missing):
         raise DataError(
             f"{dataset.name} has no image with id {missing[0]}: give the data of the index and of the queries"
         )
-    return rows
+    return [int(row) for row in rows]
 
 
-def image_at(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
+def _image(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
     """An image, or a grey square in place of one that cannot be read."""
     found = dataset.read(np.array([row]))[0]
     return np.full((32, 32, 3), 160, np.uint8) if found is None else found
 
 
-def class_text(dataset: Dataset, row: int) -> str:
+def _classes(dataset: Dataset, row: int) -> str:
     """Class names of an item, joined by commas; empty if it has none."""
     if dataset.labels is None:
         return ""

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from commands import done, refused
 from PIL import Image, ImageDraw
-from typed import gpq
 
 TOKEN = "a-token-of-this-journey"  # noqa: S105
 KINDS = ("ring", "cross", "bar")
@@ -45,14 +45,14 @@ def as_bytes(image: Image.Image) -> bytes:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder with 300 pictures in ``photos``, and ``labels.csv`` of half of them."""
+    """The working folder with 150 pictures in ``photos``, and ``labels.csv`` of half of them."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     Path("photos").mkdir()
     with open("labels.csv", "w", newline="") as stream:
         table = csv.writer(stream)
         table.writerow(["image", "label"])
-        for i in range(300):
+        for i in range(150):
             kind = KINDS[i % 3]
             (Path("photos") / f"img_{i:04d}.jpg").write_bytes(as_bytes(picture(kind, rng)))
             if i % 2:
@@ -63,10 +63,10 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def service(photos: Path) -> Iterator[httpx.Client]:
     """``gpq serve`` of the pictures, trained and indexed by commands."""
-    training = "--preset paper --bits 24 --set network.backbone=mlp --set network.image_size=24 --set training.steps=80"
-    gpq(f"train folder:photos --labels labels.csv --labelled all {training} --out model")
-    gpq("encode model folder:photos --labels labels.csv --out codes.h5")
-    gpq("index model codes.h5 --out index.faiss")
+    training = "--preset paper --bits 24 --set network.backbone=mlp --set network.image_size=24 --set training.steps=40"
+    done(f"train folder:photos --labels labels.csv --labelled all {training} --out model")
+    done("encode model folder:photos --labels labels.csv --out codes.h5")
+    done("index model codes.h5 --out index.faiss")
     call = "serve index.faiss --model model --data folder:photos --labels labels.csv --writable --port 0"
     popen = subprocess.Popen(
         [sys.executable, "-m", "gpq_cli", *call.split()],
@@ -78,12 +78,12 @@ def service(photos: Path) -> Iterator[httpx.Client]:
     said = []
     for line in popen.stderr:
         said.append(line)
-        if "serving 300 items at " in line:
+        if "serving 150 items at " in line:
             break
     else:
         raise AssertionError("".join(said))
     threading.Thread(target=popen.stderr.read, daemon=True).start()
-    address = line.split("serving 300 items at ")[1].split("/ ")[0]
+    address = line.split("serving 150 items at ")[1].split("/ ")[0]
     with httpx.Client(base_url=address, timeout=30) as client:
         yield client
     popen.send_signal(signal.SIGTERM)
@@ -129,8 +129,6 @@ def test_pictures_are_found_added_and_removed_over_http(service: httpx.Client, p
 
 def test_pictures_that_memory_cannot_hold_are_refused(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpq_faiss.inputs.available_memory", lambda: 4 << 30)
-    line = gpq(
-        "train folder:photos --labels labels.csv --labelled all --preset paper --out model", exit_code=1
-    )
+    line = refused("train folder:photos --labels labels.csv --labelled all --preset paper --out model")
     assert "images of 224 pixels per side" in line
     assert "lower network.image_size" in line

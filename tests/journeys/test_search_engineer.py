@@ -9,7 +9,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from typed import gpq
+from commands import done, refused
 
 import gpq_faiss
 
@@ -55,11 +55,11 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(shop: np.ndarray, tmp_path: Pat
 
     # Codes of the same items, by the categories that some of them have.
     items = "'features:vectors-*.npy' --ids ids.npy --read names=names.txt"
-    gpq(
+    done(
         f"train 'features:vectors-*.npy' --ids ids.npy --labels items.csv --labelled all {TRAINING} --out model"
     )
-    gpq(f"encode model {items} --labels items.csv --out codes.h5")
-    gpq("index model codes.h5 --out index.faiss")
+    done(f"encode model {items} --labels items.csv --out codes.h5")
+    done("index model codes.h5 --out index.faiss")
     assert Path("index.faiss").stat().st_size < Path("old.faiss").stat().st_size / 20
 
     # The pipeline goes on with plain Faiss, and its queries come from the model.
@@ -73,32 +73,32 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(shop: np.ndarray, tmp_path: Pat
     assert right.mean() > 0.75
 
     # The command gives the same scores, and says which items they are.
-    answer = json.loads(gpq("search model index.faiss queries.npy -k 10 --format json"))
+    answer = json.loads(done("search model index.faiss queries.npy -k 10 --format json"))
     np.testing.assert_allclose([one["scores"] for one in answer["queries"]], scores, atol=1e-4)
     first = answer["queries"][0]
     assert first["names"][0] == f"sku-{ids.tolist().index(first['ids'][0]):06d}"
 
     # A second batch, with the same model, and no id twice.
-    gpq("encode model features:more.npy --ids more-ids.npy --read names=more-names.txt --out more.h5")
-    gpq("index model index.faiss more.h5 --out all.faiss")
+    done("encode model features:more.npy --ids more-ids.npy --read names=more-names.txt --out more.h5")
+    done("index model index.faiss more.h5 --out all.faiss")
     assert faiss.read_index("all.faiss").ntotal == N + MORE
-    assert "more than once, in index.faiss and in codes.h5" in gpq(
-        "index model index.faiss codes.h5 --out twice.faiss", exit_code=1
+    assert "more than once, in index.faiss and in codes.h5" in refused(
+        "index model index.faiss codes.h5 --out twice.faiss"
     )
     assert not (tmp_path / "twice.faiss").exists()
     names = {
         name
-        for one in json.loads(gpq("search model all.faiss queries.npy -k 10 --format json"))["queries"]
+        for one in json.loads(done("search model all.faiss queries.npy -k 10 --format json"))["queries"]
         for name in one["names"]
     }
     assert any(int(name[4:]) >= N for name in names)
 
     # Filters: what is not to be shown, and what alone is.
     Path("sold.txt").write_text("".join(f"{i}\n" for i in first["ids"]))
-    left = json.loads(gpq("search model all.faiss queries.npy --rows 0 --deny-ids sold.txt --format json"))
+    left = json.loads(done("search model all.faiss queries.npy --rows 0 --deny-ids sold.txt --format json"))
     assert not set(left["queries"][0]["ids"]) & set(first["ids"])
     only = json.loads(
-        gpq("search model all.faiss queries.npy --rows 0 -k 5 --allow-ids sold.txt --format json")
+        done("search model all.faiss queries.npy --rows 0 -k 5 --allow-ids sold.txt --format json")
     )
     assert only["queries"][0]["ids"] == first["ids"][:5]
     everything = gpq_faiss.open_index("all.faiss")
@@ -107,6 +107,6 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(shop: np.ndarray, tmp_path: Pat
 
     # How good are the codes on queries that no training has seen?
     measured = json.loads(
-        gpq("evaluate model features:queries.npy --labels queries.csv --codes codes.h5 --format json")
+        done("evaluate model features:queries.npy --labels queries.csv --codes codes.h5 --format json")
     )
     assert measured["map"] > 0.5

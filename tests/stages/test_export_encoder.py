@@ -139,44 +139,38 @@ def test_a_file_says_what_it_takes_and_tells_nothing_of_this_machine(
             assert [d.dim_param or d.dim_value for d in shape] == ["batch", *about.input_shape]
 
 
-@pytest.mark.parametrize(("suffix", "by"), [("onnx", 1e-3), ("pt2", float("nan"))])
+@pytest.mark.parametrize("by", [1e-3, float("nan"), None])
 def test_a_graph_that_differs_leaves_no_file(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, by: float
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float | None
 ) -> None:
-    out = tmp_path / f"e.{suffix}"
+    """In its vectors, or by a batch size that is baked in."""
+    out, real = tmp_path / "e.pt2", module._to_torch
+
+    def only_two(*given: Any) -> Any:
+        data, run = real(*given)
+        return data, lambda x: run(x[:2])
+
+    if by is None:
+        monkeypatch.setattr(module, "_to_torch", only_two)
+    else:
+        monkeypatch.setattr(module._Queries, "forward", lambda self, x: self.network(x) + by)
     out.write_bytes(b"kept")
-    monkeypatch.setattr(module._Queries, "forward", lambda self, x: self.network(x) + by)
     with pytest.raises(DataError, match="nothing was written"):
         export_encoder(models["features"], out, overwrite=True)
     assert out.read_bytes() == b"kept"
     assert [p.name for p in tmp_path.iterdir()] == [out.name]
 
 
-def test_a_batch_size_that_is_baked_in_leaves_no_file(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = module._to_onnx
-
-    def only_two(*given: Any) -> Any:
-        data, run = real(*given)
-        return data, lambda x: run(x[:2])
-
-    monkeypatch.setattr(module, "_to_onnx", only_two)
-    with pytest.raises(DataError, match="nothing was written"):
-        export_encoder(models["features"], tmp_path / "e.onnx")
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_cannot_be_exported_is_one_line(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, out = models["features"], tmp_path / "e.onnx"
+    model, out = models["features"], tmp_path / "e.pt2"
     with pytest.raises(UsageError, match=r"\.onnx, or in \.pt2"):
         export_encoder(model, tmp_path / "e.bin")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxscript", None)
         with pytest.raises(UsageError, match=r"onnxscript: pip install 'gpq-faiss\[onnx\]'"):
-            export_encoder(model, out)
+            export_encoder(model, tmp_path / "e.onnx")
     assert not list(tmp_path.iterdir())
     out.write_bytes(b"kept")
     with pytest.raises(OutputExistsError, match="--overwrite"):
