@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpq_faiss.config import Config, merge, preset, validate
-from gpq_faiss.methods import posterior_codebooks
+from gpq_faiss.methods import codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.posterior import (
@@ -30,8 +30,8 @@ WITH_JOINT = (*CLASS_CODEBOOKS, 0)
 def few_steps() -> Iterator[None]:
     """Score tables are fitted in fewer steps than by default: the tests ask what they are, not how good."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(posterior_codebooks, "_TABLE_STEPS", 60)
-        patched.setattr(posterior_codebooks, "_LOGIT_STEPS", 10)
+        patched.setattr(codewords, "_TABLE_STEPS", 60)
+        patched.setattr(codewords, "_LOGIT_STEPS", 10)
         yield
 
 

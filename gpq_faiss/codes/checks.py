@@ -38,7 +38,7 @@ def check_count(value: Any, what: str, *, least: int = 1, most: int = (1 << 31) 
     return int(value)
 
 
-def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
+def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True) -> Floats:
     """``Z`` as C-contiguous float32 [M, K, d], checked for Faiss.
 
     Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only if all codewords have equal norm. So
@@ -46,6 +46,7 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
 
     Args:
         what: name in errors.
+        unit: whether norms matter; else they are only finite.
 
     Raises:
         DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
@@ -58,7 +59,7 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
         )
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
     worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
-    if not abs(norms[worst] - 1.0) <= NORM_TOLERANCE:  # NaN, too
+    if not abs(norms[worst] - 1.0) <= (NORM_TOLERANCE if unit else np.finfo(np.float32).max):  # NaN, too
         raise DataError(
             f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
             "pass the normalised codewords (z') that training writes"

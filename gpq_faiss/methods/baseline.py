@@ -38,12 +38,8 @@ class Output(nn.Module):
 class Baseline(TrainableMethod):
     """A trained method, coded by the signs of its network's outputs unless it has another coder; a :data:`.registry.Builder`.
 
-    Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own parts in :meth:`build`.
-
-    Attributes:
-        network: input to exported vectors.
-        draws: random generator of the initial weights, used by the extractor first.
-        rows: of the labelled items, int64 ascending, for methods that have something for each.
+    Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own parts in :meth:`build`, with initial
+    weights from ``draws``, which the extractor used first. ``rows``: of the labelled items, for methods that have something for each.
     """
 
     uses_unlabelled = False
@@ -56,17 +52,18 @@ class Baseline(TrainableMethod):
         self.config, self.items, self.n_classes = config, len(dataset), n_classes
         self.seed = config.training.seed
         self.draws = torch.Generator().manual_seed(self.seed)
-        description = input_description(dataset, image_size)
-        backbone = build_extractor(config, description, self.output_width(), self.draws)
-        self.network: nn.Module = Output(backbone, self.of_features)
+        input_ = input_description(dataset, image_size)
+        self.network: nn.Module = Output(
+            build_extractor(config, input_, self.output_width(), self.draws), self.of_features
+        )
         self.build()
 
     def output_width(self) -> int:
-        """Width of the extractor's output; by default one number per bit."""
+        """Width of the extractor's output."""
         return self.bits
 
     def vectors(self, raw: Tensor) -> Tensor:
-        """The exported vectors of the extractor's output; by default unchanged."""
+        """The exported vectors of the extractor's output."""
         return raw
 
     def of_features(self, deep: Tensor) -> Tensor:
@@ -78,7 +75,6 @@ class Baseline(TrainableMethod):
 
     @property
     def extractor(self) -> Backbone:
-        """The extractor in :attr:`network`."""
         return cast(Backbone, self.network.backbone)
 
     def deep(self, x: Tensor, amp: bool) -> Tensor:
@@ -106,9 +102,8 @@ class Alternating(Baseline):
     """A method that refits its codebooks between steps: after each pass over the labelled items, to the network's outputs of that pass, and
     after the last step. Vectors are tanh of the extractor's output.
 
-    Attributes:
-        kept, seen: latest vector of each labelled item, and whether there is one. Buffers, so that checkpoints include them.
-        codewords: of the coder; random until they are ``fitted``, to encode with an untrained network.
+    In the state, for checkpoints: ``kept``, the latest vector of each labelled item, if it was ``seen``; and the ``codewords``, random
+    until they are ``fitted``.
     """
 
     kept: Tensor
@@ -134,7 +129,6 @@ class Alternating(Baseline):
         return raw.tanh()
 
     def allocate(self, items: int) -> None:
-        """Memory for the vectors of so many labelled items."""
         self.register_buffer("kept", torch.zeros(items, self.output_width()))
         self.register_buffer("seen", torch.zeros(items, dtype=torch.bool))
 
@@ -170,8 +164,8 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
     """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, of distances float [B, B] and multi-hot labels [B, C]; 0 without any.
 
-    p is another row that shares a label with a, n one that shares none; unlabelled rows are ignored. Among an anchor's sorted
-    negatives those within the margin come first, so their sum is a prefix sum: O(B²) memory and O(B² log B) time for B³ triplets.
+    p is another row that shares a label with a, n a labelled one that shares none. Those of an anchor's sorted negatives within the margin
+    come first, so their sum is a prefix sum: O(B²) memory and O(B² log B) time for B³ triplets.
     """
     positive, negative = label_pairs(labels, distances)
     ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values
@@ -198,10 +192,7 @@ def make_linear(width: int, out: int, draws: torch.Generator) -> nn.Linear:
 
 
 def start_small(layer: nn.Linear, draws: torch.Generator) -> None:
-    """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do.
-
-    Larger weights give random codes that the losses first have to undo. BGDH on the CIFAR-10 features at
-    48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these.
-    """
+    """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do: larger ones give random codes,
+    which the losses first have to undo (BGDH, CIFAR-10 features, 48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these)."""
     nn.init.normal_(layer.weight, std=0.005, generator=draws)
     nn.init.zeros_(layer.bias)

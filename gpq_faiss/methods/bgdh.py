@@ -11,8 +11,8 @@ to predict the context of x in the graph, is fed to the hash layer together with
 
 The graph (Liu et al., "Hashing with Graphs", ICML 2011): anchors are the k-means centres of a sample of the training items; an item is
 linked to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1, by which walks alternate between items and anchors.
-Its features are the (standardised) embeddings; for images, features from a copy of the network, frozen after a third of the steps (at
-the first with pretrained weights), since those of random weights are meaningless. Until then there is no graph term.
+Its features are the (standardised) embeddings; for images those of a copy of the network, frozen after a third of the steps (at the
+first with pretrained weights), as random weights tell nothing. Until then there is no graph term.
 
 The full paper was not available: the terms follow its abstract and the works it builds on. Deviations, and why:
 
@@ -46,11 +46,8 @@ EMBEDDING = 128
 class BipartiteGraph(nn.Module):
     """Graph of items with features [n, W] and at most A anchors, ``nearest`` per item; memory O(A·W + A²) for any number of items.
 
-    Attributes:
-        used: number of anchors, int64 []; 0 before :meth:`fit`.
-        anchors: float32 [A, W], of which the first ``used`` are valid.
-        bandwidth: t, float32 [].
-        steps: T, float32 [A, A], transition probabilities from anchor to anchor via an item.
+    Buffers, so that a resumed training uses the same graph: the number of anchors ``used``, int64 [], 0 before :meth:`fit`; ``anchors``
+    float32 [A, W]; ``bandwidth`` t, float32 []; ``steps`` T, float32 [A, A], transition probabilities from anchor to anchor via an item.
     """
 
     used: Tensor
@@ -61,7 +58,6 @@ class BipartiteGraph(nn.Module):
     def __init__(self, anchors: int, width: int, nearest: int) -> None:
         super().__init__()
         self.nearest = nearest
-        # Buffers, so that a resumed training uses the same graph.
         self.register_buffer("used", torch.zeros((), dtype=torch.int64))
         self.register_buffer("anchors", torch.zeros(anchors, width))
         self.register_buffer("bandwidth", torch.ones(()))
@@ -69,7 +65,7 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
-        """Fit anchors and transition probabilities to a sample float [n, W]. Raises DataError: fewer items than anchors per item."""
+        """Fit the graph to a sample float [n, W]. Raises DataError: fewer items than anchors per item."""
         if len(sample) < self.nearest:
             raise DataError(
                 f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are too few"
@@ -94,8 +90,7 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def walk(self, x: Tensor, longest: int, generator: torch.Generator) -> Tensor:
-        """Draw a context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest`` anchor visits, int64 [n], on the
-        CPU like ``generator``."""
+        """A context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest`` visits, int64 [n], on the CPU."""
         near, weight = (t.cpu() for t in self.joined(x))
         at = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
         visits = torch.randint(longest, at.shape, generator=generator)
@@ -127,8 +122,7 @@ def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> T
 
 
 class BGDH(Baseline):
-    """See the module docstring. The hash layer takes the deep features and the embedding, which is the extractor's output; the sign of its
-    output u is the code."""
+    """See the module docstring. The embedding is the extractor's output; the sign of the hash layer's output u is the code."""
 
     name = "bgdh"
     uses_unlabelled = True
@@ -156,7 +150,6 @@ class BGDH(Baseline):
         return EMBEDDING
 
     def both(self, deep: Tensor) -> tuple[Tensor, Tensor]:
-        """u float [n, bits] and e float [n, E]."""
         e = self.extractor.head(deep)
         return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
 
@@ -165,7 +158,7 @@ class BGDH(Baseline):
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Build the graph, when it is due, from a sample of training items: 20 per possible anchor."""
+        """Build the graph, when it is due, from 20 training items per possible anchor."""
         start = int(self.graph_start * steps) if self.view is not None else 0
         if step < start or int(self.graph.used):
             return
@@ -175,7 +168,6 @@ class BGDH(Baseline):
 
     @torch.no_grad()
     def seen(self, x: Tensor) -> Tensor:
-        """Features used by the graph, float32 [n, W]."""
         if self.view is None:
             return cast(Tensor, self.extractor.input(x))
         return self.view.eval().trunk_features(self.view.input(x)).float()

@@ -77,11 +77,9 @@ class CNNH(Baseline):
         self.register_buffer("targets", torch.empty(0, self.bits), persistent=False)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Stage 1, for all labelled training items."""
         self.rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """Mean squared error of the codes."""
         target = self.targets[self.positions(batch)]
         return {"total": (self.raw(batch, amp).tanh() - target).square().mean()}

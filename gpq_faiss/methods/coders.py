@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import bits_per_code, unpack_codes
-from ..codes.checks import check_codebooks
+from ..codes.checks import check_codebooks, check_vectors
 from ..codes.codebooks import product_index
 from ..codes.encode import encode as encode_unit_norm
 from ..codes.scores import score_tables as unit_norm_tables
-from ..data.labels import Labels, rows_that
+from ..data.labels import Labels
 from ..errors import DataError, MismatchError, UsageError
 
 Floats = NDArray[np.float32]
@@ -38,6 +38,9 @@ class Coder(ABC):
     """Short name, as in :data:`gpq_faiss.methods.registry.METHODS`."""
     unit: bool = False
     """Whether vectors are scaled to length 1 first, so that L2 ranks like the cosine; zero vectors stay zero."""
+    least_rows: int = 1
+    least_width: int = 1
+    """What :meth:`fit` needs."""
     width: int = 0
     """Length of the input vectors; 0 before :meth:`fit`."""
     code_size: int
@@ -60,9 +63,15 @@ class Coder(ABC):
             DataError: rows that are not finite, too few rows, or missing labels.
             UsageError: a code length that vectors of this width cannot have.
         """
-        x = self._inputs(x, "training vectors", fitted=False)
-        if not x.size:
-            raise DataError(f"{self.name}: training vectors are {list(x.shape)}: nothing to learn from")
+        x = check_vectors(x, np.atleast_1d(x).shape[-1], what=f"{self.name}: training vectors")
+        if x.shape[1] < self.least_width:
+            raise UsageError(
+                f"{self.name}: {self.bits} bits need vectors of width {self.least_width} or more, but theirs is {x.shape[1]}"
+            )
+        if len(x) < self.least_rows:
+            raise DataError(
+                f"{self.name}: {len(x)} training vectors are too few: give at least {self.least_rows}"
+            )
         if labels is not None and len(labels) != len(x):
             raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
         self.width = 0  # so that a failed second fit leaves the coder unfitted
@@ -75,8 +84,7 @@ class Coder(ABC):
 
         Raises:
             UsageError: not fitted yet.
-            DataError: rows that are not finite or cannot be coded (a zero vector has no cosine).
-            MismatchError: another width than in training.
+            DataError: rows of another width, not finite, or that cannot be coded (a zero vector has no cosine).
         """
         return self._encode(self._prepared(x, "vectors"))
 
@@ -84,7 +92,8 @@ class Coder(ABC):
         """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width]; higher is nearer.
 
         Raises:
-            UsageError, DataError, MismatchError: as for :meth:`encode`, or codes of another form.
+            UsageError, DataError: as for :meth:`encode`.
+            MismatchError: codes of another form.
         """
         prepared, codes = self._prepared(xq, "queries"), np.asarray(codes)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != self.code_size:
@@ -138,29 +147,10 @@ class Coder(ABC):
         if not self.width:
             raise UsageError(f"{self.name} is not fitted: call fit first")
 
-    def _inputs(self, x: NDArray[Any], what: str, *, fitted: bool = True) -> Floats:
+    def _inputs(self, x: NDArray[Any], what: str) -> Floats:
         """``x`` as finite, C-contiguous float32 [n, width]."""
-        if fitted:
-            self._require_fit()
-        x = np.asarray(x)
-        if x.ndim != 2 or x.dtype.kind not in "fiu":
-            raise DataError(
-                f"{self.name}: {what} are {x.dtype} {list(x.shape)}: numbers [n, width] are needed"
-            )
-        # A large float64 overflows to infinity here and is rejected below.
-        with np.errstate(over="ignore"):
-            x = np.ascontiguousarray(x, dtype=np.float32)
-        bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
-        if bad.size:
-            raise DataError(
-                f"{self.name}: {what}: {rows_that(bad, 'hold')} NaN or infinity: repair such rows or leave them out"
-            )
-        if fitted and x.shape[1] != self.width:
-            raise MismatchError(
-                f"{self.name}: {what} have width {x.shape[1]}, but it was fitted to width {self.width}: "
-                "use vectors from the same extractor"
-            )
-        return x
+        self._require_fit()
+        return check_vectors(x, self.width, what=f"{self.name}: {what}")
 
     def _prepared(self, x: NDArray[Any], what: str) -> Floats:
         """As :meth:`_inputs`, and scaled."""
@@ -185,29 +175,16 @@ def scaled_rows(x: Floats) -> Floats:
     return scaled
 
 
-def checked_codebooks(codebooks: Floats) -> Floats:
-    """Codebooks as contiguous float32 [M, K, d]; raises DataError: another shape, or not finite."""
-    C = np.ascontiguousarray(codebooks, dtype=np.float32)
-    if C.ndim != 3 or not 4 <= C.shape[1] <= 256 or C.shape[1] & (C.shape[1] - 1) or not np.isfinite(C).all():
-        raise DataError(
-            f"codebooks {list(C.shape)}: finite [M, K, d] with K a power of two, 4 to 256, are needed"
-        )
-    return C
-
-
 class ProductCoder(Coder):
     """Product codes: M codebooks, one per part of the vector, float32 [M, K, d]; the nearest codewords in L2, asymmetric scores:
-    ``ip``, inner products with unit-norm codewords, or ``l2``, negative squared distances.
-
-    Raises:
-        DataError: codebooks of another shape, not finite, or not unit-norm.
+    ``ip``, inner products with unit-norm codewords, or ``l2``, negative squared distances. Raises DataError: other codebooks.
     """
 
     name = "product codes"
 
     def __init__(self, codebooks: Floats, metric: Literal["ip", "l2"] = "ip") -> None:
         self.metric = metric
-        self.codebooks = check_codebooks(codebooks) if metric == "ip" else checked_codebooks(codebooks)
+        self.codebooks = check_codebooks(codebooks, unit=metric == "ip")
         self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
         self.width = self.M * self.d
         super().__init__(self.M * bits_per_code(self.K))
@@ -240,9 +217,8 @@ class ProductCoder(Coder):
 class BinaryMethod(Coder):
     """A method whose codes are bits, compared by Hamming distance; sub-classes implement ``_fit`` and ``_project``.
 
-    Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them. The padding bits of
-    the last byte are 0. The score is the negative Hamming distance. Groups of four bits are numbers below K = 16, so binary codes are
-    ranked like product codes; the sums are integers.
+    Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them; padding bits are 0. Four
+    bits are a number below K = 16, so binary codes are ranked like product codes, by sums of integers.
     """
 
     K = 16

@@ -31,8 +31,7 @@ PER_CODEWORD = 256
 
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
-    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1, for vectors float [B, D] and multi-hot labels
-    [B, C]; 0 without labels."""
+    """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with multi-hot labels [B, C]; 0 without."""
     y = multihot(labels, z)
     known = y.any(dim=1).to(z.dtype)
     unit = F.normalize(z, dim=1)
@@ -42,7 +41,7 @@ def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
 
 
 class DQN(Alternating):
-    """Network, codebooks and the vectors that the codebooks are fitted to."""
+    """See the module docstring."""
 
     name = "dqn"
     weight = 0.03

@@ -31,10 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..codes.bits import bits_per_code, pack_codes
+from ..codes.checks import check_codebooks
 from ..codes.codebooks import product_index
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
-from .coders import Coder, Codes, Floats, checked_codebooks
+from .coders import Coder, Codes, Floats
 from .dqn import PER_CODEWORD
 from .pq import fit_codebooks
 from .trainable import TrainingBatch, weighted
@@ -47,12 +48,9 @@ _BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 def group_hard_triplets(
     z: Tensor, labels: Tensor, margin: float, generator: torch.Generator, group: int = 250
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of anchors, positives and negatives, int64 [T] each, of vectors float [B, D] with multi-hot labels [B, C].
-
-    In a group of consecutive rows every ordered pair that shares a label takes one random negative among the group's labelled rows that
-    share none with the anchor and violate the margin: ||z_a - z_p||² - ||z_a - z_n||² + margin > 0; if there is one. ``generator`` is on
-    the CPU.
-    """
+    """Rows of anchors, positives and negatives, int64 [T] each, of vectors float [B, D] with multi-hot labels [B, C]: in a group of
+    consecutive rows every ordered pair that shares a label takes a random one, if any, of the negatives that violate the margin:
+    ||z_a - z_p||² - ||z_a - z_n||² + margin > 0. ``generator`` is on the CPU."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     start = 0
     for zg, yg in zip(*(t.chunk(max(1, -(-len(z) // group))) for t in (z.detach(), labels)), strict=True):
@@ -78,8 +76,8 @@ def reconstruct(assignment: Codes, C: Floats) -> Floats:
 def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArray[np.uint8]:
     """Codes uint8 [n, M] of vectors float32 [n, D] by codebooks float32 [M, K, D]: a local minimum of ||x - Σ_m C[m, b_m]||².
 
-    The best of all K^M sums is hard to find, so each b_m in turn is set to its best value with the others fixed; no step increases
-    the error. The first sweep starts from zero, which is residual quantisation; at most ``sweeps`` follow, until nothing changes.
+    Each b_m in turn is set to its best value with the others fixed. The first sweep starts from zero, which is residual quantisation; at
+    most ``sweeps`` follow, until nothing changes.
     """
     M, K, D = C.shape
     flat = C.reshape(M * K, D)
@@ -112,10 +110,10 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
 
 
 def update_codebooks(x: Floats, assignment: Codes, C: Floats, gamma: float, rounds: int = 3) -> Floats:
-    """Codebooks C float32 [M, K, D] refitted to vectors float32 [n, D] with fixed ``assignment`` uint8 [n, M], each in closed form.
+    """Codebooks C float32 [M, K, D] refitted to vectors float32 [n, D] with fixed ``assignment`` uint8 [n, M].
 
-    Minimises (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||², in ``rounds`` passes over the codebooks. With the others
-    fixed this is quadratic in C_m, and no step increases it. An unused codeword goes to zero.
+    Lowers (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||², in ``rounds`` passes over the codebooks, each in closed form
+    with the others fixed. An unused codeword goes to zero.
     """
     M, K, D = C.shape
     out = C.astype(np.float64)
@@ -138,16 +136,12 @@ def update_codebooks(x: Floats, assignment: Codes, C: Floats, gamma: float, roun
 
 
 class AdditiveCoder(Coder):
-    """Items are sums of M full-width codewords, one of each codebook, scored by inner product with the query.
-
-    Raises:
-        DataError: codebooks that are not finite float32 [M, K, D], K a power of two from 4 to 256.
-    """
+    """Items are sums of M full-width codewords, one of each codebook float32 [M, K, D], scored by inner product with the query."""
 
     name = "additive codes"
 
     def __init__(self, codebooks: Floats) -> None:
-        self.codebooks = checked_codebooks(codebooks)
+        self.codebooks = check_codebooks(codebooks, unit=False)
         self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
         super().__init__(self.M * bits_per_code(self.K))
 
@@ -159,8 +153,7 @@ class AdditiveCoder(Coder):
         return tables
 
     def index(self) -> Any:
-        """``faiss.IndexPQ`` over M copies of the space, so that the query repeated M times has the inner product of the sum. Add codes
-        with ``add_sa_codes`` only: ``add`` would quantise each copy independently."""
+        """``faiss.IndexPQ`` over M copies of the space. Add codes with ``add_sa_codes`` only: ``add`` would quantise each copy alone."""
         return product_index(self.codebooks)
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
@@ -169,7 +162,7 @@ class AdditiveCoder(Coder):
 
 
 class DTQ(Alternating):
-    """Network, codebooks, and the vectors and codes of the labelled items."""
+    """See the module docstring. ``codes``: of the labelled items."""
 
     name = "dtq"
     margin = 15.0

@@ -34,13 +34,14 @@ class GPQ(CodeMethod):
     network: GPQNetwork
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """Loss terms with non-zero weight and their sum; see the module docstring."""
+        """Loss terms with non-zero weight and their sum."""
         loss, beta, n, net = self.config.loss, self.config.beta, len(batch.y), self.network
-        of = self.config.gpq.variant
-        apart = of == "authors" and batch.has_unlabelled
+        of, items = self.config.gpq.variant, len(batch.x) if batch.share is None else batch.share.total
+        # The authors run labelled and unlabelled items as two batches.
+        parts_of_batch = [(0, n), (n, items)] if of == "authors" and items > n else [(0, items)]
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = batch.joint_apart(net.backbone) if apart else batch.joint(net.backbone)
+            raw = torch.cat([batch.joint(net.backbone, *part) for part in parts_of_batch])
         raw = at_least_float32(raw)
         labelled, W = intra_normalize(raw[:n], net.M), net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)

@@ -25,9 +25,8 @@ from ..losses.npair import soft_npair
 from ..nn.gpq_soft import SoftGPQNetwork, straight_through
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import intra_normalize, reverse_gradient
-from .codewords import least_squares
+from .codewords import are_few, least_squares
 from .posterior import PosteriorCodes
-from .posterior_codebooks import are_few
 from .trainable import TrainingBatch, weighted
 
 _ITEMS = 20_000
@@ -49,7 +48,6 @@ class SoftGPQ(PosteriorCodes):
         return self.network.classes
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
-        """As that of the class networks, with larger steps for all that makes the codes."""
         optimizer = super().optimizer(config)
         theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
         ours = [p for p in self.parameters() if p.requires_grad and id(p) not in theirs]
@@ -79,7 +77,7 @@ class SoftGPQ(PosteriorCodes):
 
     @torch.no_grad()
     def _posterior(self, x: Tensor, amp: bool) -> Tensor:
-        """Class probabilities of items, float [B, C], without dropout and noise."""
+        """Class probabilities, without dropout and noise."""
         training = self.network.training
         p = self.network.eval().posterior(x, amp)
         self.network.train(training)

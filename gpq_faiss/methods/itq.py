@@ -16,7 +16,6 @@ import faiss
 import numpy as np
 
 from ..data.labels import Labels
-from ..errors import DataError, UsageError
 from .coders import BinaryMethod, Floats
 
 
@@ -26,17 +25,12 @@ class ITQ(BinaryMethod):
     name = "itq"
     _transform: Any
 
+    def __init__(self, bits: int, *, seed: int = 0) -> None:
+        super().__init__(bits, seed=seed)
+        self.least_rows, self.least_width = bits + 1, bits
+
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         n, width = x.shape
-        if self.bits > width:
-            raise UsageError(
-                f"{self.name}: {self.bits} bits need {self.bits} principal components, but the vectors have width {width}: "
-                f"use at most {width} bits"
-            )
-        if n <= self.bits:
-            raise DataError(
-                f"{self.name}: {n} training vectors are too few for {self.bits} bits: give at least {self.bits + 1}"
-            )
         self._transform = faiss.ITQTransform(width, self.bits, True)
         self._transform.itq.seed = self.seed + 1
         self._transform.max_train_per_dim = -(-n // width)  # Faiss' default: 10 rows per dimension

@@ -1,11 +1,9 @@
 """Estimate the useful input noise and the accuracy of a model from the labels. Not in the paper.
 
 Training a linear model on inputs with Gaussian noise of variance σ² is ridge regression with the weight nσ² (Bishop, "Training with
-noise is equivalent to Tikhonov regularization", Neural Computation 1995). The leave-one-out error of ridge regression has a closed
-form for all σ, so a few labels suffice to choose σ. It also estimates the accuracy on unseen items.
-
-``sklearn.linear_model.RidgeCV`` gives the same errors (a test compares them), but only squared, so that predictions need a second fit;
-it takes two to four times as long.
+noise is equivalent to Tikhonov regularization", Neural Computation 1995). Its leave-one-out error has a closed form for all σ, so a few
+labels suffice to choose σ, and to estimate the accuracy on unseen items. ``sklearn.linear_model.RidgeCV`` gives the same errors (a test
+compares them) in two to four times the time, and keeps the predictions for every σ.
 """
 
 from __future__ import annotations
@@ -41,17 +39,11 @@ def leave_one_out(x: NDArray[np.float32], y: NDArray[np.float32]) -> LeaveOneOut
 
 
 def least_error(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, NDArray[np.float64]]:
-    """The input noise σ with the least leave-one-out error of a ridge regression of ``y`` on ``x``, and its predictions.
+    """The input noise σ with the least leave-one-out error of a ridge regression of ``y`` float32 [n, C] on ``x`` float32 [n, W], from a
+    grid, and its prediction for each item from all others, float64 [n, C].
 
     With the centred inputs ``X = U S Vᵀ`` and the leverages ``h_i = 1/n + Σ_j U_ij² s_j² / (s_j² + nσ²)`` item i has the error
-    ``(y_i - ŷ_i) / (1 - h_i)`` (Allen's PRESS). σ is chosen from a grid, four values per doubling, from 1/32 to 8.
-
-    Args:
-        x: float32 [n, W], labelled items.
-        y: float32 [n, C], targets.
-
-    Returns:
-        σ, and float64 [n, C], the prediction for each item from all others.
+    ``(y_i - ŷ_i) / (1 - h_i)`` (Allen's PRESS).
     """
     n = len(x)
     X = x.astype(np.float64) - x.mean(axis=0, dtype=np.float64)

@@ -2,13 +2,12 @@
 Neighbor Search", CVPR 2014): a rotation and codebooks per cell of a coarse quantiser.
 
 k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal axes R, which are allocated to the M
-parts so that the products of variances are balanced (eigenvalue allocation of Ge et al.: axes by falling variance, each to the part with
-the smallest product that has room); a product quantiser is trained on them. The distance of a query to an item is that of the query's
-residual in the item's cell, R (q - c), to the codewords, summed over the parts. Unsupervised.
+parts so that the products of variances are balanced (Ge et al.: axes by falling variance, each to the part with the smallest product that
+has room); a product quantiser is trained on them. The distance of a query to an item is that of the query's residual in the item's cell,
+R (q - c), to the codewords, summed over the parts. Unsupervised.
 
-**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts only the codewords' bits;
-:attr:`LOPQ.extra_bits` gives the additional information: 6 bits with 64 cells. So at "12 bits" this method has 18, an advantage over the
-other methods. All cells are searched; the paper searches a few, for speed.
+**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts the codewords' bits alone; with the
+:attr:`extra_bits` of 64 cells this method has 18 at "12 bits", an advantage. All cells are searched; the paper searches a few, for speed.
 
 Deviations: vectors are scaled to length 1 and padded as for :mod:`gpq_faiss.methods.pq`; the coarse quantiser is k-means (the paper's
 second one, a multi-index, is for a billion items); there is a cell per 256 training vectors, at most 64 (the paper: 1,024 for a million);
@@ -21,6 +20,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.labels import Labels
 from ..errors import DataError
 from .coders import Codes, Floats, ProductCoder
 from .pq import CODEWORDS, InParts, fit_codebooks, kmeans
@@ -33,11 +33,7 @@ _CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cel
 class LOPQ(InParts):
     """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell. Faiss has no such index.
 
-    Attributes:
-        extra_bits: bits of the cell number, in addition to ``bits``; set by :meth:`fit`.
-        centroids: float32 [cells, width].
-        cells: of each its rotation float32 [padded, width], with a unit row per principal axis and other rows zero, and the quantiser of
-            its rotated residuals.
+    ``centroids``: float32 [cells, width]; ``cells``: of each its :func:`local_rotation`, and the quantiser of its rotated residuals.
     """
 
     name = "lopq"
@@ -48,7 +44,7 @@ class LOPQ(InParts):
         super().__init__(bits, seed=seed)
         self.code_size += 1
 
-    def _learn(self, x: Floats) -> None:
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
         cells = min(_CELLS, max(1, len(x) // _PER_CELL))
         self.centroids = kmeans(x, cells, self.seed + 1)
         self.extra_bits = (cells - 1).bit_length()
@@ -67,12 +63,10 @@ class LOPQ(InParts):
         return rotation, ProductCoder(fit_codebooks(residuals @ rotation.T, self.M, seed=self.seed), "l2")
 
     def _in_cell(self, x: Floats, c: int) -> tuple[Floats, ProductCoder]:
-        """Rotated residuals of vectors in a cell, and their quantiser."""
         rotation, quantizer = self.cells[c]
         return np.ascontiguousarray((x - self.centroids[c]) @ rotation.T), quantizer
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
-        """The cell of each scaled vector: int64 [n]."""
         cells: NDArray[np.int64] = faiss.knn(x, self.centroids, 1)[1][:, 0]
         return cells
 
@@ -98,15 +92,12 @@ class LOPQ(InParts):
 
 
 def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
-    """Principal axes of residuals [n, width], allocated to M parts of padded / M rows each: float32 [padded, width]; unused rows are zero.
-
-    Variances are in units of the smallest, so that the factors of a part's product are at least 1.
-    """
+    """Principal axes of residuals [n, width], dealt out to M parts of padded / M rows: float32 [padded, width]; unused rows are zero."""
     centred = residuals - residuals.mean(axis=0, dtype=np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     # Rank-deficient cells have variances of 0, or slightly negative by rounding.
     variances = np.maximum(variances, max(variances[-1], np.finfo(np.float32).tiny) * 1e-9)
-    logs = np.log(variances / variances[0])
+    logs = np.log(variances / variances[0])  # so that the factors of a part's product are at least 1
     size = padded // M
     parts: list[list[int]] = [[] for _ in range(M)]
     products = np.zeros(M)

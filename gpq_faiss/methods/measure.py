@@ -31,12 +31,12 @@ Rows = NDArray[np.int64]
 NO_LIKENESS = (
     "NN10@100 is not reported for images, whose pixels say little about likeness: use features of them"
 )
-"""Note for evaluations without likeness."""
-
-BLOCK = 16_384
-"""Items per encoding block."""
 _FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
-_READ_ROWS, _NEAR_BYTES = 4096, 64 << 20  # of a block, for reading, and for neighbour search (as float64)
+_BLOCK, _READ_ROWS, _NEAR_BYTES = (
+    16_384,
+    4096,
+    64 << 20,
+)  # to encode, to read, and to search for neighbours (as float64)
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -45,7 +45,7 @@ class Coded:
     """Queries and database of a split as encoded by a method.
 
     Attributes:
-        query_rows, base_rows: int64 [Q] and [N], rows in the data set, without unreadable items.
+        query_rows, base_rows: int64 [Q] and [N], rows in the data set of the readable items.
         xq: float32 [Q, width], coder input of the queries.
         codes: uint8 [N, code_size].
         vectors, vector_rows: float32 [n, width] and int64 [n], of some database items, for plots.
@@ -64,7 +64,7 @@ class Coded:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def score(self, queries: Rows, codes: Codes) -> Floats:
-        """Scores float32 [q, n] of codes uint8 [n, code_size] for queries given by index, int64 [q]."""
+        """Scores float32 [q, n] of codes uint8 [n, code_size] for the queries at ``queries``, int64 [q]."""
         return self.coder.score(self.xq[queries], codes)
 
     @cached_property
@@ -119,11 +119,8 @@ def fit_and_encode(  # noqa: PLR0913
     """Fit an array method to the training items of a split, and encode queries and database.
 
     It is fitted to the features, or to the pixels of images of this size, of all labelled items and of unlabelled ones, about 100,000 in
-    all. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64.
-
-    Raises:
-        DataError: the method cannot learn from the data.
-        UsageError: no such array method, or the training matrix is too large.
+    all. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64. Raises DataError: the method
+    cannot learn from the data; UsageError: no such array method, or the training matrix is too large.
     """
     pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
     # Supervised methods see the training labels only.
@@ -151,13 +148,13 @@ def fit_and_encode(  # noqa: PLR0913
 def encode_blocks(
     coder: Coder, database: Rows, read: Callable[[Rows], tuple[Floats, Rows]], keep: Rows
 ) -> dict[str, Any]:
-    """Encode a database in blocks: ``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of :class:`Coded`, where
-    ``read`` gives the vectors of rows, and the readable rows."""
+    """``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of :class:`Coded`; ``read`` gives the vectors of rows,
+    and the readable rows."""
     parts, seconds = [], 0.0
     with stage("encoding", len(database)) as encoding:
-        for first in range(0, len(database), BLOCK):
-            x, rows = read(database[first : first + BLOCK])
-            encoding.done = min(first + BLOCK, len(database))
+        for first in range(0, len(database), _BLOCK):
+            x, rows = read(database[first : first + _BLOCK])
+            encoding.done = min(first + _BLOCK, len(database))
             start = time.perf_counter()
             codes = coder.encode(x)
             seconds += time.perf_counter() - start
@@ -195,8 +192,7 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
 
 
 def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows) -> Rows | None:
-    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny images; None for larger images. All rows
-    are readable."""
+    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
     rows = query_rows[spaced_queries(len(query_rows))]

@@ -1,8 +1,8 @@
 """Network-in-network hashing (Lai, Pan, Liu and Yan, "Simultaneous Feature Learning and Hash Coding with Deep Neural Networks", CVPR
 2015; also DNNH): triplets in the unit cube, one small layer per bit.
 
-*Divide and encode* (sect. 3.2): the network's features, 50 per bit, are divided into one slice per bit; each slice has a fully
-connected unit with a sigmoid s = 1 / (1 + exp(-β v)), and a piece-wise threshold that makes most values 0 or 1 in training:
+*Divide and encode* (sect. 3.2): each bit has a slice of 50 features, with a fully connected unit and a sigmoid s = 1 / (1 + exp(-β v)), and
+a piece-wise threshold that makes most values 0 or 1 in training:
 
     g(s) = 0 if s < 0.5 - ε,    s if 0.5 - ε <= s <= 0.5 + ε,    1 if s > 0.5 + ε.
 
@@ -46,7 +46,7 @@ class NINH(Baseline):
 
     def build(self) -> None:
         self.margin = self.bits / 12
-        # Initialised like torch's linear layers with `SLICE` inputs.
+        # As torch's linear layers.
         weight = torch.rand(self.bits, SLICE, generator=self.draws) * 2 - 1
         self.weight = nn.Parameter(weight * (1 / math.sqrt(SLICE)))
         self.bias = nn.Parameter(torch.zeros(self.bits))
@@ -64,9 +64,8 @@ class NINH(Baseline):
         return self.encoded(raw) - 0.5
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The triplet ranking loss of the labelled items."""
         values = piecewise_threshold(self.encoded(self.raw(batch, amp)), EPSILON)
-        # From squares and products, to avoid [B, B, bits] differences. The diagonal is never used.
+        # Not clamped at 0: the diagonal is never used.
         squares = values.square().sum(dim=1)
         distances = squares[:, None] + squares - 2 * values @ values.T
         return {"total": triplet_ranking(distances, batch.y, self.margin)}

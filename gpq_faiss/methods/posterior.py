@@ -2,8 +2,8 @@
 
 N class networks learn the labels by the cosine classifiers of the paper (eq. 3) and, where labels are few, pseudo-labels propagated from
 the labels to unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max (eq. 4) has a weight, do steps have
-unlabelled items. By their mean posterior two items share a class with the probability p·p'. Codewords are then fitted so that
-their sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability.
+unlabelled items. By their mean posterior two items share a class with the probability p·p'. Codewords are then fitted so that their
+sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability.
 Reasons and figures: ``docs/recommended.md``.
 """
 
@@ -28,9 +28,8 @@ from ..nn.gpq import CodeNetwork
 from ..nn.heads import SubspaceHeads
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import reverse_gradient
-from .codewords import fit_codewords
+from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
 from .leave_one_out import MOST_ROWS, leave_one_out
-from .posterior_codebooks import ClassCodebooks, fit_class_codebooks, weights_of_parts
 from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainableMethod, TrainingBatch, weighted
 
@@ -60,8 +59,7 @@ class PosteriorCodes(CodeMethod):
         super().__init__(network, config)
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
-        self.rows = np.empty(0, np.int64)
-        """Rows of all training items, ascending."""
+        self.rows = np.empty(0, np.int64)  # of all training items, ascending
         self.pseudo_labels: PseudoLabels | None = None
 
     @property
@@ -70,14 +68,12 @@ class PosteriorCodes(CodeMethod):
         return cast(PosteriorNetwork, self.network)
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """As in the base class; also store the rows."""
         super().fit_inputs(reader, rows)
         self.rows = np.unique(rows)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Estimate the accuracy of the class networks from the labels, propagate them to unlabelled items, and choose the noise, if
-        ``network.noise`` is ``auto`` and the class networks take features or pixels directly. With convolutions nothing is estimated, as
-        pixel distances mean little."""
+        """Estimate the accuracy from the labels, propagate them to unlabelled items, and choose the noise, if ``network.noise`` is ``auto``
+        and class networks take the input directly. With convolutions nothing is estimated, as pixel distances mean little."""
         backbone, config = self.classes.backbone, self.config
         if not isinstance(backbone, MLP):
             return
@@ -102,26 +98,25 @@ class PosteriorCodes(CodeMethod):
             )
 
     def prepared(self) -> dict[str, Any]:
-        """The accuracy, the input noise and the pseudo-labels."""
-        told = self.pseudo_labels
-        return {
-            "accuracy": self.accuracy,
-            "noise": getattr(self.classes.backbone.head, "noise", None),
-            "weight": told and told.weight,
-            "rows": told and torch.from_numpy(told.rows),
-            "p": told and torch.from_numpy(told.p),
-        }
+        found: dict[str, Any] = {"accuracy": self.accuracy}
+        if isinstance(self.classes.backbone.head, SubspaceHeads):
+            found["noise"] = self.classes.backbone.head.noise
+        if (told := self.pseudo_labels) is not None:
+            found |= {
+                "rows": torch.from_numpy(told.rows),
+                "p": torch.from_numpy(told.p),
+                "weight": told.weight,
+            }
+        return found
 
     def take_prepared(self, found: dict[str, Any]) -> None:
-        """See :meth:`prepared`."""
         self.accuracy = found["accuracy"]
-        if found["weight"] is not None:
+        if "weight" in found:
             self.pseudo_labels = PseudoLabels(found["rows"].numpy(), found["p"].numpy(), found["weight"])
-        if found["noise"] is not None:
+        if "noise" in found:
             self.classes.backbone.head.noise = found["noise"]
 
     def adopt(self, other: TrainableMethod) -> None:
-        """Take over the class networks and the estimated accuracy."""
         assert isinstance(other, PosteriorCodes)
         self.accuracy = other.accuracy
         self.classes.load_state_dict(other.classes.trained(), strict=False)
@@ -140,22 +135,17 @@ class PosteriorCodes(CodeMethod):
 
     @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
-        """Whether they have pseudo-labels, or their entropy a weight."""
         return self.pseudo_labels is not None or self.config.loss.lambda2 > 0
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
         net = self.classes
-        both = (*net.parameters(), *self.extra_losses.parameters())
-        trained = [p for p in both if p.requires_grad]
+        trained = [p for p in (*net.parameters(), *self.extra_losses.parameters()) if p.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": trained, "times": _CONVOLUTION_RATE}]
         if isinstance(net.backbone.head, SubspaceHeads):
             own = {id(p) for part in (net.backbone.head, net.classifier) for p in part.parameters()}
-            groups: list[dict[str, Any]] = [
-                {"params": [p for p in trained if id(p) not in own]},
-                {"params": [p for p in trained if id(p) in own], "times": _CLASS_RATE},
-            ]
-        else:
-            groups = [{"params": trained, "times": _CONVOLUTION_RATE}]
+            rest, mine = ([p for p in trained if (id(p) in own) == is_own] for is_own in (False, True))
+            groups = [{"params": rest}, {"params": mine, "times": _CLASS_RATE}]
         # One pass over the memory instead of several.
         return torch.optim.Adam(groups, lr=config.learning_rate, betas=(config.beta1, 0.999), fused=True)
 
@@ -178,7 +168,7 @@ class PosteriorCodes(CodeMethod):
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Fit the codebooks to the class networks' mean posteriors of unlabelled items; to more items if ``final``."""
+        """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if ``final``."""
         source = self.classes.eval()
         parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features = torch.cat([features for features, _ in parts])
@@ -188,39 +178,24 @@ class PosteriorCodes(CodeMethod):
         if self.accuracy is not None:
             source.fit_power(posterior, self.accuracy)
         source.fit_residual(features, posterior)
-        found, feature_codewords, weights = self._fit(source, features, posterior)
-        device = source.tables.device
-        source.place(
-            found.logits.to(device),
-            found.tables.to(device),
-            feature_codewords.to(device),
-            weights.to(device),
-            by_logits=found.by_logits,
-        )
-
-    def _fit(
-        self, source: PosteriorNetwork, features: Tensor, posterior: Tensor
-    ) -> tuple[ClassCodebooks, Tensor, Tensor]:
-        """Class codebooks, feature codewords and their weights, for unlabelled items."""
         K, seed, w = (
             self.config.quantizer.codewords,
             self.config.training.seed,
             self.config.posterior.feature_weight,
         )
-        if not source.A:
+        if source.A:
+            tempered, residual = source.tempered(posterior), source.residual(features, posterior)
+            with torch.enable_grad():
+                found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
+            words = torch.zeros(0, K, residual.shape[1])
+            if source.A < source.M:
+                words = fit_codewords(residual, source.M - source.A, K, seed=seed)
+            weights = weights_of_parts(found, words, posterior.cpu(), tempered.cpu(), residual.cpu(), w)
+        else:
             # Class and features are weighted before codewords are fitted, with the network's current weights.
-            source.weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
-            joint = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
-            none = joint.new_zeros(0, K, posterior.shape[1])
-            return ClassCodebooks(False, none, none), joint, source.weights
-        tempered = source.tempered(posterior)
-        with torch.enable_grad():
-            found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
-        residual = source.residual(features, posterior)
-        feature_codewords = residual.new_zeros(0, K, residual.shape[1]).cpu()
-        if source.A < source.M:
-            feature_codewords = fit_codewords(residual, source.M - source.A, K, seed=seed)
-        weights = weights_of_parts(
-            found, feature_codewords, posterior.cpu(), tempered.cpu(), residual.cpu(), w
-        )
-        return found, feature_codewords, weights
+            source.weights = weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
+            words = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
+            none = words.new_zeros(0, K, posterior.shape[1])
+            found = ClassCodebooks(False, none, none)
+        placed = (t.to(source.tables.device) for t in (found.logits, found.tables, words, weights))
+        source.place(*placed, by_logits=found.by_logits)

@@ -34,7 +34,7 @@ class InParts(Coder):
     """A method that codes M = bits / 4 parts of the scaled vector by 16 codewords each. Raises UsageError: not a multiple of 4 bits."""
 
     unit = True
-    K = CODEWORDS
+    K = least_rows = CODEWORDS
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
@@ -42,30 +42,15 @@ class InParts(Coder):
             raise UsageError(
                 f"{self.name}: {bits} bits do not divide into codebooks of {NBITS}: use a multiple of {NBITS}"
             )
-        self.M = bits // NBITS
+        self.M = self.least_width = bits // NBITS
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to a multiple of M."""
         return width + -width % self.M
 
-    def _fit(self, x: Floats, labels: Labels | None) -> None:
-        if x.shape[1] < self.M:
-            raise UsageError(
-                f"{self.name}: {self.bits} bits need {self.M} parts, but the vectors have width {x.shape[1]}"
-            )
-        check_rows(x, CODEWORDS)
-        self._learn(x)
-
-    def _learn(self, x: Floats) -> None:
-        raise NotImplementedError
-
 
 class PQ(InParts):
-    """Product quantiser.
-
-    Attributes:
-        quantizer: coder of the ``padded`` vectors.
-    """
+    """Product quantiser; ``quantizer`` codes the padded vectors."""
 
     name = "pq"
     quantizer: ProductCoder
@@ -73,8 +58,15 @@ class PQ(InParts):
     def index(self) -> Any:
         """``faiss.IndexPQ`` (L2) behind the necessary transforms, so that it takes raw vectors."""
         self._require_fit()
-        transforms = [faiss.NormalizationTransform(self.width, 2.0), *self._transforms()]
-        return behind(transforms, self.quantizer.index())
+        inner = self.quantizer.index()
+        index = faiss.IndexPreTransform(inner)
+        parts = [faiss.NormalizationTransform(self.width, 2.0), *self._transforms()]
+        for transform in reversed(parts):
+            index.prepend_transform(transform)
+        for part in (*parts, inner):
+            part.this.disown()  # the index owns its parts, which outlive their Python references
+        index.own_fields = index.is_trained = True
+        return index
 
     def _transforms(self) -> list[Any]:
         """Faiss transforms from scaled vectors to the space of the product quantiser."""
@@ -88,28 +80,23 @@ class PQ(InParts):
         """As :meth:`_transforms`, for an array: float32 [n, width] to [n, padded]."""
         return np.pad(x, ((0, 0), (0, -x.shape[1] % self.M)))
 
-    def _learn(self, x: Floats) -> None:
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
         self.quantizer = ProductCoder(fit_codebooks(self._to_quantizer(x), self.M, seed=self.seed), "l2")
 
     def _encode(self, x: Floats) -> Codes:
         return self.quantizer.encode(self._to_quantizer(x))
 
     def _tables(self, x: Floats) -> Floats | None:
-        """Negative squared distances of each part of each query to the centroids of that part."""
         return self.quantizer.score_tables(self._to_quantizer(x))
 
 
 class OPQ(PQ):
-    """Rotation and product quantiser.
-
-    Attributes:
-        rotation: float32 [padded, width] with orthonormal columns; a scaled vector x is quantised as ``rotation @ x``.
-    """
+    """Rotation and product quantiser: a scaled vector x is quantised as ``rotation @ x``, float32 [padded, width], orthonormal columns."""
 
     name = "opq"
     rotation: Floats
 
-    def _learn(self, x: Floats) -> None:
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
         width = self.padded(x.shape[1])
         draw = np.random.default_rng([self.seed, 0]).standard_normal((width, width))
         matrix = faiss.OPQMatrix(width, self.M)
@@ -121,10 +108,10 @@ class OPQ(PQ):
             matrix.train(super()._to_quantizer(x))
         finally:
             matrix.pq = None  # Python frees it
-        full = faiss.vector_to_array(matrix.A).reshape(width, width)
         # The padded dimensions are always 0, so their columns have no effect.
+        full = faiss.vector_to_array(matrix.A).reshape(width, width)
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
-        super()._learn(x)
+        super()._fit(x, labels)
 
     def _transforms(self) -> list[Any]:
         transform = faiss.LinearTransform(self.width, self.quantizer.width, False)
@@ -176,15 +163,3 @@ def fit_codebooks(
         pq.train_type = faiss.ProductQuantizer.Train_hot_start
     pq.train(np.ascontiguousarray(x, np.float32))
     return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, -1)
-
-
-def behind(transforms: list[Any], inner: Any) -> Any:
-    """``faiss.IndexPreTransform`` that owns its parts, so that they outlive their Python references."""
-    index = faiss.IndexPreTransform(inner)
-    for transform in reversed(transforms):
-        index.prepend_transform(transform)
-    for part in (*transforms, inner):
-        part.this.disown()
-    index.own_fields = True
-    index.is_trained = True
-    return index

@@ -31,8 +31,8 @@ def asymmetric_triplets(
 ) -> Tensor:
     """Mean over all triplets (a, p, n) of σ(scale <x_a, q_n> - scale <x_a, q_p>), a scalar: eq. 15; 0 without triplets.
 
-    x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]. p is another row that shares a label with a, n a
-    labelled row that shares none, of a group of at most ``group`` consecutive rows, so memory is O(B · group²) instead of O(B³).
+    x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; triplets are within groups of at most ``group``
+    consecutive rows, which makes memory O(B · group²) instead of O(B³).
     """
     groups = max(1, -(-len(x) // group))
     total, count = x.new_zeros(()), x.new_zeros(())
@@ -56,7 +56,7 @@ def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
 
 
 class PQN(Baseline):
-    """The network with its soft quantisation layer."""
+    """See the module docstring."""
 
     name = "pqn"
     alpha = 10.0

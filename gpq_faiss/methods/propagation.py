@@ -29,27 +29,20 @@ LEAST_WEIGHT = 0.15
 """Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its time."""
 LEAST_SHARE = 0.85
 """Minimum accuracy of the neighbours on left-out labels, as a share of a linear model's."""
-MOST_ITEMS = 100_000
-"""Maximum number of items in the neighbour search."""
-_MOST_PROBABILITIES = 20_000_000
-"""Maximum items times classes: a few arrays of 160 MB; with 1,000 classes the time doubles."""
+MOST_ITEMS, _MOST_PROBABILITIES = 100_000, 20_000_000
+"""Limits of the neighbour search: items, and items times classes (a few arrays of 160 MB)."""
 _CHOICE = 5
 """Stream of random numbers, beside those of :mod:`gpq_faiss.training.batches`."""
-NEIGHBOURS = 15
-"""k of Iscen et al.'s graph."""
-ALPHA = 0.95
-"""α of Zhou et al.: weight of the neighbours, against an item's own label."""
+NEIGHBOURS, GAMMA = 15, 4
+"""k of Iscen et al.'s graph, and γ, the power of the cosine in the weight of a neighbour."""
+ALPHA, ITERATIONS = 0.95, 50
+"""α of Zhou et al., the weight of the neighbours against an item's own label; longer paths would have a total weight of 0.08."""
+POWER = 2.0
+"""Power of the propagated probabilities, which are too even."""
 _LIST, _VISITED = 125, 12
 """Neighbours are searched in lists of about so many items, and so many lists are visited: of 58,000 items (CIFAR-10 features) nine of ten
 neighbours are found in a third of the time, up to 1,500 items all."""
-_ROWS = 4096
-"""Items per block of the neighbour search."""
-GAMMA = 4
-"""γ of Iscen et al.: power of the cosine in the weight of a neighbour."""
-ITERATIONS = 50
-"""Iterations of Zhou et al.; longer paths would have a total weight of 0.08."""
-POWER = 2.0
-"""Power of the propagated probabilities, which are too even."""
+_ROWS = 4096  # items per block of the neighbour search
 _FOLDS, _LEFT_OUT = 5, 400
 """A fifth of the labels is left out at a time, until about 400 have been."""
 
@@ -122,19 +115,11 @@ def propagate_labels(
 
 
 def propagate(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats) -> Floats:
-    """Class probabilities of items from the labels of some of them.
+    """Class probabilities float32 [n, C], rows that sum to 1, or zeros for items not connected to any of the items ``labelled``, int64 [L],
+    with labels ``y`` float32 [L, C], 0/1.
 
-    ``F ← a W F + (1 - a) Y`` is iterated a fixed number of times, where rows of Y are labels that sum to 1, or zeros for unlabelled items.
-    Then classes are scaled to their shares of the labels (labelled items should therefore be a random sample), and the
-    probabilities of an item are raised to :data:`POWER`.
-
-    Args:
-        graph: W [n, n], of :func:`neighbour_graph`.
-        labelled: int64 [L], rows of the labelled items, unique.
-        y: float32 [L, C], 0/1, at least one 1 per row.
-
-    Returns:
-        float32 [n, C], rows that sum to 1, or zeros for items not connected to a labelled one.
+    ``F ← a W F + (1 - a) Y`` is iterated, where W is the graph [n, n] and rows of Y are labels that sum to 1, or zeros. Then classes are
+    scaled to their shares of the labels (which should be of a random sample), and probabilities are raised to :data:`POWER`.
     """
     start = np.zeros((graph.shape[0], y.shape[1]), np.float32)
     start[labelled] = y / y.sum(axis=1, keepdims=True)

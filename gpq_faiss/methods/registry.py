@@ -143,12 +143,12 @@ METHODS: dict[str, MethodEntry] = {
         departs="vectors are scaled to length 1 first, as Faiss does it"),
     "sh": _array("sh.SH", "unsupervised", "binary",
         "spectral hashing: signs of sines along the principal components", "Weiss, Torralba and Fergus, NIPS 2008"),
-    "float": _array("float_features.FloatFeatures", "unsupervised", "none",
+    "float": _array("uncompressed.FloatFeatures", "unsupervised", "none",
         "the features themselves, exact cosine, no compression", "none"),
-    "classifier": _array("classifier.Classifier", "supervised", "none",
+    "classifier": _array("uncompressed.Classifier", "supervised", "none",
         "class probabilities of a supervised two-layer net, inner product, no compression",
         "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017"),
-    "classifier-6": _array("classifier.SixClassifiers", "supervised", "none",
+    "classifier-6": _array("uncompressed.SixClassifiers", "supervised", "none",
         "the mean of six such nets, inner product, no compression", "none"),
 }
 # fmt: on

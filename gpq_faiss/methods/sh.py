@@ -30,10 +30,8 @@ from .coders import BinaryMethod, Floats
 class SH(BinaryMethod):
     """Spectral hashing. Deterministic: the seed has no effect.
 
-    Attributes:
-        axes: float32 [P, width], orthonormal rows: the principal components with bits, by falling variance.
-        box: float32 [P, 2], range of the training vectors along each.
-        modes: int64 [bits, 2], axis and k of each bit, by rising eigenvalue.
+    ``axes``: float32 [P, width], the principal components with bits, by falling variance; ``box``: float32 [P, 2], the range of the
+    training vectors along each; ``modes``: int64 [bits, 2], axis and k of each bit, by rising eigenvalue.
     """
 
     name = "sh"
@@ -85,10 +83,10 @@ class SH(BinaryMethod):
 def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
     """The ``count`` pairs (axis, k >= 1) with the smallest eigenvalues in a box of these edge lengths [P]: int64 [count, 2].
 
-    1 - exp(-ε²/2 (k π / length)²) rises with k / length, the sort key; ties go to the first axis. No axis can have more than
-    ``count`` of them, nor more than its share of the longest axis' k.
+    1 - exp(-ε²/2 (k π / length)²) rises with k / length; ties go to the first axis.
     """
     lengths = np.asarray(lengths, dtype=np.float64)
+    # No axis can have more than its share of the longest axis' k.
     most = np.ceil(count * lengths / lengths.max()).astype(np.int64)
     axis = np.repeat(np.arange(len(lengths)), most)
     k = np.concatenate([np.arange(1, n + 1) for n in most])

@@ -46,10 +46,8 @@ def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Ten
 
 @torch.no_grad()
 def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
-    """Graph of a mini-batch with features float [B, W]: neighbours of each row and distant rows, two bool [B, B].
-
-    ``near`` and ``far`` are their shares of the batch, at least one row each.
-    """
+    """The neighbours of each row of features float [B, W] and its distant rows, two bool [B, B]; ``near`` and ``far`` are their shares of
+    the batch, at least one row each."""
     B = len(features)
     order = squared_distances(features, features).fill_diagonal_(-1).argsort(dim=1)
     n_near = max(1, min(round(near * B), (B - 1) // 2))

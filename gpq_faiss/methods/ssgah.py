@@ -15,9 +15,9 @@ convolutional networks. Where an equation of the paper was not available, the fo
 * The three networks step together: ``total`` is the sum of their losses, each with the *other* networks' weights and inputs detached, so
   every network gets the gradient of its own objective only. G maximises log D: log(1 - D) has no gradient when D is certain.
 * D also sees real triplets in the wrong order (x, n, p) as synthetic ones. Otherwise, with few labels, it does not learn similarity.
-* D is spectrally normalised (Miyato et al., ICLR 2018), gets noisy inputs, and has the target 0.9 for real triplets: on
-  embeddings it otherwise detects all synthetic ones after a few steps, and G cannot learn.
-* The weight of synthetic triplets rises from 0 at a quarter of the steps to full at three quarters, as an untrained G is useless.
+* D is spectrally normalised (Miyato et al., ICLR 2018), has noisy inputs, and the target 0.9 for real triplets: on embeddings it
+  otherwise detects all synthetic ones after a few steps, and G cannot learn. An untrained G misleads: its triplets' weight rises from
+  0 at a quarter of the steps to full at three quarters.
 * m is ``bits / 8`` (at least 1), and λ 0.03, chosen on held-out labelled items of the CIFAR-10 features: with 0.2 the ranking is worse, as
   G, H's adversary, makes similar items that are farther than its dissimilar ones, and D accepts them.
 * The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The hash layer has small weights at first.
@@ -50,14 +50,8 @@ def perceptron(*widths: int, dropout: float = 0.0) -> nn.Sequential:
 
 
 class Generator(nn.Module):
-    """From normalised items x [n, ...] and noise z [n, Z] to similar and dissimilar items, like x: a perceptron for embeddings; for images
-    (of at least 4 pixels) convolutions down and up, with skip connections, and the noise at the bottleneck.
-
-    Args:
-        width: of embeddings; 0 for images.
-        noise: Z.
-        hidden: widest layer.
-    """
+    """From normalised items x [n, ...] and noise z [n, Z] to similar and dissimilar ones, like x: a perceptron for embeddings of ``width``;
+    for images (0; of at least 4 pixels) convolutions down and up, with skip connections, and the noise at the bottleneck."""
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
@@ -91,13 +85,8 @@ def _enlarge(x: Tensor, like: Tensor) -> Tensor:
 
 
 class Discriminator(nn.Module):
-    """From triplets of items [n, ...], side by side, to the logit that they are real, float [n]: a perceptron for embeddings, strided
-    convolutions for images.
-
-    Args:
-        width: of embeddings; 0 for images.
-        hidden: widest layer.
-    """
+    """From triplets of items [n, ...], side by side, to the logit that they are real, float [n]: a perceptron for embeddings of ``width``,
+    strided convolutions for images (0)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -114,7 +103,7 @@ class Discriminator(nn.Module):
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:
-    """The weights without gradients, for :func:`torch.func.functional_call`."""
+    """The weights without gradients."""
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
@@ -159,7 +148,6 @@ class SSGAH(Baseline):
                     spectral_norm(layer)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G."""
         n, k = len(batch.y), len(batch.x)
         v = self.extractor.input(batch.x).detach()
         with torch.autocast(v.device.type, torch.bfloat16, amp):
@@ -169,7 +157,7 @@ class SSGAH(Baseline):
         z = torch.randn(k, self.noise, generator=batch.generator).to(v.device)
         made: Pair = self.generator(v, z)
         still = [m.detach() for m in made]
-        # Copies of the buffers, as the statistics of batch norms are of real items.
+        # Statistics of batch norms are of real items only.
         buffers = {name: b.clone() for name, b in self.network.named_buffers()}
         hashed = functional_call(self.network, buffers, (torch.cat(still), True)).sigmoid()
         seen = functional_call(self.network, buffers | fixed(self.network), (torch.cat(made), True)).sigmoid()
@@ -179,9 +167,8 @@ class SSGAH(Baseline):
         a, p, q = draw_triplets(batch.y, batch.generator)
 
         def blurred(*items: Tensor) -> list[Tensor]:
-            return [
-                t + self.blur * torch.randn(t.shape, generator=batch.generator).to(t.device) for t in items
-            ]
+            noise = (torch.randn(t.shape, generator=batch.generator).to(t.device) for t in items)
+            return [t + self.blur * drawn for t, drawn in zip(items, noise, strict=True)]
 
         fake = F.softplus(self.discriminator(*blurred(v, *still))).mean()  # -log(1 - D)
         parts["discriminator"] = fake
@@ -193,6 +180,5 @@ class SSGAH(Baseline):
         accepted = functional_call(self.discriminator, fixed(self.discriminator), (*blurred(v, *made),))
         parts["generator"] = F.softplus(-accepted).mean()  # -log D
         parts["adversary"] = adversary
-        # Triplets of an untrained generator are misleading.
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
         return weighted(parts, synthetic=trust * self.synthetic, adversary=-self.adversary)

@@ -48,7 +48,7 @@ def entropies(log_z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SUBIC(Baseline):
-    """The network, its classifier and the entropies."""
+    """See the module docstring."""
 
     name = "subic"
     gamma, mu = 0.03, 0.3
@@ -59,11 +59,9 @@ class SUBIC(Baseline):
             raise UsageError(f"subic: {self.n_classes} class: a classifier needs at least 2")
         width = self.output_width()
         self.classifier = nn.Linear(width, self.n_classes)
-        draws = torch.Generator().manual_seed(self.seed + 1)
-        with torch.no_grad():
-            bound = 1 / math.sqrt(width)
-            self.classifier.weight.uniform_(-bound, bound, generator=draws)
-            self.classifier.bias.zero_()
+        draws, bound = torch.Generator().manual_seed(self.seed + 1), 1 / math.sqrt(width)
+        nn.init.uniform_(self.classifier.weight, -bound, bound, generator=draws)
+        nn.init.zeros_(self.classifier.bias)
 
     def output_width(self) -> int:
         return self.M * self.K

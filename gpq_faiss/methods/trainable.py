@@ -35,13 +35,12 @@ class TrainingBatch:
     """Items of one step, on the device.
 
     Attributes:
-        x: items, float [B + U, ...]: B labelled ones first, then U unlabelled ones (U may be 0). With ``share``, only those of this
-            process; ``y`` and the rows are still of the joint batch.
+        x: items, float [B + U, ...]: B labelled ones, then U unlabelled ones (U may be 0); with ``share`` only those of this process.
         y: multi-hot labels of the first B, float [B, C].
         step, steps: index of this step (from 0), and number of steps.
-        generator: random generator of this step, on the CPU so that seeds mean the same on every device.
-        rows, unlabelled_rows: int64 [B] and [U], their rows in the data set.
-        share: this process' share of a joint batch of several processes; None: all.
+        generator: of this step, on the CPU so that seeds mean the same on every device.
+        rows, unlabelled_rows: int64 [B] and [U], rows in the data set.
+        share: of this process in a joint batch of several, whose are ``y`` and the rows; None: all.
     """
 
     x: Tensor
@@ -53,21 +52,11 @@ class TrainingBatch:
     unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
     share: Share | None = None
 
-    @property
-    def has_unlabelled(self) -> bool:
-        """Whether U > 0 in the joint batch."""
-        return (len(self.x) if self.share is None else self.share.total) > len(self.y)
-
     def joint(self, run: Callable[[Tensor], Tensor], first: int = 0, last: int | None = None) -> Tensor:
         """Output of ``run`` for the items ``first`` to ``last`` (default: all) of the joint batch, float [n, E], with gradients."""
         if self.share is None:
             return run(self.x[first:last])
         return self.share.joint(run, self.x, first, last)
-
-    def joint_apart(self, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """As :meth:`joint`, but labelled and unlabelled items (U > 0) are run separately."""
-        n = len(self.y)
-        return torch.cat([self.joint(run, 0, n), self.joint(run, n)])
 
 
 def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
@@ -84,8 +73,8 @@ class TrainableMethod(nn.Module, ABC):
     uses_unlabelled: bool = True
     """Whether batches contain unlabelled items; False for supervised methods."""
     codes_only: tuple[str, ...] = ()
-    """Settings (``section.key``) that affect only the final :meth:`fit_codebooks`: without held-out items, trainings that differ only in
-    these are equal, and :meth:`adopt` can replace them."""
+    """Settings (``section.key``) that affect only the final :meth:`fit_codebooks`: trainings without held-out items that differ only in
+    these can :meth:`adopt` one another."""
 
     @abstractmethod
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -100,7 +89,7 @@ class TrainableMethod(nn.Module, ABC):
         return self.network
 
     def extractors(self) -> list[Backbone]:
-        """Backbones whose input statistics are fitted before the training."""
+        """All backbones."""
         return [module for module in self.modules() if isinstance(module, Backbone)]
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
@@ -112,15 +101,14 @@ class TrainableMethod(nn.Module, ABC):
                 backbone.input.fit(torch.from_numpy(values))
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
-        ascending, and multi-hot labels float32 [n, C]."""
+        """Called after :meth:`fit_inputs` with all labelled training items: rows int64 [n], ascending, multi-hot labels float32 [n, C]."""
 
     def prepared(self) -> dict[str, Any]:
-        """Results of :meth:`fit_inputs` and :meth:`fit_labels` that are not in the state: tensors, numbers and None."""
+        """What :meth:`fit_labels` found and the state lacks, for other processes: tensors, numbers and None."""
         return {}
 
     def take_prepared(self, found: dict[str, Any]) -> None:
-        """Set the result of :meth:`prepared` from another process."""
+        """Set the result of :meth:`prepared`."""
 
     def adopt(self, other: TrainableMethod) -> None:
         """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
@@ -135,8 +123,8 @@ class TrainableMethod(nn.Module, ABC):
         """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""
 
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Called before :meth:`coder` at each validation, and once after the training with ``final``; ``sample`` as in
-        :meth:`before_step`. For methods whose codewords are computed from the network."""
+        """Compute codewords from the network: before each validation, and after the training with ``final``; ``sample`` as in
+        :meth:`before_step`."""
 
     def after_step(self, step: int) -> None:
         """Called after the optimizer's step ``step`` (from 0)."""

@@ -5,7 +5,7 @@
 
 The score of a query and an item approximates the probability that they share a class, plus a small weight times the similarity of their
 features. Both parts are additive quantisers (:mod:`.additive`), which an inner-product ``IndexPQ`` can represent; how codewords are fitted
-is in :mod:`gpq_faiss.methods.posterior_codebooks`.
+is in :mod:`gpq_faiss.methods.codewords`.
 
 p is tempered (p') because networks are overconfident after training: fitted to p itself, most codewords would be spent on uncertain items,
 and confident items would share a handful of codes.

@@ -31,7 +31,7 @@ from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import RunSpec, read_run
-from gpq_faiss.methods import posterior_codebooks
+from gpq_faiss.methods import codewords
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.store import read_arrays
 from gpq_faiss.training.checkpoint import RunState
@@ -104,7 +104,7 @@ def test_top_rows_are_those_of_a_stable_sort() -> None:
 def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posterior_codebooks, "_TABLE_STEPS", 30)
+    monkeypatch.setattr(codewords, "_TABLE_STEPS", 30)
     config = {"training": {**SMALL, "validation": 0.0}, "network": {"hidden": [16]}}
     one = {"methods": ["posterior"], "seeds": [0], "preset": "recommended", "config": config}
     together, alone = tmp_path / "together", tmp_path / "alone"

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.methods.classifier import Classifier
 from gpq_faiss.methods.coders import Coder
 from gpq_faiss.methods.registry import make_method
+from gpq_faiss.methods.uncompressed import Classifier
 
 WIDTH, CLASSES = 20, 3
 

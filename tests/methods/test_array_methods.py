@@ -16,14 +16,13 @@ from sklearn.decomposition import PCA
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.classifier import Classifier
 from gpq_faiss.methods.coders import scaled_rows
-from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
 from gpq_faiss.methods.pq import OPQ, PQ
 from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
 from gpq_faiss.methods.sh import SH, smallest_modes
+from gpq_faiss.methods.uncompressed import Classifier, FloatFeatures, dot_rows
 
 Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
 

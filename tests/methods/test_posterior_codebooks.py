@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpq_faiss.errors import DataError
-from gpq_faiss.methods.posterior_codebooks import (
+from gpq_faiss.methods.codewords import (
     fit_class_codebooks,
     fit_logit_codewords,
     fit_tables,

@@ -25,9 +25,8 @@ from torch import nn
 from gpq_faiss.config import merge, validate
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
-from gpq_faiss.methods.codewords import fit_codewords
+from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
-from gpq_faiss.methods.posterior_codebooks import fit_class_codebooks
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network

@@ -1,17 +1,16 @@
-"""Ranking by a plain supervised classifier: the baseline for supervised codes.
+"""What supervised codes have to beat, without compression: the features themselves, and a plain supervised classifier.
 
-A two-layer perceptron learns the classes of the labelled rows. An item is stored as its class probabilities p; the score is the
-probability that query and item share a class, p(query) · p(item), assuming independence. A supervised code that ranks below this has
-learnt less than the classes alone tell (Sablayrolles, Douze, Usunier and Jégou, "How should we evaluate supervised hashing?", ICASSP
-2017). ``classifier-6`` is the mean of six such networks.
+``float``: the exact cosine of the input vectors. An item keeps all its 32-bit numbers, whatever the requested number of bits.
 
-The targets of an item with several labels are its labels with equal shares, as in GPQ's classifier.
-No compression: the code is C float32 numbers, whatever the requested number of bits.
+``classifier``: a two-layer perceptron learns the classes of the labelled rows. An item is stored as its class probabilities p, C float32
+numbers; the score is the probability that query and item share a class, p(query) · p(item), assuming independence. A supervised code
+that ranks below this has learnt less than the classes alone tell (Sablayrolles, Douze, Usunier and Jégou, "How should we evaluate
+supervised hashing?", ICASSP 2017). The targets of an item with several labels are its labels with equal shares, as in GPQ's classifier.
+``classifier-6`` is the mean of six such networks.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import faiss
@@ -20,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.labels import Labels
-from .coders import Floats
-from .float_features import FloatFeatures
+from ..data.labels import Labels, rows_that
+from ..errors import DataError
+from .coders import Coder, Codes, Floats
 from .leave_one_out import leave_one_out
 
 _RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
@@ -30,11 +29,53 @@ _DROPOUT, _INPUT_DROPOUT = 0.5, 0.2
 _ENCODE_ROWS = 4096  # fixed, so that probabilities do not depend on the number of vectors
 
 
+class FloatFeatures(Coder):
+    """Exact cosine similarity; the code is the unit vector as float32 bytes."""
+
+    name = "float"
+    unit = True
+
+    def index(self) -> Any:
+        """Scaling to length 1, then ``faiss.IndexFlatIP``."""
+        self._require_fit()
+        return faiss.index_factory(self.width, "L2norm,Flat", faiss.METRIC_INNER_PRODUCT)
+
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
+        self._store(x.shape[1])
+
+    def _store(self, numbers: int) -> None:
+        self.code_size = 4 * numbers
+        self.bits = 8 * self.code_size
+
+    def _stored(self, x: Floats) -> Floats:
+        """What is stored of vectors, and compared."""
+        zero = np.flatnonzero(~x.any(axis=1))
+        if zero.size:
+            raise DataError(
+                f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out"
+            )
+        return x
+
+    def _encode(self, x: Floats) -> Codes:
+        return self._stored(x).view(np.uint8)
+
+    def _score(self, xq: Floats, codes: Codes) -> Floats:
+        return dot_rows(self._stored(xq), codes.view(np.float32))
+
+
+def dot_rows(xq: Floats, xb: Floats) -> Floats:
+    """Inner products float32 [Q, n] of the rows of ``xq`` [Q, D] and ``xb`` [n, D], bit-equal for equal rows.
+
+    BLAS sums in an order that depends on a row's position, which would break ties of equal items in the last bit.
+    """
+    scores: Floats = np.einsum("qd,nd->qn", xq, xb)
+    return scores
+
+
 class Classifier(FloatFeatures):
     """Linear - ReLU - dropout - linear - softmax on standardised, noisy inputs, trained with AdamW on the labelled rows.
 
-    The learning rate decays to 0 along a half cosine; the noise is estimated from the labels (:mod:`.leave_one_out`). A code has 32 · C
-    bits.
+    The learning rate decays to 0 along a half cosine; the noise is estimated from the labels (:mod:`.leave_one_out`).
     """
 
     name = "classifier"
@@ -80,20 +121,19 @@ class Classifier(FloatFeatures):
             nn.Linear(self.hidden, y.shape[1]),
         )
         optimizer = torch.optim.AdamW(net.parameters(), lr=_RATE, weight_decay=_DECAY)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         batch = min(self.batch, len(x))
-        order, at = torch.randperm(len(x)), 0
-        for step in range(1, self.steps + 1):
-            if at + batch > len(x):
-                order, at = torch.randperm(len(x)), 0
-            rows = order[at : at + batch]
-            at += batch
+        order = torch.empty(0, dtype=torch.long)
+        for _ in range(self.steps):
+            if len(order) < batch:
+                order = torch.randperm(len(x))
+            rows, order = order[:batch], order[batch:]
             seen = x[rows] + noise * torch.randn(batch, x.shape[1]) if noise else x[rows]
             loss = nn.functional.cross_entropy(net(seen), y[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            done, before = (1 + math.cos(math.pi * i / self.steps) for i in (step, step - 1))
-            optimizer.param_groups[0]["lr"] *= done / before
+            schedule.step()
         return net.eval()
 
     def _standardised(self, x: Floats) -> Tensor:
@@ -101,7 +141,6 @@ class Classifier(FloatFeatures):
 
     @torch.inference_mode()
     def _stored(self, x: Floats) -> Floats:
-        """Class probabilities."""
         out = np.empty((len(x), self.code_size // 4), np.float32)
         for i in range(0, len(x), _ENCODE_ROWS):
             block = self._standardised(x[i : i + _ENCODE_ROWS])
