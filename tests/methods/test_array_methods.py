@@ -33,11 +33,11 @@ def test_refuses_codes_that_the_vectors_cannot_have() -> None:
             kind(13)
         with pytest.raises(DataError, match="at least 16"):
             kind(12).fit(X[:15])
-        with pytest.raises(UsageError, match="width 2"):
+        with pytest.raises(UsageError, match="width 3 or more, but theirs is 2"):
             kind(12).fit(X[:, :2])
         # A zero vector has a nearest codeword all the same.
         assert kind(12).fit(X).encode(np.zeros((1, WIDTH), np.float32)).shape[0] == 1
-    with pytest.raises(UsageError, match="at most 20 bits"):
+    with pytest.raises(UsageError, match="width 21 or more, but theirs is 20"):
         ITQ(21).fit(X)
     with pytest.raises(DataError, match="at least 13"):
         ITQ(12).fit(X[:12])

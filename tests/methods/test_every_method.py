@@ -196,16 +196,16 @@ def test_refuses_what_cannot_be(name: str) -> None:
     bad = X.copy()
     bad[[4, 9], 3] = np.nan, np.inf
     for x, y, match in (
-        (bad, Y, "rows 4, 9 hold NaN or infinity"),
-        (X[:0], None, "nothing to learn from"),
+        (bad, Y, "training vectors: NaN or infinity in rows 4, 9"),
+        (X[:0], None, "0 training vectors are too few"),
         (X, YB, "900 training vectors but 300 labels"),
-        (X[0], None, "numbers"),
+        (X[0], None, "two dimensions"),
     ):
         with pytest.raises(DataError, match=match):
             make_method(name, 12).fit(x, y)
     method = case(name, 12).coder
     assert METHODS[name].any_length == (method.bits == 12)
-    with pytest.raises(MismatchError, match="width 19"):
+    with pytest.raises(DataError, match="19 dimensions, expected 20"):
         method.encode(XB[:, :19])
     for codes in (np.zeros((3, method.code_size + 1), np.uint8), np.zeros((3, method.code_size), np.int64)):
         with pytest.raises(MismatchError, match="codes of"):
