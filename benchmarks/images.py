@@ -29,6 +29,7 @@ from common import (
     use_threads,
     vectors,
 )
+from gpq_faiss.methods.float_features import FloatFeatures
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,7 +40,6 @@ from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint
 from gpq_faiss.methods.coders import Coder
-from gpq_faiss.methods.float_features import FloatFeatures
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.model import build_extractor, input_description
