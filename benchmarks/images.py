@@ -29,7 +29,6 @@ from common import (
     use_threads,
     vectors,
 )
-from gpq_faiss.methods.float_features import FloatFeatures
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -42,6 +41,7 @@ from gpq_faiss.files import fingerprint
 from gpq_faiss.methods.coders import Coder
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
+from gpq_faiss.methods.uncompressed import FloatFeatures
 from gpq_faiss.nn.model import build_extractor, input_description
 from gpq_faiss.training.loop import RunOptions, fit
 

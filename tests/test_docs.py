@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gpq_cli.main import cli
-from gpq_faiss.methods.classifier import Classifier
 from model_factory import make_model
 
 import gpq_faiss as gpq
 from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.methods.uncompressed import Classifier
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").glob("[0-9]*.py")]
