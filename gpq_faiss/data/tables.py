@@ -290,7 +290,7 @@ def array_table(path: Path, o: Options) -> Table:
             names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
     else:
         for group in ((o.vectors or "", *FEATURES), IDS, LABELS if o.want_labels else (), ("codebooks",)):
-            if (found := read_hdf5_array(path, group, required=False)) is not None:
+            if (found := read_hdf5_array(path, group)) is not None:
                 arrays[found.name] = found
         names = list(arrays)
 

@@ -62,11 +62,9 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
 
     registry, live = CollectorRegistry(), service.live
     ProcessCollector(registry=registry)
-    for name, what, size in (
-        ("gpq_items", "Items in the index.", lambda: live.snapshot.ntotal),
-        ("gpq_changes", "Changes that the index file does not have.", lambda: len(live.snapshot.changes)),
-    ):
-        Gauge(name, what, registry=registry).set_function(size)
+    changes = Gauge("gpq_changes", "Changes that the index file does not have.", registry=registry)
+    changes.set_function(lambda: len(live.snapshot.changes))
+    Gauge("gpq_items", "Items in the index.", registry=registry).set_function(lambda: live.snapshot.ntotal)
     errors = (HTTPException, GpqError, RequestValidationError, ClientDisconnect, Exception)
     app = FastAPI(
         title="gpq serve",
@@ -79,16 +77,17 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         exception_handlers=dict.fromkeys(errors, _problem),
     )
     # Routes that need no token say so in /openapi.json, too.
-    closed = [] if is_loopback(settings.host) else [Depends(may_read)]
-    reading, changing = _reading(service, settings, registry), _changing(service, settings)
-    app.include_router(reading, dependencies=closed)
-    app.include_router(changing, dependencies=[Depends(may_write)])
+    reading = APIRouter(dependencies=[] if is_loopback(settings.host) else [Depends(may_read)])
+    changing = APIRouter(dependencies=[Depends(may_write)])
+    _add_routes(reading, changing, service, settings, registry)
+    for router in (reading, changing):
+        app.include_router(router)
     app.state.routes = [*reading.routes, *changing.routes]
 
     @app.get("/healthz")
     async def health() -> dict[str, str | int]:
         """Whether the service answers, and the number of items."""
-        return {"status": "ok", "ntotal": service.live.snapshot.ntotal}
+        return {"status": "ok", "ntotal": live.snapshot.ntotal}
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
@@ -98,65 +97,66 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     return Guard(app, settings, registry)
 
 
-def _reading(service: Service, settings: Settings, registry: CollectorRegistry) -> APIRouter:
-    """Routes that find and show items, and tell about the service."""
-    routes = APIRouter()
+def _add_routes(
+    reading: APIRouter,
+    changing: APIRouter,
+    service: Service,
+    settings: Settings,
+    registry: CollectorRegistry,
+) -> None:
+    """Routes that find and show items, or tell about the service; and those that change what is searched."""
+    live, catalogue, model = service.live, service.catalogue, service.encoder
 
     def check_k(k: int) -> None:
         if k > settings.max_k:
             raise DataError(f"k: {k} is more than {settings.max_k}")
 
-    @routes.post(
+    @reading.post(
         "/search", response_model_exclude_none=True, openapi_extra=requests.schema(requests.SearchRequest)
     )
     async def search(request: Request) -> requests.SearchResponse:
         """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
         asked, image = await requests.read_request(request, requests.SearchRequest, settings.max_upload)
         check_k(asked.k)
-        where = service.catalogue.filter(asked)
+        where = catalogue.filter(asked)
         began = time.perf_counter()
         given = await service.input(asked, image, settings.max_pixels)
         scores, ids, best = await service.search(inner.Query(given, asked.k, where))
-        took = 1000 * (time.perf_counter() - began)
+        took = round(1000 * (time.perf_counter() - began), 3)
         known = zip(await service.in_pool(service.known, ids), scores.tolist(), strict=True)
         results = [requests.Result(score=score, **one) for one, score in known]
-        ntotal = service.live.snapshot.ntotal
-        return requests.SearchResponse(results=results, best=best, took_ms=round(took, 3), ntotal=ntotal)
+        return requests.SearchResponse(results=results, best=best, took_ms=took, ntotal=live.snapshot.ntotal)
 
-    @routes.get("/items", response_model_exclude_none=True)
+    @reading.get("/items", response_model_exclude_none=True)
     async def items(k: Wanted = 24, label: Wished = ()) -> requests.Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
         check_k(k)
         known = await service.in_pool(service.known, await service.some_items(k, label))
-        return requests.Listed(
-            items=[requests.Item(**one) for one in known], ntotal=service.live.snapshot.ntotal
-        )
+        return requests.Listed(items=[requests.Item(**one) for one in known], ntotal=live.snapshot.ntotal)
 
-    @routes.get("/items/{id}", response_model_exclude_none=True)
+    @reading.get("/items/{id}", response_model_exclude_none=True)
     async def item(number: Number) -> requests.Item:
         """An item, with its name and labels if known."""
-        service.live.snapshot.code(number)  # an error where there is none
+        live.snapshot.code(number)  # an error where there is none
         return requests.Item(**(await service.in_pool(service.known, np.array([number])))[0])
 
-    @routes.get(
+    @reading.get(
         "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
     )
     async def thumbnail(number: Number) -> Response:
         """A small picture of an item, from the data that the service was started with."""
-        service.live.snapshot.code(number)  # an error where there is none
-        row = service.catalogue.row(number)
-        made = None if row is None else await service.in_pool(service.catalogue.thumbnail, row)
+        live.snapshot.code(number)  # an error where there is none
+        made = await service.in_pool(catalogue.thumbnail, catalogue.row(number))
         if made is None:
             raise HTTPException(404, f"there is no picture of the item {number}")
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
 
-    @routes.get("/info")
+    @reading.get("/info")
     async def about() -> dict[str, Any]:
         """What is served: numbers in a vector, the model's input and its size, names that filters may use, limits."""
-        model, catalogue = service.encoder, service.catalogue
         return {
             "version": __version__,
-            "ntotal": service.live.snapshot.ntotal,
+            "ntotal": live.snapshot.ntotal,
             "bits": model.bits,
             "dimensions": model.shape[0] * model.shape[2],
             "input": model.input_kind,
@@ -164,41 +164,33 @@ def _reading(service: Service, settings: Settings, registry: CollectorRegistry) 
             "labels": catalogue.classes,
             "label_counts": catalogue.counts,
             "thumbnails": catalogue.dataset is not None and catalogue.dataset.kind == "images",
-            "writable": service.live.writable,
+            "writable": live.writable,
             "max_k": settings.max_k,
             "max_upload": settings.max_upload,
         }
 
-    @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
+    @reading.get("/metrics", response_class=Response, responses=_content("text/plain"))
     async def prometheus() -> Response:
         """Metrics for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    return routes
-
-
-def _changing(service: Service, settings: Settings) -> APIRouter:
-    """Routes that change what is searched."""
-    routes = APIRouter()
-
-    @routes.post("/items", status_code=201, openapi_extra=requests.schema(requests.AddRequest))
+    @changing.post("/items", status_code=201, openapi_extra=requests.schema(requests.AddRequest))
     async def add(request: Request) -> dict[str, int]:
         """Add an item, with optional name and labels. The response means that it is on disk and found by every search."""
         asked, image = await requests.read_request(request, requests.AddRequest, settings.max_upload)
         if asked.id == -1:
             raise DataError("id: -1 marks a missing result: choose another")
         given = await service.input(asked, image, settings.max_pixels)
-        texts, about = {"name": asked.name} if asked.name else {}, None
-        if texts or asked.labels:
-            about = store.Item(texts, tuple(dict.fromkeys(asked.labels)) or None)
+        labels = tuple(dict.fromkeys(asked.labels)) or None
+        about = (
+            store.Item({"name": asked.name} if asked.name else {}, labels) if asked.name or labels else None
+        )
         return {"id": await service.change((asked.id, given, about))}
 
-    @routes.delete("/items/{id}")
+    @changing.delete("/items/{id}")
     async def remove(number: Number) -> dict[str, int]:
         """Remove an item. The response means that the removal is on disk and no search finds the item."""
         return {"id": await service.change((number, None, None))}
-
-    return routes
 
 
 def _content(*kinds: str) -> dict[int | str, dict[str, Any]]:
@@ -217,10 +209,7 @@ async def _problem(request: Request, error: Exception) -> Response:
     elif isinstance(error, GpqError):
         status, message = getattr(error, "status", 422), str(error)
     elif isinstance(error, RequestValidationError):
-        status, message = (
-            422,
-            requests.first_line([{**one, "loc": one["loc"][-1:]} for one in error.errors()]),
-        )
+        status, message = 422, requests.first_line(error, last=True)
     elif isinstance(error, ClientDisconnect):
         status, message = 400, "the request ended early"
     return JSONResponse({"error": message}, status, headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 from collections.abc import Sequence
@@ -107,14 +108,12 @@ class Catalogue:
             return np.asarray(item)
         return None if item is None else resize_square(item, image_size).transpose(2, 0, 1)
 
-    def _thumbnail(self, row: int) -> tuple[bytes, str] | None:
+    def _thumbnail(self, row: int | None) -> tuple[bytes, str] | None:
         """A thumbnail and its media type; None if there is no picture."""
-        if not isinstance(self.dataset, ImageDataset):
-            return None
-        try:
-            image = self.dataset.read(np.array([row]))[0]
-        except DataError:  # too many are broken
-            return None
+        image = None
+        if isinstance(self.dataset, ImageDataset) and row is not None:
+            with contextlib.suppress(DataError):  # too many are broken
+                image = self.dataset.read(np.array([row]))[0]
         if image is None:
             return None
         picture = Image.fromarray(image)

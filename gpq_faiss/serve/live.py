@@ -57,6 +57,10 @@ class ChangeError(DataError):
         self.status = status
 
 
+def _missing(number: int) -> ChangeError:
+    return ChangeError(404, f"no item has the id {number}")
+
+
 def _identity(path: Path) -> object:
     with contextlib.suppress(OSError):
         found = os.stat(path)
@@ -131,7 +135,7 @@ class Snapshot:
         """Code of an item, uint8 [code_size]. Raises ChangeError: no item has this id."""
         code = self.code_of(number)
         if code is None:
-            raise ChangeError(404, f"no item has the id {number}")
+            raise _missing(number)
         return np.frombuffer(code, np.uint8)
 
     def items(self) -> tuple[Codes, Ids]:
@@ -208,17 +212,14 @@ class LiveIndex:
             answers: list[int | DataError] = []
             for given, code, about in asked:
                 number = following if given is None else given
-                if isinstance(code, DataError) or number >= 1 << 63:
-                    full = ChangeError(409, "there is no larger id left: give the id of the item")
-                    answers.append(code if isinstance(code, DataError) else full)
-                    continue
                 made = accepted.get(number)
-                there = (snapshot.code_of(number) if made is None else made.code) is not None
-                if code is None and not there:
-                    answers.append(ChangeError(404, f"no item has the id {number}"))
-                elif code is not None and there:
+                if isinstance(code, DataError):
+                    answers.append(code)
+                elif number >= 1 << 63:
+                    answers.append(ChangeError(409, "there is no larger id left: give the id of the item"))
+                elif ((snapshot.code_of(number) if made is None else made.code) is None) == (code is None):
                     why = f"the id {number} is already in use: remove the item first, or give another id"
-                    answers.append(ChangeError(409, why))
+                    answers.append(_missing(number) if code is None else ChangeError(409, why))
                 else:
                     accepted[number] = Change(code, about)
                     following, ntotal = max(following, number + 1), ntotal + (-1 if code is None else 1)

@@ -96,15 +96,15 @@ class Problem(BaseModel):
 def schema(model: type[Body]) -> dict[str, Any]:
     """The request body for OpenAPI: JSON, or a form with an image."""
     fields = model.model_json_schema()
-    image = {"type": "string", "format": "binary", "description": "An image file."}
     form = {name: one for name, one in fields["properties"].items() if name not in model.queries}
-    content = {
-        "application/json": {"schema": fields},
-        "multipart/form-data": {
-            "schema": fields | {"properties": form | {"image": image}, "required": ["image"]}
-        },
+    form["image"] = {"type": "string", "format": "binary", "description": "An image file."}
+    kinds = {
+        "application/json": fields,
+        "multipart/form-data": fields | {"properties": form, "required": ["image"]},
     }
-    return {"requestBody": {"required": True, "content": content}}
+    return {
+        "requestBody": {"required": True, "content": {kind: {"schema": one} for kind, one in kinds.items()}}
+    }
 
 
 class _Parser(MultiPartParser):
@@ -142,7 +142,7 @@ async def read_request(request: Request, model: type[B], max_upload: int) -> tup
         # The values of a form are texts.
         asked = model.model_validate(fields, strict=image is None)
     except ValidationError as error:
-        raise DataError(first_line(error.errors(include_url=False, include_input=False))) from None
+        raise DataError(first_line(error)) from None
     except (ValueError, KeyError, MultiPartException) as error:
         raise HTTPException(400, f"the body is not {kind}: {' '.join(str(error).split())[:200]}") from None
     given = [name for name in model.queries if getattr(asked, name) is not None]
@@ -151,7 +151,8 @@ async def read_request(request: Request, model: type[B], max_upload: int) -> tup
     return asked, image
 
 
-def first_line(errors: Any) -> str:
-    """The first error of a validation, in one line."""
-    where = ".".join(str(part)[:50] for part in errors[0]["loc"]) or "body"
-    return " ".join(f"{where}: {errors[0]['msg']}".split())[:300]
+def first_line(error: Any, *, last: bool = False) -> str:
+    """The first error of a validation in one line, with all of its place, or the last part."""
+    first = error.errors()[0]
+    where = ".".join(str(part)[:50] for part in first["loc"][-1 if last else 0 :]) or "body"
+    return " ".join(f"{where}: {first['msg']}".split())[:300]

@@ -29,13 +29,12 @@ _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FL
 _GAP = 64  # unrequested rows read between requested ones to avoid another read
 _RUN = 16 << 20  # bytes per read
 _LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
-_ARRAYS = "an HDF5 file with arrays"
 _DAMAGED = OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, OverflowError
 """What h5py and numpy raise for damaged bytes."""
 
 
 @contextlib.contextmanager
-def open_hdf5(path: Path, what: str) -> Iterator[Any]:
+def open_hdf5(path: Path, what: str = "an HDF5 file with arrays") -> Iterator[Any]:
     """Context of a file opened for reading; ``what`` is the expected content, for errors. Raises DataError, also for its body."""
     with damaged(path):
         check_file(path, what)
@@ -59,8 +58,9 @@ def damaged(path: Path) -> Iterator[None]:
     except MemoryError:
         raise DataError(f"{path} does not fit in memory: use a machine with more") from None
     except _DAMAGED as error:
-        why = one_line(error)
-        raise DataError(f"{path} is truncated or damaged ({why}): make or copy it again") from error
+        raise DataError(
+            f"{path} is truncated or damaged ({one_line(error)}): make or copy it again"
+        ) from error
 
 
 def dataset(h5: Any, name: str, kind: Any = None, shape: tuple[int, ...] | None = None) -> Any:
@@ -101,9 +101,8 @@ class Hdf5Array:
     """
 
     def __init__(self, path: str | Path, name: str) -> None:
-        self.path = Path(path)
-        self.name = name
-        with open_hdf5(self.path, _ARRAYS) as h5:
+        self.path, self.name = Path(path), name
+        with open_hdf5(self.path) as h5:
             found = dataset(h5, name)
             if found.dtype.kind not in "iufb" or found.ndim == 0:
                 raise DataError(f"{name!r} is {found.dtype} {list(found.shape)}, not an array of numbers")
@@ -115,7 +114,7 @@ class Hdf5Array:
 
     def read(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
         """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
-        with open_hdf5(self.path, _ARRAYS) as h5:
+        with open_hdf5(self.path) as h5:
             found = dataset(h5, self.name)
             if tuple(found.shape) != self.shape:
                 raise DataError(f"{self.path} changed while it was read: start again")
@@ -134,17 +133,11 @@ class Hdf5Array:
             return out[inverse]
 
 
-def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = True) -> Hdf5Array | None:
-    """The first of ``names`` in ``path``. Raises DataError: not a readable HDF5 file, or (``required``) it has none of them."""
-    with open_hdf5(Path(path), _ARRAYS) as h5:
+def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
+    """The first of ``names`` that is in ``path``, if any. Raises DataError: not a readable HDF5 file, or not numbers."""
+    with open_hdf5(Path(path)) as h5:
         name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
-        there = ", ".join(sorted(h5)[:10])
-    if name is not None:
-        return Hdf5Array(path, name)
-    if required:
-        wanted = ", ".join(names)
-        raise DataError(f"{path} has none of the datasets {wanted} (it has: {there or 'nothing'})")
-    return None
+    return None if name is None else Hdf5Array(path, name)
 
 
 def read_arrays(
@@ -155,24 +148,18 @@ def read_arrays(
     Raises:
         DataError: missing, empty, not ``what``, truncated or damaged.
     """
-    path = Path(path)
-    with open_hdf5(path, what) as h5:
-        attributes = {
-            str(name): value.item() if isinstance(value, np.generic) else value
-            for name, value in h5.attrs.items()
-        }
+    with open_hdf5(Path(path), what) as h5:
         arrays = {}
-        for name in h5 if names is None else [name for name in h5 if name in names]:
+        for name in h5 if names is None else h5.keys() & set(names):
             found = dataset(h5, name)
             check_memory(found.size * found.dtype.itemsize, f"{path}: {name!r}")
             arrays[str(name)] = np.asarray(found[()])
-    return arrays, attributes
+        return arrays, {n: v.item() if isinstance(v, np.generic) else v for n, v in h5.attrs.items()}
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> Path:
     """Write ``arrays`` as datasets and ``attributes`` (as JSON if not text or numbers) atomically. Raises DataError: it cannot."""
-    path = Path(path)
-    with new_hdf5(path) as (h5, _):
+    with new_hdf5(path := Path(path)) as (h5, _):
         for name, array in arrays.items():
             packed = {"chunks": True, **PACKED} if array.ndim and array.nbytes > 64 else {}
             h5.create_dataset(name, data=array, **packed)
@@ -200,9 +187,8 @@ def new_hdf5(path: Path, done_with: Path | None = None) -> Iterator[tuple[Any, S
 class Sink:
     """A file for h5py's file-object driver that never fails *inside* HDF5.
 
-    After a failed write HDF5 can neither close the file nor leave the process without a crash (measured:
-    segmentation fault with HDF5 2.0 on a full disk). So the first error is stored in :attr:`error`, later
-    writes are dropped, HDF5 closes normally, and the caller raises the error afterwards. The same for Ctrl-C.
+    After a failed write HDF5 crashes when it closes the file (measured: segmentation fault with HDF5 2.0 on a full disk). So the first
+    error, Ctrl-C too, is kept, later writes are dropped, HDF5 closes normally, and the caller raises the error by :meth:`check`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -212,7 +198,6 @@ class Sink:
         self.error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the stored error, if any."""
         if self.error is not None:
             raise self.error
 

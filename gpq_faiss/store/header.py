@@ -27,7 +27,7 @@ def codebooks_fingerprint(codebooks: NDArray[np.float32]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """Metadata of a file.
+    """Metadata of a file. Raises DataError: inconsistent parts.
 
     Attributes:
         model_fingerprint: of the model that made the rows.
@@ -36,9 +36,6 @@ class Header:
         class_names: C names; empty if the rows carry no labels.
         multi_label: whether an item of the data set may have several labels.
         extra: further JSON values.
-
-    Raises:
-        DataError: inconsistent parts.
     """
 
     kind: Kind
@@ -63,19 +60,22 @@ class Header:
     @property
     def width(self) -> int:
         """Columns of the main dataset: M*d for features, ceil(M*log2(K)/8) for codes."""
-        M, K, d = map(int, self.codebooks.shape)
+        M, K, d = self.codebooks.shape
         return M * d if self.kind == "features" else code_size(M, K)
 
     @property
     def bits(self) -> int:
         """Of a code, M * log2 K."""
-        M, K, _ = self.codebooks.shape
-        return int(M) * bits_per_code(int(K))
+        return self.codebooks.shape[0] * bits_per_code(self.codebooks.shape[1])
 
     @property
     def codebooks_fingerprint(self) -> str:
-        """See :func:`codebooks_fingerprint`."""
         return codebooks_fingerprint(self.codebooks)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the model, the codebooks and the data, as files state them."""
+        names = "model_fingerprint", "codebooks_fingerprint", "data_fingerprint"
+        return {name: getattr(self, name) for name in names}
 
     def fingerprint(self) -> str:
         """Hash over all metadata."""

@@ -67,13 +67,10 @@ class RawRows:
     def append(self, blocks: Mapping[str, NDArray[Any]], state: Mapping[str, Any] | None = None) -> None:
         """Append rows, an array of the column's type for each column; they are not recorded yet."""
         for name, row in self._columns.items():
-            data = np.ascontiguousarray(blocks[name], row.base).reshape(-1)
-            write_at(self._files[name], self.rows * row.itemsize, data)
+            data = np.ascontiguousarray(blocks[name], row.base)
+            write_at(self._files[name], self.rows * row.itemsize, data.reshape(-1))
         # One statement, so that an interrupt finds rows and state either both before or both after.
-        self.rows, self.state = (
-            self.rows + len(blocks[name]),
-            self.state if state is None else dict(state),
-        )
+        self.rows, self.state = self.rows + len(data), self.state if state is None else dict(state)
 
     def commit(self) -> None:
         """Record the rows so far, which makes them survive a crash."""

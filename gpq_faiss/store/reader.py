@@ -55,9 +55,7 @@ class RowReader:
             self._stack = stack.pop_all()
 
     def _check(self, h5: Any) -> None:
-        attrs = {
-            name: value.decode() if isinstance(value, bytes) else value for name, value in h5.attrs.items()
-        }
+        attrs = {n: v.decode() if isinstance(v, bytes) else v for n, v in h5.attrs.items()}
         kind = attrs.get("kind")
         if kind not in ("features", "codes") or not bool(attrs.get("complete", False)):
             raise DataError(f"{self.path} is not {_WHAT}, or it is incomplete")
@@ -81,8 +79,7 @@ class RowReader:
         stated = attrs["codebooks_fingerprint"], attrs["header_fingerprint"]
         if stated != (header.codebooks_fingerprint, header.fingerprint()):
             raise DataError("its codebooks or metadata have changed since it was written: it is damaged")
-        self.versions: dict[str, str] = versions
-        self.ntotal = int(attrs["ntotal"])
+        self.versions, self.ntotal = versions, int(attrs["ntotal"])
         if self.ntotal < 1:
             raise DataError(f"{self.path} has no rows: damaged or foreign")
         self._columns: dict[str, Any] = {}
@@ -104,20 +101,15 @@ class RowReader:
 
     def _rows(self, name: str, start: int, stop: int | None) -> NDArray[Any]:
         start, stop = self._span(start, stop)
-        row = self.header.columns()[name]
-        check_memory((stop - start) * row.itemsize, f"{self.path}: {stop - start:,} rows of {name}")
+        size = (stop - start) * self.header.columns()[name].itemsize
+        check_memory(size, f"{self.path}: {stop - start:,} rows of {name}")
         with damaged(self.path):
             rows = np.asarray(self._columns[name][start:stop])
             self.header.check_rows({name: rows}, f"{self.path} (from row {start:,})")
         return rows
 
     def block(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows ``start:stop`` of the main dataset: float32 [n, M*d] or uint8 [n, code_size].
-
-        Raises:
-            UsageError: outside the file.
-            DataError: the bytes are damaged.
-        """
+        """Rows ``start:stop``: float32 [n, M*d] or uint8 [n, code_size]. Raises UsageError: outside the file; DataError: damaged."""
         return self._rows(self.header.kind, start, stop)
 
     def ids(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
@@ -164,23 +156,18 @@ def describe(path: str | Path) -> dict[str, Any]:
     """Description of a file for ``gpq info``, as JSON values. Reads the whole file, and raises DataError where it is damaged."""
     with RowReader(path) as reader:
         header = reader.header
-        M, K, d = (int(n) for n in header.codebooks.shape)
         blocks = reader.blocks(max(1, (16 << 20) // header.columns()[header.kind].itemsize))
         labelled = sum(0 if labels is None else int(labels.any(axis=1).sum()) for *_, labels in blocks)
         return {
             "kind": header.kind,
             "shape": [reader.ntotal, header.width],
             "ntotal": reader.ntotal,
-            "codebooks": M,
-            "codewords": K,
-            "subdim": d,
+            **dict(zip(("codebooks", "codewords", "subdim"), header.codebooks.shape, strict=True)),
             "bits": header.bits,
             "labelled": labelled,
             "texts": list(reader.text_columns),
             "multi_label": header.multi_label,
-            "model_fingerprint": header.model_fingerprint,
-            "codebooks_fingerprint": header.codebooks_fingerprint,
-            "data_fingerprint": header.data_fingerprint,
+            **header.fingerprints(),
             "format_version": FORMAT_VERSION,
             "versions": reader.versions,
             "extra": header.extra,

@@ -30,8 +30,8 @@ def as_texts(values: Iterable[str]) -> Texts:
 def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
     """Append ``blocks`` as the column ``name`` of an open, new file. Raises DataError: a text of more than :data:`MOST_BYTES` bytes."""
     growing = {"maxshape": (None,), **PACKED}
-    options = {**growing, "shuffle": False}
-    data = h5.create_dataset(f"{_PREFIX}{name}", (0,), "u1", chunks=(_CHUNK,), **options)
+    options = growing | {"shuffle": False, "chunks": (_CHUNK,)}
+    data = h5.create_dataset(f"{_PREFIX}{name}", (0,), "u1", **options)
     ends = h5.create_dataset(f"{_PREFIX}{name}.ends", (0,), "<i8", chunks=(_CHUNK // 8,), **growing)
     size = count = 0
     for block in blocks:
@@ -67,8 +67,7 @@ class TextColumn:
         if start == stop:
             return as_texts([])
         ends = np.asarray(self._ends[max(0, start - 1) : stop])
-        if start == 0:
-            ends = np.concatenate([[0], ends])
+        ends = ends if start else np.concatenate([[0], ends])
         lengths = np.diff(ends)
         if ends[0] < 0 or ends[-1] > self._data.shape[0] or lengths.min() < 0 or lengths.max() > MOST_BYTES:
             raise DataError(f"{self._name!r} has texts of impossible lengths: damaged")

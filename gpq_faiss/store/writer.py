@@ -36,8 +36,6 @@ class RowWriter:
     Ctrl-C) and in :meth:`finish`; ``kill -9`` loses later rows. Memory does not grow with N.
 
     Args:
-        path: the output file.
-        header: its metadata.
         overwrite: replace an existing ``path`` (in :meth:`finish`, not before).
         resume: continue a partial file with the same header; others are discarded.
         commit_seconds: time between commits; 0 commits every block.
@@ -56,8 +54,7 @@ class RowWriter:
         resume: bool = True,
         commit_seconds: float = 1.0,
     ) -> None:
-        self.path = check_output(path, overwrite=overwrite)
-        self.header = header
+        self.path, self.header = check_output(path, overwrite=overwrite), header
         self.partial = self.path.with_name(f".{self.path.name}.partial")
         self._commit_seconds = commit_seconds
         with writing(self.path), contextlib.ExitStack() as stack:
@@ -97,16 +94,15 @@ class RowWriter:
             DataError: wrong shape or type, unusable values, or the disk is full.
         """
         given: dict[str, NDArray[Any] | None] = {self.header.kind: values, "ids": ids, "labels": labels}
-        columns = self.header.columns()
-        if labels is not None and "labels" not in columns:
-            raise DataError(f"{self.path}: labels are given but the header has no class names")
         blocks: dict[str, NDArray[Any]] = {}
-        for name, row in columns.items():
-            array, shape = given[name], (len(values), *row.shape)
+        for name, row in self.header.columns().items():
+            array, shape = given.pop(name), (len(values), *row.shape)
             if array is None or array.dtype != row.base or array.shape != shape:
                 got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
                 raise DataError(f"{self.path}: {name} are {got}, {row.base} {list(shape)} is needed")
             blocks[name] = array
+        if given.get("labels") is not None:
+            raise DataError(f"{self.path}: labels are given but the header has no class names")
         self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
         with writing(self.path):
             self._raw.append(blocks, state)
@@ -152,9 +148,7 @@ class RowWriter:
         attributes: dict[str, Any] = {
             "kind": header.kind,
             "format_version": FORMAT_VERSION,
-            "model_fingerprint": header.model_fingerprint,
-            "codebooks_fingerprint": header.codebooks_fingerprint,
-            "data_fingerprint": header.data_fingerprint,
+            **header.fingerprints(),
             "header_fingerprint": header.fingerprint(),
             "class_names": json.dumps(header.class_names),
             "multi_label": header.multi_label,

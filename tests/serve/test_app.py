@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import json
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder, open_encoder
 from gpq_faiss.errors import UsageError
-from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.serve import service as module
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
@@ -242,45 +239,6 @@ def test_a_network_in_onnx_answers_searches(made: Path, served: Served, tmp_path
         serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
 
 
-def test_the_index_is_maintained_in_the_background(
-    encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Many changes are written to the index file; a new one is served without a restart."""
-    live = open_live(index_file, writable=True, compact_after=5)
-    monkeypatch.setattr(module, "WATCH", 0.01)
-    service = Service(encoder, live)
-
-    def until(holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
-        while not holds():
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-    def ntotal() -> int:
-        return int(client.get("/healthz").json()["ntotal"])
-
-    app = create_app(service, Settings(token=TOKEN, rate=0))
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        served = Served(client, service, index_file)
-        for number in range(12):
-            served.remove(number)
-        until(lambda: len(live.snapshot.changes) < 5)
-        assert ntotal() == len(DIGITS) - 12
-        whole = open_in_memory(index_file)
-        kept = (whole.ids < 50) | (whole.ids >= 100)
-        plain = MemoryIndex.build(
-            whole.codes[kept], whole.codebooks, whole.ids[kept], model_fingerprint=whole.model_fingerprint
-        )
-        plain.save(index_file, overwrite=True)
-        until(lambda: ntotal() == len(DIGITS) - 62)
-        assert client.get("/items/55").status_code == 404
-        index_file.write_bytes(b"nothing")
-        until(lambda: "index.faiss" in caplog.text)
-        assert served.search(id=100, k=1)["ntotal"] == len(DIGITS) - 62
-        plain.save(index_file, overwrite=True)
-    assert open_in_memory(index_file).ntotal == len(DIGITS) - 62
-
-
 # What is wrong ----------------------------------------------------------------------------------------------------------
 
 JSON = {"content-type": "application/json"}
@@ -368,38 +326,36 @@ def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served: Served)
 # Limits -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_read_only_service_takes_no_changes(encoder: Encoder, index_file: Path) -> None:
-    with client_of(encoder, index_file, Settings(token=TOKEN)) as client:
-        for method, path in (("DELETE", "/items/1"), ("POST", "/items")):
-            answer = client.request(method, path, headers=BEARER)
-            assert answer.status_code == 403
-            assert "read-only" in answer.json()["error"]
-    assert sorted(p.name for p in index_file.parent.iterdir()) == ["index.faiss", "index.faiss.json"]
+CHANGES = (("DELETE", "/items/1"), ("POST", "/items"))
+READS = ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail", "/metrics")
 
 
-def test_writing_needs_the_token(served: Served) -> None:
+def test_writing_needs_the_token_and_reading_by_others_too(encoder: Encoder, served: Served) -> None:
     for given in (None, "Bearer wrong", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer ÿ"):
         headers = {} if given is None else {"authorization": given.encode("latin-1")}
-        for method, path in (("DELETE", "/items/1"), ("POST", "/items")):
-            answer = served.client.request(method, path, headers=headers)
+        for method, path in CHANGES:
+            answer = served.client.request(method, path, headers=headers)  # type: ignore[arg-type]
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
     assert served.client.get("/items/1").status_code == 200
-    for token in ("short", "with a space in between", "é" * 20):
-        with pytest.raises(UsageError, match="token"):
-            Settings(token=token)
-
-
-def test_others_need_the_token_to_read(encoder: Encoder, index_file: Path) -> None:
-    with pytest.raises(UsageError, match="token"):
-        Settings(host="0.0.0.0")  # noqa: S104
-    with client_of(encoder, index_file, Settings(host="192.0.2.7", token=TOKEN)) as client:
-        for path in ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail", "/metrics"):
-            assert client.get(path).status_code == 401
+    with client_of(encoder, served.index_file, Settings(host="192.0.2.7", token=TOKEN)) as client:
+        assert [client.get(path).status_code for path in READS] == [401] * len(READS)
         assert client.post("/search", json={"id": 1}).status_code == 401
         assert client.post("/search", json={"id": 1}, headers=BEARER).status_code == 200
         for path in ("/", "/healthz", "/page/page.js"):
             assert client.get(path).status_code == 200
+        for method, path in CHANGES:  # it is not writable
+            answer = client.request(method, path, headers=BEARER)
+            assert answer.status_code == 403
+            assert "read-only" in answer.json()["error"]
+    for wrong in (
+        {"token": "short"},
+        {"token": "with a space in between"},
+        {"token": "é" * 20},
+        {"host": "::"},
+    ):
+        with pytest.raises(UsageError, match="token"):
+            Settings(**wrong)
 
 
 HERE = (

@@ -1,21 +1,34 @@
-"""Connections that are kept busy without a request: they end, and stop nobody else."""
+"""The service on a socket: an index that is replaced under load; connections without a right request end, and stop nobody else."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
+import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from served import listening, open_live
 
 from gpq_faiss.encoder import Encoder
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve import run
 from gpq_faiss.serve.guard import Settings, client_of
 from gpq_faiss.serve.service import Service
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import serve as benchmark
 
 TIMEOUT, MOST = 1.0, 8
 Place = tuple[str, int]
@@ -31,18 +44,83 @@ def place(encoder: Encoder, made: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield place
 
 
-def connect(stack: ExitStack, place: Place, data: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
-    opened = stack.enter_context(socket.create_connection(place, timeout=20, source_address=(source, 0)))
+@pytest.fixture
+def unlimited(encoder: Encoder, index_file: Path) -> Iterator[Place]:
+    """The service of an index that may be replaced."""
+    with listening(Service(encoder, open_live(index_file)), Settings(rate=0)) as place:
+        yield place
+
+
+def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited: Place, index_file: Path) -> None:
+    stop, wrong, counts = threading.Event(), [], []
+
+    def asking() -> None:
+        while not stop.is_set():
+            code, answer = ask(unlimited, "/search", {"id": 1000, "k": 5, "deny_ids": []})
+            if code != 200 or len(answer["results"]) != 5:
+                wrong.append((code, answer))
+            if answer.get("ntotal") not in counts:
+                counts.append(answer.get("ntotal"))
+
+    threads = [threading.Thread(target=asking) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    plain, end = open_in_memory(index_file), time.monotonic() + 30
+    for served, first in ((2, 50), (3, 70)):
+        codes, ids = plain.codes[first:], plain.ids[first:]
+        less = MemoryIndex.build(codes, plain.codebooks, ids, model_fingerprint=plain.model_fingerprint)
+        less.save(index_file, overwrite=True)  # the service looks every second
+        while len(counts) < served and time.monotonic() < end:
+            time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert counts == [plain.ntotal, plain.ntotal - 50, plain.ntotal - 70]
+
+
+def test_many_clients_get_answers(unlimited: Place) -> None:
+    rng = np.random.default_rng(0)
+    requests = [[benchmark._request(v) for v in rng.standard_normal((5, 72))] for _ in range(64)]
+    times, errors, _ = asyncio.run(benchmark._clients(unlimited[1], requests, 1.0, os.getpid()))
+    assert errors == []
+    assert len(times) > 64
+
+
+def test_requests_that_are_no_http_or_end_early_do_no_harm(unlimited: Place) -> None:
+    for data in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: x\r\n\r\n",
+        b"GET /items/1 HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
+    ):
+        with ExitStack() as stack:
+            connect(stack, unlimited, data)
+        assert status(unlimited) == 200
+
+
+def connect(stack: ExitStack, place: Place, data: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
+    opened = stack.enter_context(socket.socket())
+    opened.settimeout(20)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    opened.connect(place)
     opened.sendall(data)
     return opened
 
 
-def status(place: Place, source: str) -> int:
+def ask(place: Place, path: str, body: object = None, source: str = "127.0.0.1") -> tuple[int, Any]:
     client = http.client.HTTPConnection(*place, timeout=20, source_address=(source, 0))
-    client.request("GET", "/healthz")
-    found = client.getresponse().status
+    headers = {"content-type": "application/json"}
+    client.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+    answer = client.getresponse()
+    found = answer.status, json.loads(answer.read())
     client.close()
     return found
+
+
+def status(place: Place, source: str = "127.0.0.1") -> int:
+    return ask(place, "/healthz", source=source)[0]
 
 
 def rest(connection: socket.socket, *, drip: bytes = b"") -> bytes:
@@ -76,7 +154,7 @@ def test_unfinished_heads_of_a_client_stop_no_other_client_and_end(place: Place)
     assert all(
         b"503" in one and one.endswith(b'{"error": "too many connections from this address"}') for one in said
     )
-    assert status(place, "127.0.0.1") == 200
+    assert status(place) == 200
 
 
 def test_a_client_has_as_many_connections_as_allowed_again_and_again(place: Place) -> None:
@@ -107,19 +185,19 @@ def test_a_body_that_comes_byte_by_byte_is_not_waited_for(place: Place) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off(place: Place) -> None:
-    ask = b"GET /page/page.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    request = b"GET /page/page.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with ExitStack() as stack:
-        deaf = [connect(stack, place, ask * 1000) for _ in range(MOST)]
+        deaf = [connect(stack, place, request * 200, buffer=2048) for _ in range(MOST)]
         refused = connect(stack, place)
         assert b"too many" in rest(refused)
         for _ in range(400):  # until there is room again
             time.sleep(0.05)
             with suppress(ConnectionError):
-                if status(place, "127.0.0.1") == 200:
+                if status(place) == 200:
                     break
         else:
             raise AssertionError("they are never cut off")
-        del deaf
+        assert rest(deaf[0]).count(b"HTTP/1.1 200") < 200
 
 
 def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6() -> None:

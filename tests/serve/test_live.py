@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,15 @@ def draw(rng: np.random.Generator, n: int) -> np.ndarray[Any, np.dtype[np.uint8]
     return pack_codes(rng.integers(0, 3, (n, M)), K)
 
 
-def make_index(path: Path, ids: list[int], seed: int = 1, Z: Any = Z, form: str = "flat") -> Items:
-    codes = draw(np.random.default_rng(seed), len(ids))
-    MemoryIndex.build(codes, Z, np.array(ids)).save(path, form, overwrite=True)
-    return dict(zip(ids, codes, strict=True))
+CODE = draw(np.random.default_rng(0), 1)[0]
+NEW = CODE.tobytes()
+
+
+def make_index(path: Path, ids: Iterable[int], seed: int = 1, Z: Any = Z, form: str = "flat") -> Items:
+    numbers = list(ids)
+    codes = draw(np.random.default_rng(seed), len(numbers))
+    MemoryIndex.build(codes, Z, np.array(numbers)).save(path, form, overwrite=True)
+    return dict(zip(numbers, codes, strict=True))
 
 
 def brute_force(items: Items, xq: Any, k: int, where: Where) -> tuple[Any, Any]:
@@ -64,15 +70,15 @@ def brute_force(items: Items, xq: Any, k: int, where: Where) -> tuple[Any, Any]:
     return np.take_along_axis(scores, order, axis=1), ids[order]
 
 
-def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
+def check(live: LiveIndex, items: Items, seed: int = 0) -> None:
     """Compare searches of several kinds with brute force."""
-    snapshot = live.snapshot
+    snapshot, rng = live.snapshot, np.random.default_rng(seed)
     assert snapshot.ntotal == len(items)
     xq = rng.standard_normal((3, M * D)).astype(np.float32)
     some = rng.choice(60, 20, replace=False)
     filters: list[Where] = [None, Allow(some), Deny(some), Allow([]), Deny([])]
     for where in filters:
-        for k in (1, 7, 1000):
+        for k in (7, 1000):
             D_, found = snapshot.search(xq, k, where)
             expected = brute_force(items, xq, min(k, len(items)), where)
             n = expected[1].shape[1]
@@ -80,9 +86,7 @@ def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
             np.testing.assert_array_equal(D_[:, :n], expected[0])
             assert (found[:, n:] == -1).all()
             assert np.isneginf(D_[:, n:]).all()
-    numbers = np.arange(-3, 64)
-    for number in numbers.tolist():
-        assert (snapshot.code_of(number) is not None) == (number in items)
+    for number in range(-3, 64):
         if number in items:
             np.testing.assert_array_equal(snapshot.code(number), items[number])
         else:
@@ -107,12 +111,13 @@ class Life(RuleBasedStateMachine):
     def begin(self, numbers: set[int], form: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.path, self.form = Path(self.folder.name) / "index.faiss", form
-        self.filed: dict[int, Any] = {
-            number: (code.tobytes(), None)
-            for number, code in make_index(self.path, sorted(numbers), form=form).items()
-        }
+        self.put(sorted(numbers), 1)
         self.changed: dict[int, Any] = {}
         self.live = open_live(self.path, Z, writable=True)
+
+    def put(self, numbers: Iterable[int], seed: int) -> None:
+        made = make_index(self.path, numbers, seed, form=self.form)
+        self.filed: dict[int, Any] = {number: (code.tobytes(), None) for number, code in made.items()}
 
     @property
     def items(self) -> dict[int, Any]:
@@ -156,12 +161,7 @@ class Life(RuleBasedStateMachine):
     def publish(self, seed: int) -> None:
         reader, old = open_live(self.path, Z), self.live.snapshot.ntotal
         assert not self.live.stale
-        self.filed = {
-            number: (code.tobytes(), None)
-            for number, code in make_index(
-                self.path, list(range(seed, seed + 20)), seed, form=self.form
-            ).items()
-        }
+        self.put(range(seed, seed + 20), seed)
         assert self.live.stale
         assert self.live.snapshot.ntotal == old
         assert not self.live.compact(), "what somebody else wrote is not replaced"
@@ -181,11 +181,7 @@ class Life(RuleBasedStateMachine):
 
     def check(self, live: LiveIndex) -> None:
         items = self.items
-        check(
-            live,
-            {n: np.frombuffer(code, np.uint8) for n, (code, _) in items.items()},
-            np.random.default_rng(0),
-        )
+        check(live, {n: np.frombuffer(code, np.uint8) for n, (code, _) in items.items()})
         asked = np.array([*items, 77], np.int64)
         found = dict(zip(asked.tolist(), live.snapshot.about(asked), strict=True))
         assert {number: found[number] for number in items} == {
@@ -206,90 +202,84 @@ TestLife.settings = settings(
 
 def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.faiss"
-    items = make_index(path, list(range(20)))
-    rng = np.random.default_rng(0)
+    items = make_index(path, range(20))
     live = open_live(path, Z, writable=True)
-    code = draw(rng, 1)[0]
-    live.commit([(3, None, None), (30, code.tobytes(), None)])
+    live.commit([(3, None, None), (30, NEW, None)])
     save = live._save
 
     def slow(made: MemoryIndex, changes: Changes) -> object:
-        live.commit([(30, None, None), (31, code.tobytes(), None), (4, None, None)])
+        live.commit([(30, None, None), (31, NEW, None), (4, None, None)])
         written = save(made, changes)
-        live.commit([(3, code.tobytes(), None)])
+        live.commit([(3, NEW, None)])
         return written
 
     monkeypatch.setattr(live, "_save", slow)
     assert live.compact()
     del items[4]
-    items |= {3: code, 31: code}
+    items |= {3: CODE, 31: CODE}
     assert len(live.snapshot.changes) == 4
-    check(live, items, rng)
-    check(open_live(path, Z), items, rng)  # as after a kill
+    check(live, items)
+    check(open_live(path, Z), items)  # as after a kill
     monkeypatch.undo()
     live.close()
-    check(open_live(path, Z), items, rng)
+    check(open_live(path, Z), items)
 
 
 def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
     before, work = tmp_path / "before", tmp_path / "work"
     before.mkdir()
-    items = make_index(before / "index.faiss", list(range(20)))
-    code = draw(np.random.default_rng(0), 1)[0]
+    items = make_index(before / "index.faiss", range(20))
     live = open_live(before / "index.faiss", Z, writable=True)
-    live.commit([(3, None, None), (30, code.tobytes(), None)])
+    live.commit([(3, None, None), (30, NEW, None)])
     live.close(compact=False)
     del items[3]
-    items[30] = code
-    shutil.copytree(before, work)
+    items[30] = CODE
 
     def compact() -> None:
         found = open_live(work / "index.faiss", Z, writable=True)
         found.commit([(5, None, None)])
         found.close()
 
-    for at in range(0, 500, 3):  # a third of the places: the next start is as good after the others
+    for at in range(0, 500, 5):  # a fifth of the places: the next start is as good after the others
+        shutil.copytree(before, work)
         if not run_killed(compact, work, at):
             assert at > 30
             break
         left = open_live(work / "index.faiss", Z)
         there = left.snapshot.code_of(5) is not None
         expected = items if there else {n: c for n, c in items.items() if n != 5}
-        check(left, expected, np.random.default_rng(at))
+        check(left, expected, at)
         open_live(work / "index.faiss", Z, writable=True).close()
-        check(open_live(work / "index.faiss", Z), expected, np.random.default_rng(at))
+        check(open_live(work / "index.faiss", Z), expected, at)
         assert {p.name for p in work.iterdir()} == {"index.faiss", "index.faiss.json"}
         shutil.rmtree(work)
-        shutil.copytree(before, work)
 
 
-@pytest.mark.parametrize(("how", "names"), [("compact", False), ("close", True)])
+@pytest.mark.parametrize("names", [False, True])
 def test_a_compaction_leaves_an_index_that_was_published_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str, names: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, names: bool
 ) -> None:
     path = tmp_path / "index.faiss"
-    make_index(path, list(range(20)))
+    make_index(path, range(20))
     live = open_live(path, Z, writable=True)
-    about = Item({"name": "new"}, ("b", "a")) if names else None
-    live.commit([(3, None, None), (30, draw(np.random.default_rng(0), 1).tobytes(), about)])
+    live.commit([(3, None, None), (30, NEW, Item({"name": "new"}, ("b", "a")) if names else None)])
     build = MemoryIndex.build
-    published: Items = {}
 
     def slow(*args: Any, **options: Any) -> MemoryIndex:
         made = build(*args, **options)
         monkeypatch.setattr(MemoryIndex, "build", build)
-        published.update(make_index(path, list(range(100, 130)), seed=2))  # while the compaction works
+        make_index(path, range(100, 130), seed=2)  # while the compaction works
         return made
 
     monkeypatch.setattr(MemoryIndex, "build", slow)
-    state = live.stale
-    if how == "compact":
+    assert not live.stale
+    if not names:
         assert not live.compact()
-        assert (state, live.stale) == (False, True)
+        assert live.stale
     live.close()
     assert "was replaced meanwhile" in caplog.text
-    assert sorted(open_in_memory(path).ids.tolist()) == sorted(published)
-    kept = open_live(path, Z)  # with the changes of the log
+    assert open_in_memory(path).ids.tolist() == [*range(100, 130)]
+    kept = open_live(path, Z)  # with the changes beside it
     assert sorted(kept.snapshot.items()[1].tolist()) == [30, *range(100, 130)]
 
 
@@ -298,7 +288,7 @@ def test_publishing_waits_for_a_compaction_that_is_putting_its_files_there(
 ) -> None:
     """Between the comparison and the renames of one writer no other puts a file there."""
     path = tmp_path / "index.faiss"
-    make_index(path, list(range(20)))
+    make_index(path, range(20))
     live = open_live(path, Z, writable=True)
     live.commit([(3, None, None)])
     other = threading.Thread(target=make_index, args=(path, [7, 8], 2))
@@ -330,30 +320,33 @@ def test_one_process_changes_an_index(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="by another process"):
         open_live(path, Z, writable=True)
     open_live(path, Z).close()
-    code = draw(np.random.default_rng(0), 1)[0].tobytes()
-    answers = live.commit([(2**63 - 1, code, None), (None, code, None)])
+    answers = live.commit([(2**63 - 1, NEW, None), (None, NEW, None)])
     assert answers[0] == 2**63 - 1
     assert "no larger id" in str(answers[1])
     live.close()
     open_live(path, Z, writable=True).close()
 
 
-def test_an_unfit_file_is_refused_once_and_the_old_index_is_searched_on(tmp_path: Path) -> None:
+def test_it_is_maintained_and_an_unfit_file_is_refused_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "index.faiss"
-    items = make_index(path, list(range(10)))
-    live = open_live(path, Z)
-    make_index(path, list(range(10)), Z=codebooks(1))
-    with pytest.raises(MismatchError, match="other codebooks"):
-        live.reload()
-    assert not live.stale
-    check(live, items, np.random.default_rng(0))
-    path.write_bytes(b"nothing")
-    assert live.stale
-    with pytest.raises(DataError):
-        live.reload()
+    items = make_index(path, range(10))
+    live = open_live(path, Z, writable=True, compact_after=2)
+    for n in (1, 2):
+        live.commit([(n, None, None)])
+        del items[n]
+        live.maintain()
+        assert len(live.snapshot.changes) == n % 2
+    for content in (None, b"nothing"):
+        make_index(path, range(10), Z=codebooks(1)) if content is None else path.write_bytes(content)
+        assert live.stale
+        live.maintain()
+        assert ("other codebooks" if content is None else "is not the file that") in caplog.text
+        assert not live.stale
     path.unlink()
     assert not live.stale
-    check(live, items, np.random.default_rng(0))
+    check(live, items)
     make_index(path, [1], Z=codebooks(1))
     with pytest.raises(MismatchError, match="other codebooks"):
         open_live(path, Z)
@@ -361,7 +354,7 @@ def test_an_unfit_file_is_refused_once_and_the_old_index_is_searched_on(tmp_path
 
 def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.faiss"
-    items = make_index(path, list(range(10)))
+    items = make_index(path, range(10))
     live = open_live(path, Z, writable=True)
 
     def refuse(changes: Any) -> Any:
@@ -371,7 +364,7 @@ def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch:
         patched.setattr(live._file, "write", refuse)
         answers = live.commit([(1, None, None), (77, None, None)])
     assert [getattr(answer, "status", None) for answer in answers] == [507, 404]
-    check(live, items, np.random.default_rng(0))
+    check(live, items)
     assert live.commit([(1, None, None)]) == [1]
     live.close()
 
@@ -391,10 +384,6 @@ def named(tmp_path: Path) -> Path:
     return gpq.index(model, named_codes(tmp_path, "n"), tmp_path / "i.faiss")
 
 
-def served(index: Path) -> LiveIndex:
-    return open_live(index, writable=True)
-
-
 def names(live: LiveIndex, *ids: int) -> list[str | None]:
     return [item and item.name for item in live.snapshot.about(np.array(ids))]
 
@@ -403,7 +392,7 @@ def names(live: LiveIndex, *ids: int) -> list[str | None]:
 def test_a_compaction_that_ends_anywhere_loses_no_name(
     named: Path, monkeypatch: pytest.MonkeyPatch, writing: str
 ) -> None:
-    live = served(named)
+    live = open_live(named, writable=True)
     code = live.snapshot.code(3).tobytes()
     # The id of an item that went is given to another, which is not called as the old one was.
     live.commit([(40, code, Item({"name": "added"}, ("dog", "cat"))), (5, None, None), (5, code, None)])
@@ -416,7 +405,7 @@ def test_a_compaction_that_ends_anywhere_loses_no_name(
         with pytest.raises(KeyboardInterrupt):
             live.compact()
     live.close(compact=False)
-    again = served(named)
+    again = open_live(named, writable=True)
     for _ in range(2):
         assert names(again, 3, 40, 5, 77) == ["n 3", "added", None, None]
         again.compact()
@@ -431,7 +420,7 @@ def test_a_compaction_that_ends_anywhere_loses_no_name(
 def test_a_new_index_appears_together_with_its_names(
     named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new, live, write = named_codes(tmp_path, "new"), served(named), ItemSources.write
+    new, live, write = named_codes(tmp_path, "new"), open_live(named, writable=True), ItemSources.write
     live.commit([(40, live.snapshot.code(3).tobytes(), Item({"name": "added"}))])
 
     def compacting(self: ItemSources, path: Path) -> None:
