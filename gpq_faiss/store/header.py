@@ -66,7 +66,8 @@ class Header:
     @property
     def bits(self) -> int:
         """Of a code, M * log2 K."""
-        return self.codebooks.shape[0] * bits_per_code(self.codebooks.shape[1])
+        M, K, _ = self.codebooks.shape
+        return int(M) * bits_per_code(int(K))
 
     @property
     def codebooks_fingerprint(self) -> str:
