@@ -79,7 +79,8 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     # Routes that need no token say so in /openapi.json, too.
     reading = APIRouter(dependencies=[] if is_loopback(settings.host) else [Depends(may_read)])
     changing = APIRouter(dependencies=[Depends(may_write)])
-    _add_routes(reading, changing, service, settings, registry)
+    _add_reading(reading, service, settings, registry)
+    _add_changing(changing, service, settings)
     for router in (reading, changing):
         app.include_router(router)
     app.state.routes = [*reading.routes, *changing.routes]
@@ -97,21 +98,17 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     return Guard(app, settings, registry)
 
 
-def _add_routes(
-    reading: APIRouter,
-    changing: APIRouter,
-    service: Service,
-    settings: Settings,
-    registry: CollectorRegistry,
+def _add_reading(
+    routes: APIRouter, service: Service, settings: Settings, registry: CollectorRegistry
 ) -> None:
-    """Routes that find and show items, or tell about the service; and those that change what is searched."""
+    """Routes that find and show items, or tell about the service."""
     live, catalogue, model = service.live, service.catalogue, service.encoder
 
     def check_k(k: int) -> None:
         if k > settings.max_k:
             raise DataError(f"k: {k} is more than {settings.max_k}")
 
-    @reading.post(
+    @routes.post(
         "/search", response_model_exclude_none=True, openapi_extra=requests.schema(requests.SearchRequest)
     )
     async def search(request: Request) -> requests.SearchResponse:
@@ -127,20 +124,20 @@ def _add_routes(
         results = [requests.Result(score=score, **one) for one, score in known]
         return requests.SearchResponse(results=results, best=best, took_ms=took, ntotal=live.snapshot.ntotal)
 
-    @reading.get("/items", response_model_exclude_none=True)
+    @routes.get("/items", response_model_exclude_none=True)
     async def items(k: Wanted = 24, label: Wished = ()) -> requests.Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
         check_k(k)
         known = await service.in_pool(service.known, await service.some_items(k, label))
         return requests.Listed(items=[requests.Item(**one) for one in known], ntotal=live.snapshot.ntotal)
 
-    @reading.get("/items/{id}", response_model_exclude_none=True)
+    @routes.get("/items/{id}", response_model_exclude_none=True)
     async def item(number: Number) -> requests.Item:
         """An item, with its name and labels if known."""
         live.snapshot.code(number)  # an error where there is none
         return requests.Item(**(await service.in_pool(service.known, np.array([number])))[0])
 
-    @reading.get(
+    @routes.get(
         "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
     )
     async def thumbnail(number: Number) -> Response:
@@ -151,7 +148,7 @@ def _add_routes(
             raise HTTPException(404, f"there is no picture of the item {number}")
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
 
-    @reading.get("/info")
+    @routes.get("/info")
     async def about() -> dict[str, Any]:
         """What is served: numbers in a vector, the model's input and its size, names that filters may use, limits."""
         return {
@@ -169,12 +166,16 @@ def _add_routes(
             "max_upload": settings.max_upload,
         }
 
-    @reading.get("/metrics", response_class=Response, responses=_content("text/plain"))
+    @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
     async def prometheus() -> Response:
         """Metrics for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    @changing.post("/items", status_code=201, openapi_extra=requests.schema(requests.AddRequest))
+
+def _add_changing(routes: APIRouter, service: Service, settings: Settings) -> None:
+    """Routes that change what is searched."""
+
+    @routes.post("/items", status_code=201, openapi_extra=requests.schema(requests.AddRequest))
     async def add(request: Request) -> dict[str, int]:
         """Add an item, with optional name and labels. The response means that it is on disk and found by every search."""
         asked, image = await requests.read_request(request, requests.AddRequest, settings.max_upload)
@@ -187,7 +188,7 @@ def _add_routes(
         )
         return {"id": await service.change((asked.id, given, about))}
 
-    @changing.delete("/items/{id}")
+    @routes.delete("/items/{id}")
     async def remove(number: Number) -> dict[str, int]:
         """Remove an item. The response means that the removal is on disk and no search finds the item."""
         return {"id": await service.change((number, None, None))}
