@@ -1,7 +1,7 @@
 """Settings of a training run: a preset, of which a TOML file and then the command line change single fields.
 
-docs/settings.md describes all. Types and ranges are declared with the fields; pydantic checks them and refuses unknown names. The
-fingerprint covers every field, so that a checkpoint of another configuration is never used by mistake.
+docs/settings.md says what each means. Types and ranges are declared with the fields; pydantic checks them and refuses unknown names.
+The fingerprint covers every field, so that a checkpoint of another configuration is never used by mistake.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MOST_SEED = 2**31 - 2
 MOST_SIDE = 8192
 """Largest input side in pixels; 64 Mi pixels is the limit of the image decoders too."""
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+class _Section:
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 def _power_of_two(value: int) -> int:
@@ -38,17 +40,14 @@ def _power_of_two(value: int) -> int:
     return value
 
 
-Count = Annotated[int, Ge(0), Le(2**31)]
 Positive = Annotated[int, Ge(1), Le(2**31)]
 Weight = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True)
-class QuantizerConfig:
+class QuantizerConfig(_Section):
     """M codebooks of K codewords in ``subdim`` dimensions; the code has ``M·log2 K`` bits."""
 
-    __pydantic_config__ = _STRICT
     codebooks: Annotated[int, Ge(1), Le(256)] = 12
     codewords: Annotated[int, Ge(4), Le(256), AfterValidator(_power_of_two)] = 16
     subdim: Annotated[int, Ge(1), Le(4096)] = 12
@@ -64,20 +63,14 @@ class QuantizerConfig:
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(_Section):
     """The feature extractor F."""
 
-    __pydantic_config__ = _STRICT
     backbone: str = "auto"
-    """``auto``: ``vgg`` for images of 16 pixels or more; else a perceptron of the layers ``hidden``, ``linear`` without."""
     weights: str = "none"
-    """``none`` (random), ``imagenet``, or the path of a weights file."""
     image_size: Annotated[int, Ge(0), Le(MOST_SIDE)] = 0
-    """Side of the square input in pixels; 0 = the size of the images, or 224 if they differ in size."""
     hidden: tuple[Positive, ...] = ()
-    """Units of the hidden layers of perceptrons; each class network has the last one for itself (default: 1024; of ``mlp``: 512)."""
     noise: Weight | Literal["auto"] = 0.0
-    """Standard deviation of Gaussian noise on the standardised inputs of perceptrons, which then have dropout too. Not in the paper."""
 
     @property
     def first_noise(self) -> float:
@@ -86,58 +79,43 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(_Section):
     """Weights of ``L_NPQ + λ1 L_cls - λ2 L_SEM``; class-posterior codes have no L_NPQ."""
 
-    __pydantic_config__ = _STRICT
     lambda1: Weight = 0.1
     lambda2: Weight = 0.1
     extra: dict[str, Weight] = field(default_factory=dict)
-    """Weights of losses that plugins register, by name."""
 
 
 @dataclass(frozen=True)
-class GPQConfig:
+class GPQConfig(_Section):
     """Settings of the paper's method only (``method = "gpq"``)."""
 
-    __pydantic_config__ = _STRICT
     variant: Literal["paper", "printed", "triplet", "authors"] = "paper"
-    """``printed``: the cross entropy of β·cos averaged over sub-spaces (eq. 3), not of β²·cos averaged first; ``triplet``: GPQ-T, with
-    the triplet loss for eq. 2; ``authors``: the authors' released code where it differs from the paper."""
 
 
 @dataclass(frozen=True)
-class PosteriorConfig:
+class PosteriorConfig(_Section):
     """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
 
-    __pydantic_config__ = _STRICT
     networks: Annotated[int, Ge(1), Le(1024)] = 6
-    """Number of class networks; their mean posterior is used. On convolutional backbones they are linear layers."""
     propagation: Weight = 20.0
-    """Weight of propagated labels, in labels per class. Never used with convolutional backbones."""
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Weight w of feature similarity in a score; the class has 1 - w. With 0 all codebooks encode the class."""
     class_codebooks: Annotated[int, Ge(0), Le(256)] | Literal["auto"] = "auto"
-    """Codebooks for the class; ``auto`` = 1.2 per bit of the class. With 0 all codebooks encode class and features jointly."""
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(_Section):
     """Optimisation."""
 
-    __pydantic_config__ = _STRICT
     steps: Positive | Literal["auto"] = 1000
-    """``auto``: 800, with more than 100 classes 8 per class, at most 1,600 (:func:`..training.loop.count_steps`)."""
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
-    batch_unlabelled: Count = 500
+    batch_unlabelled: Annotated[int, Ge(0), Le(2**31)] = 500
     learning_rate: Annotated[float, Gt(0)] = 2e-4
     schedule: Literal["step", "cosine"] = "step"
-    """Of the learning rate; ``step``: times 0.95 every 100 steps."""
-    validation: Share = 0.05
-    """Share of labelled items held out to choose the best checkpoint; 0 = use the last."""
+    validation: Annotated[float, Ge(0), Lt(1)] = 0.05
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
-    """Augmentation of images; ``auto`` does not flip digits, and leaves images as they are for perceptrons with noise."""
 
     @property
     def beta1(self) -> float:
@@ -146,13 +124,11 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(_Section):
     """All settings of one training run. Sections of methods other than ``method`` have no effect."""
 
-    __pydantic_config__ = _STRICT
     preset: str = "paper"
     method: Literal["gpq", "gpq-soft", "posterior"] = "gpq"
-    """``gpq``: the paper's method; ``gpq-soft``: with soft targets from class networks; ``posterior``: class-posterior codes."""
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -47,39 +47,41 @@ def open_compared(
     Raises:
         DataError, DeviceError, MismatchError, UsageError: as :func:`.evaluate.evaluate`.
     """
-    models = {str(first.source): first}
-    for i, name in enumerate(compare):
+    entries: list[tuple[str, Encoder | None]] = [(str(first.source), first)]
+    seen: set[object] = {first.source.resolve()}
+    for name in compare:
         folder = Path(name)
-        method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
-        known = [] if method else [Path(path).resolve() for path in models]
-        if name in compare[:i] or folder.resolve() in known:
+        of_method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
+        own = name if of_method else folder.resolve()
+        if own in seen:
             raise UsageError(f"--compare {name}: it has a row already: name it once")
-        if method:
+        seen.add(own)
+        if of_method:
             make_method(name, first.bits)
+            entries.append((name, None))
             continue
         if not folder.is_dir():
             raise UsageError(
                 f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
             )
-        models[name] = other = Encoder.load(name, device)
-        (data, split, *of), (other_data, other_split, *of_other) = _trained_on(first), _trained_on(other)
-        if (data, split) != (other_data, other_split):
-            what = (
-                "other data"
-                if data != other_data
-                else "another split (protocol {}, seed {})".format(*of_other)
-            )
+        other = Encoder.load(name, device)
+        (*split, protocol, seed), (*other_split, other_protocol, other_seed) = (
+            _trained_on(first),
+            _trained_on(other),
+        )
+        if split != other_split:
             raise MismatchError(
-                f"--compare {name}: it was trained on {what} than {first.source} (protocol {of[0]}, seed {of[1]}): train it on the "
-                "same data with the same --protocol, --seed, --labelled and --queries"
+                f"--compare {name}: it was trained on other data or another split (protocol {other_protocol}, seed {other_seed}) than "
+                f"{first.source} (protocol {protocol}, seed {seed}): train it on the same data with the same --protocol, --seed, "
+                "--labelled and --queries"
             )
         other.check(dataset)
-    names = [model_name(one.model.description) for one in models.values()]
-    rows = {
-        path: f"{name}: {path}" if names.count(name) > 1 else name
-        for path, name in zip(models, names, strict=True)
+        entries.append((name, other))
+    names = [path if one is None else model_name(one.model.description) for path, one in entries]
+    return {
+        f"{name}: {path}" if one is not None and names.count(name) > 1 else name: one
+        for name, (path, one) in zip(names, entries, strict=True)
     }
-    return {rows.get(name, name): models.get(name) for name in (str(first.source), *compare)}
 
 
 def resolve_split(

@@ -80,10 +80,9 @@ def evaluate(
     """
     compare = compare.split(",") if isinstance(compare, str) else compare
     measures: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
-    measures["levels"] = RECALL_LEVELS
-    Convention(**measures)  # before the data are encoded, which may take hours
-    options = {**measures, "threads": usable_cores() if threads is None else threads}
-    check_count(options["threads"], "threads")
+    Convention(**measures, levels=RECALL_LEVELS)  # before the data are encoded, which may take hours
+    threads = check_count(usable_cores() if threads is None else threads, "threads")
+    options = {**measures, "levels": RECALL_LEVELS, "threads": threads}
     dataset = open_data(data)
     if codes is not None:
         if compare or any(value not in (None, "all") for value in (protocol, seed, ray, labelled)):
@@ -117,15 +116,8 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if next(iter(measured.values())).likeness is None:
         notes.append(NO_LIKENESS)
-    return Evaluation(
-        measured,
-        protocol=split.name,
-        split_hash=split.hash,
-        data=dataset.name,
-        notes=tuple(notes),
-        device=str(encoder.device),
-        queries=queries,
-    )
+    place = str(encoder.device)
+    return Evaluation(measured, split.name, split.hash, dataset.name, tuple(notes), place, queries)
 
 
 def _rank_all(
@@ -167,8 +159,8 @@ def _rank_all(
 def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
     """Encode queries and database with a model."""
     query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
-    parts = []
     with stage("encoding", len(rows)) as encoding:
+        parts = []
         for part in encoder.code_batches(dataset, rows):
             parts.append(part)
             encoding.advance(len(part[0]))
@@ -215,15 +207,9 @@ def _evaluate_codes(
     name, place = encoder.source.name, "cpu"
     if isinstance(encoder, Encoder):
         name, place = model_name(encoder.model.description), str(encoder.device)
-    return Evaluation(
-        {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)},
-        protocol="none",
-        split_hash="",
-        data=queries.name,
-        notes=(
-            f"queries are all labelled items of {queries.name}, the database those of {codes}",
-            "NN10@100 is not measured: it needs the inputs, and only codes are given",
-        ),
-        device=place,
-        queries=rows,
+    notes = (
+        f"queries are all labelled items of {queries.name}, the database those of {codes}",
+        "NN10@100 is not measured: it needs the inputs, and only codes are given",
     )
+    measured = {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)}
+    return Evaluation(measured, "none", "", queries.name, notes, place, rows)

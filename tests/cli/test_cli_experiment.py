@@ -52,6 +52,7 @@ def test_a_run_and_its_reports(tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "pr.png").exists()
     assert text.index("| pq ") < text.index("| itq ")
     assert gpq("report", out).stdout.startswith("Table 2: mAP\n")
+    assert len(list((tmp_path / "runs").glob("split_*.json"))) == 1, "both methods share it"
     assert json.loads(gpq("report", out, "--format", "json").stdout)["runs"][0]["method"] == "pq"
     assert gpq("report", out, "--format", "csv").stdout.startswith("method,24,24_deviation,24_n,NN10@100")
     assert r"\toprule" in gpq("report", out, "--format", "latex", "--table", "map").stdout

@@ -88,10 +88,10 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ("seed", "another split (protocol 1, seed 1)"),
-        ("labels", "another split"),
-        ("two", "protocol 2, seed 0"),
-        ("data", "other data than"),
+        ("seed", "(protocol 1, seed 1)"),
+        ("labels", "other data or another split"),
+        ("two", "(protocol 2, seed 0)"),
+        ("data", "other data or another split"),
     ],
 )
 def test_a_model_of_another_split_is_refused(models: Path, other: str, message: str) -> None:

@@ -77,17 +77,6 @@ def test_fewer_results_than_asked_for_are_said_aloud(
     assert search(model, files[kind], queries, min_score=1e9, memory=memory).short == 0
 
 
-def test_all_items_from_a_score_on_are_sought_in_all_lists(
-    model: Path, files: dict[str, Path], queries: str
-) -> None:
-    least = float(np.median(search(model, files["flat"], queries, k=500).scores))
-    expected = search(model, files["flat"], queries, min_score=least)
-    for memory in (None, "600kB"):
-        result = search(model, files["ivf"], queries, min_score=least, memory=memory)
-        assert np.array_equal(result.ids, expected.ids)
-        assert np.array_equal(result.scores, expected.scores)
-
-
 def test_a_search_that_stops_early_says_what_is_proven(
     model: Path, files: dict[str, Path], queries: str
 ) -> None:
