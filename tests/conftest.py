@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-_FIRST = ("cluster", "test_joint", "test_torchrun", "test_notebooks", "experiment")
+_FIRST = ("cluster", "test_several_processes", "test_notebooks", "experiment")
 """Folders and files whose tests share what takes long to start: a cluster of Ray, processes, a kernel, finished experiments."""
 
 gc.disable()

@@ -31,10 +31,6 @@ def images(batch: int, size: int, seed: int = 0) -> Tensor:
     return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def normalised(x: Tensor) -> Tensor:
-    return torchvision.transforms.functional.normalize(x, list(IMAGENET_MEAN), list(IMAGENET_STD))
-
-
 def build(name: str, weights: str | Path = "none", seed: int = 0, **more: Any) -> Backbone:
     """Of images with 16 pixels per side, or of features where ``in_width`` is given."""
     size = 0 if "in_width" in more else 64 if name == "cnnf" else 16
@@ -60,25 +56,46 @@ def vgg16_bn() -> nn.Module:
     return whole.eval()
 
 
-def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn: nn.Module, tmp_path: Path) -> None:
-    path = tmp_path / "vgg16_bn.pth"
-    torch.save(vgg16_bn.state_dict(), path)
-    vgg, pooled = (build("vgg", path, seed=2, tap=tap).eval() for tap in ("block", "pool"))
+@torch.no_grad()
+def test_vgg_takes_vgg16_bn_up_to_conv4_3(
+    vgg16_bn: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From torch's cache; and an error says what to do without it."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def offline(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    place = tmp_path / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
+    with pytest.raises(DataError) as caught:
+        build("vgg", "imagenet")
+    message = str(caught.value)
+    for part in (place.name, "no route to host", str(place.parent), "set network.weights"):
+        assert part in message
+    assert "\n" not in message
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"cut short")
+    with pytest.raises(DataError, match=r"vgg16_bn-6c64b313\.pth is damaged .* delete"):
+        build("vgg", "imagenet")
+    # The real file is older than num_batches_tracked.
+    theirs = {k: v for k, v in vgg16_bn.state_dict().items() if not k.endswith("num_batches_tracked")}
+    torch.save(theirs, place)
+    vgg, pooled = (build("vgg", "imagenet", seed=2, tap=tap).eval() for tap in ("block", "pool"))
     features = vgg16_bn.get_submodule("features")
-    theirs, ours = features.state_dict(), vgg.get_submodule("features").state_dict()
-    assert len(ours) == 10 * 7  # ten convolutions with batch norm: 2 + 5 tensors each
+    ours = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.") and k in theirs}
+    assert len(ours) == 10 * 6  # ten convolutions with batch norm: 2 + 4 tensors each
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
     assert torch.equal(vgg.head.weight, build("vgg", seed=2).head.weight)
     for size in (16, 45):
         x = images(2, size)
-        with torch.no_grad():
-            low = nn.Sequential(*list(features)[:23])(normalised(x))
-            high = nn.Sequential(*list(features)[23:33])(low)
-            for net, third in ((vgg, low), (pooled, torch.nn.functional.max_pool2d(low, 2))):
-                want = torch.cat([third.mean((2, 3)), high.mean((2, 3))], dim=1)
-                torch.testing.assert_close(net.trunk_features(net.input(x)), want)
-                torch.testing.assert_close(net(x), net.head(want))
+        low = features[:23](torchvision.transforms.functional.normalize(x, IMAGENET_MEAN, IMAGENET_STD))  # type: ignore[index]
+        high = features[23:33](low)  # type: ignore[index]
+        for net, third in ((vgg, low), (pooled, torch.nn.functional.max_pool2d(low, 2))):
+            want = torch.cat([third.mean((2, 3)), high.mean((2, 3))], dim=1)
+            torch.testing.assert_close(net.trunk_features(net.input(x)), want)
+            torch.testing.assert_close(net(x), net.head(want))
 
 
 def test_cnnf_has_the_published_shapes_and_normalisation() -> None:
@@ -98,22 +115,22 @@ def test_cnnf_has_the_published_shapes_and_normalisation() -> None:
     assert weights == [64 * 363, 256 * 1600, *3 * [256**2 * 9], 256 * 36 * 4096, 4096**2]
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", BACKBONES)
 def test_the_seed_determines_the_weights_and_the_spec_the_shape(name: str) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    net, other = build(name), build(name, seed=1)
+    net = build(name).eval()
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    again = build_backbone(net.spec, generator=torch.Generator().manual_seed(0))
+    again = build_backbone(net.spec, generator=torch.Generator().manual_seed(0)).eval()
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(net.head.weight, other.head.weight)
+    if name != "cnnf":  # its 56 million weights take long
+        assert not torch.equal(net.head.weight, build(name, seed=1).head.weight)
     x = images(2, net.spec.image_size)
-    with torch.no_grad():
-        out = net.eval()(x)
-        assert torch.equal(out, again.eval()(x))
-        torch.testing.assert_close(net(x.contiguous(memory_format=torch.channels_last)), out)
+    out = net(x)
     assert out.shape == (2, 12)
+    torch.testing.assert_close(net(x.contiguous(memory_format=torch.channels_last)), out)
 
 
 def test_mlp_is_the_layers_it_names() -> None:
@@ -123,10 +140,7 @@ def test_mlp_is_the_layers_it_names() -> None:
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(net(x), net(x))  # dropout
     net.eval()
-    want = x
-    for layer in [*layers, net.head]:
-        want = layer(want)
-    assert torch.equal(net(x), want)
+    torch.testing.assert_close(net(x), nn.Sequential(*layers, net.head)(x))
 
 
 def test_standardisation_has_one_deviation_for_all_dimensions() -> None:
@@ -142,13 +156,10 @@ def test_standardisation_has_one_deviation_for_all_dimensions() -> None:
     for wrong in (x[:0], torch.full((2, 5), torch.nan)):
         with pytest.raises(DataError, match="at least one row, and no NaN"):
             found.fit(wrong)
-    with pytest.raises(UsageError, match=r"\[2, 4\]: float \[B, 5\] is needed"):
-        found.fit(torch.ones(2, 4))
 
 
-@pytest.mark.parametrize("name", ["vgg", "mlp"])
-def test_torch_export_with_any_batch(name: str) -> None:
-    net = build(name).eval()
+def test_torch_export_with_any_batch() -> None:
+    net = build("vgg").eval()
     dynamic = {"x": {0: torch.export.Dim("batch")}}
     program = torch.export.export(net, (images(2, 16),), dynamic_shapes=dynamic)
     x = images(5, 16, seed=1)
@@ -176,7 +187,7 @@ def test_own_weights_come_back_from_a_file(suffix: str, prefix: str, tmp_path: P
     assert wider.head.out_features == 36
 
 
-def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing() -> None:
     net = build("vgg")
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cases = {
@@ -218,57 +229,24 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(
     assert not (tmp_path / "evil-was-here").exists()
 
 
-def test_imagenet_weights_come_from_torchs_cache_or_an_error_says_what_to_do(
-    vgg16_bn: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-
-    def offline(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    place = tmp_path / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
-    with pytest.raises(DataError) as caught:
-        build("vgg", "imagenet")
-    message = str(caught.value)
-    for part in (place.name, "no route to host", str(place.parent), "set network.weights"):
-        assert part in message
-    assert "\n" not in message
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(b"cut short")
-    with pytest.raises(DataError, match=r"vgg16_bn-6c64b313\.pth is damaged .* delete"):
-        build("vgg", "imagenet")
-    # The real file is older than num_batches_tracked.
-    state = {k: v for k, v in vgg16_bn.state_dict().items() if not k.endswith("num_batches_tracked")}
-    torch.save(state, place)
-    net = build("vgg", "imagenet")
-    assert torch.equal(net.state_dict()["features.30.weight"], state["features.30.weight"])
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "x", "message"),
     [
-        ({"name": "resnet"}, "no backbone 'resnet': choose one of vgg"),
-        ({"name": "vgg", "in_width": 8}, "vgg takes images, but the data are features"),
-        ({"name": "timm/resnet18", "in_width": 8}, "takes images, but the data are features"),
-        ({"name": "vgg", "image_size": 15}, "at least 16 pixels per side, not 15"),
-        ({"name": "cnnf", "image_size": 32}, "at least 63 pixels per side, not 32"),
-        ({"name": "cnnf", "weights": "imagenet"}, "no ImageNet weights of backbone cnnf"),
+        ({"name": "resnet"}, None, "no backbone 'resnet': choose one of vgg"),
+        ({"name": "vgg", "in_width": 8}, None, "vgg takes images, but the data are features"),
+        ({"name": "timm/resnet18", "in_width": 8}, None, "takes images, but the data are features"),
+        ({"name": "vgg", "image_size": 15}, None, "at least 16 pixels per side, not 15"),
+        ({"name": "cnnf", "image_size": 32}, None, "at least 63 pixels per side, not 32"),
+        ({"name": "cnnf", "weights": "imagenet"}, None, "no ImageNet weights of backbone cnnf"),
+        ({"name": "vgg"}, torch.zeros(1, 3, 16, 16).byte(), r"float \[B, 3, S, S\] is needed"),
+        ({"name": "vgg"}, torch.zeros(1, 1, 16, 16), r"float \[B, 3, S, S\] is needed"),
+        ({"name": "linear", "in_width": 6}, torch.ones(1, 7), r"\[1, 7\]: float \[B, 6\] is needed"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], x: Tensor | None, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        build(**arguments)
+        build(**arguments).eval()(x)
     assert "\n" not in str(caught.value)
-
-
-def test_input_of_another_shape_is_refused() -> None:
-    net = build("vgg").eval()
-    for x in (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.zeros(1, 1, 16, 16)):
-        with pytest.raises(UsageError, match=r"float \[B, 3, S, S\] is needed"):
-            net(x)
-    with pytest.raises(UsageError, match=r"\[1, 7\]: float \[B, 6\]"):
-        build("linear", in_width=6)(torch.ones(1, 7))
 
 
 def test_timm_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,15 +254,15 @@ def test_timm_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     net = build("timm/test_resnet", image_size=32).eval()
     assert net(images(2, 32)).shape == (2, 12)
     # timm's own file names the tensors without our prefix, and has a classifier that is of no use here.
-    theirs = timm.create_model("test_resnet", num_classes=10)
-    save_file(theirs.state_dict(), tmp_path / "timm.safetensors")
-    loaded = build_backbone(
-        net.spec, str(tmp_path / "timm.safetensors"), generator=torch.Generator().manual_seed(3)
-    )
-    assert torch.equal(loaded.state_dict()["trunk.conv1.0.weight"], theirs.state_dict()["conv1.0.weight"])
+    theirs = timm.create_model("test_resnet", num_classes=10).state_dict()
+    save_file(theirs, tmp_path / "timm.safetensors")
     torch.save({f"network.backbone.{k}": v for k, v in net.state_dict().items()}, tmp_path / "own.pth")
-    own = build_backbone(net.spec, str(tmp_path / "own.pth"), generator=torch.Generator())
-    assert all(torch.equal(v, own.state_dict()[k]) for k, v in net.state_dict().items())
+    loaded, own = (
+        build_backbone(net.spec, str(tmp_path / name), generator=torch.Generator()).state_dict()
+        for name in ("timm.safetensors", "own.pth")
+    )
+    assert torch.equal(loaded["trunk.conv1.0.weight"], theirs["conv1.0.weight"])
+    assert all(torch.equal(v, own[k]) for k, v in net.state_dict().items())
     with pytest.raises(UsageError, match="cannot make timm's model 'no_such_net'"):
         build("timm/no_such_net")
     monkeypatch.setitem(sys.modules, "timm", None)

@@ -1,14 +1,16 @@
-"""Runs a function of this file in several processes, as ``torchrun`` would start them, and gives what process 0 returns."""
+"""What processes of one training do together: a script for :func:`run`, which starts it as ``torchrun`` would."""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -55,21 +57,29 @@ def environments(size: int) -> list[dict[str, str]]:
     ]
 
 
-def run(function: str, size: int = 2, device: str = "cpu") -> Any:
-    """What ``function`` of this file, given a :class:`Group` and a device, returns in process 0."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(FILE), function, device],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for environment in environments(size)
-    ]
-    ends = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0] * size, "\n".join(error for _, error in ends)
-    return json.loads(ends[0][0].splitlines()[-1])
+def start_one(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Python with these arguments."""
+    return subprocess.Popen([sys.executable, *words], env=environment, stdout=PIPE, stderr=PIPE, text=True)
+
+
+def start(words: list[str], size: int = 2) -> list[subprocess.Popen[str]]:
+    """Python with these arguments in ``size`` processes."""
+    return [start_one(words, environment) for environment in environments(size)]
+
+
+def ends(children: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    said = [child.communicate(timeout=120) for child in children]
+    return [(child.returncode, *text) for child, text in zip(children, said, strict=True)]
+
+
+def run(work: str, device: str = "cpu", *gpq: str) -> tuple[Any, str]:
+    """What the functions ``work`` (separated by commas), given a :class:`Group` and a device, return in process 0, by name; and what it
+    prints when the command ``gpq`` is run afterwards."""
+    (code, said, error), second = ends(start([str(FILE), work, device, str(free_port()), *gpq]))
+    assert (code, *second[:2]) == (0, 0, ""), error + second[2]
+    assert "step 4 of" not in second[2], "process 0 reports"
+    result, _, rest = said.partition("\n")
+    return json.loads(result), rest
 
 
 # What the processes do ----------------------------------------------------------------------------------------------------
@@ -242,12 +252,12 @@ def reading(group: Group, device: torch.device) -> dict[str, Any]:
     return {"read": own, "items": len(dataset)}
 
 
-def everything(group: Group, device: torch.device) -> dict[str, Any]:
-    """All of the above, for processes take seconds to start."""
-    return {work.__name__: work(group, device) for work in (gradients, batch_norm, talk, reading)}
-
-
 if __name__ == "__main__":
-    with joined(sys.argv[2]) as together:
-        result = globals()[sys.argv[1]](*together)
-    print(json.dumps(result))
+    with joined(sys.argv[2]) as (group, device):
+        results = {work: globals()[work](group, device) for work in sys.argv[1].split(",")}
+    if group.main:
+        print(json.dumps(results), flush=True)
+    if sys.argv[4:]:
+        os.environ["MASTER_PORT"] = sys.argv[3]
+        sys.argv = ["gpq", *sys.argv[4:]]
+        runpy.run_module("gpq_cli", run_name="__main__")

@@ -1,0 +1,305 @@
+"""Training in several processes is that of one: batches, losses, gradients, batch norm, the command, whatever ends a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import together
+import torch
+from click.testing import CliRunner
+from gpq_cli.main import cli
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader, Readers
+from gpq_faiss.errors import DataError, DeviceError, UsageError
+from gpq_faiss.nn.joint import join_batch_norm
+from gpq_faiss.training.batches import EpochSampler, training_batches
+from gpq_faiss.training.launch import Launch, launched
+from gpq_faiss.training.parallel import Group, own_device
+
+STEPS = 60
+
+
+def arguments(out: Path, *more: str) -> list[str]:
+    changes = {
+        "quantizer.codebooks": 3,
+        "network.backbone": "mlp",
+        "network.hidden": [32],
+        "network.noise": 0.1,
+        "training.steps": STEPS,
+        "training.batch_labelled": 51,
+        "training.batch_unlabelled": 60,
+        "training.validation": 0.1,
+    }
+    words = [word for name, value in changes.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    own = ["--preset", "paper", "--labelled", "30-per-class", "--device", "cpu", "--validate-every", "4"]
+    return ["train", "digits", *own, *words, "--out", str(out), *more]
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What two processes do, and a training of theirs that nothing interrupts."""
+    out = tmp_path_factory.mktemp("two") / "model"
+    found, said = together.run("gradients,batch_norm,talk,reading", "cpu", *arguments(out))
+    assert said.startswith(f"{out}: 12 bits, 270 labelled and")
+    return found, out
+
+
+def test_two_processes_compute_as_one(done: tuple[dict[str, Any], Path]) -> None:
+    """In float64, with uneven shares: gradients and batch norm statistics of every loss, with dropout, noise and augmentation."""
+    found, _ = done
+    assert found["gradients"].keys() == together.CONFIGS.keys()
+    assert {name: apart for name, (apart, _) in found["gradients"].items() if not apart < 1e-9} == {}
+    assert all(count >= 4 for _, count in found["gradients"].values())
+    assert found["batch_norm"] < 1e-12
+    assert found["talk"]["said"] == "DataError: process 1 of 2: no such file"
+    # An item is decoded by one of them.
+    one, two = found["reading"]["read"]
+    assert one + two == found["reading"]["items"]
+    assert abs(one - two) <= 1
+
+
+def test_two_processes_train_as_one(done: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """The figures of the log are those of one process, up to rounding that grows from step to step."""
+    out, whole = tmp_path / "one", done[1]
+    result = CliRunner().invoke(cli, arguments(out))
+    assert result.exit_code == 0, result.output
+    one, two = lines(out), lines(whole)
+    assert [line["step"] for line in two] == [line["step"] for line in one]
+    for mine, theirs in zip(two, one, strict=True):
+        for name in ("total", "npair", "classification", "entropy"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-4 * mine["step"])
+    assert one[0]["total"] == pytest.approx(two[0]["total"], abs=2e-6)
+    description = [json.loads((folder / "config.json").read_text()) for folder in (out, whole)]
+    assert description[1]["training"].pop("processes") == 2
+    assert description[0]["run_identity"] == description[1]["run_identity"]
+    assert sorted(os.listdir(whole)) == sorted(os.listdir(out))
+
+
+def test_a_training_whose_process_is_killed_resumes(
+    done: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """SIGKILL of one ends both; the same command with --resume, by torchrun, gives the bytes of a training that was not killed."""
+    out, partial, whole = tmp_path / "model", tmp_path / ".model.partial", done[1]
+    first, second = together.start(["-m", "gpq_cli", *arguments(out, "--checkpoint-seconds", "0")])
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("step 8 "):
+            break
+    second.kill()
+    code, _, said = together.ends([first])[0]
+    assert code == 1
+    assert said.endswith("so all end: run the same command with --resume to continue\n"), said
+    assert second.wait(10) == -signal.SIGKILL
+    assert not out.exists()
+
+    # On one process: it goes on where the two were.
+    shutil.copytree(partial, tmp_path / ".one.partial")
+    result = CliRunner().invoke(cli, arguments(tmp_path / "one", "--resume"))
+    assert result.exit_code == 0, result.output
+    begun = int(result.stderr.split("resumed at step ")[1].split()[0])
+    assert 7 <= begun < STEPS
+    assert lines(tmp_path / "one")[-1]["total"] == pytest.approx(lines(whole)[-1]["total"], abs=0.01)
+
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(together.free_port()),
+    ]
+    (environment,) = together.environments(1)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del environment[name]
+    job = together.start_one([*launcher, "-m", "gpq_cli", *arguments(out, "--resume")], environment)
+    ((code, _, said),) = together.ends([job])
+    assert code == 0, said
+    for name in ("model.safetensors", "config.json", "split.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["model", "one"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("info nothing", "'gpq info' is made for one process: start it without torchrun"),
+        ("experiment run table2 digits --out m", "'gpq experiment run' is made for one process"),
+        ("train digits --out m --set training.steps=0", "training.steps = 0: input should be"),
+        ("train digits --out m --bitz 3", "No such option"),
+        ("train digits --out m --device cuda", "torch sees no GPU"),
+    ],
+)
+def test_the_first_process_says_what_is_wrong(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = []
+    for environment in together.environments(2):
+        for name in NAMES:
+            monkeypatch.setenv(name, environment[name])
+        result = CliRunner().invoke(cli, words.split(), prog_name="gpq")
+        assert result.exit_code == (1 if "cuda" in words else 2), result.output
+        said.append(result.stderr)
+    assert message in said[0]
+    assert said[1] == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_broken_images_of_all_processes_are_counted(tmp_path: Path) -> None:
+    """Each of two processes reads half of the images; the first counts what either could not read."""
+    for i in range(40):
+        path = tmp_path / "images" / f"class{i % 2}" / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (i, 0, 0)).save(path)
+        if i in (3, 36, 37):
+            path.write_bytes(b"no picture")
+    memory: dict[int, NDArray[np.uint8]] = {}
+
+    class Two(Readers):
+        def memory(self, size: int) -> NDArray[np.uint8]:
+            return memory.setdefault(size, np.zeros(size, np.uint8))
+
+    def read(max_bad: float) -> list[Reader]:
+        memory.clear()
+        readers = [
+            Reader(open_data(tmp_path / "images", max_bad=max_bad), 16, readers=Two(n, 2)) for n in (1, 0)
+        ]
+        assert all(reader.preload() for reader in readers)
+        return readers
+
+    second, first = read(0.1)
+    values, ok = first.fetch(np.arange(40))
+    alone = Reader(open_data(tmp_path / "images", max_bad=0.1), 16)
+    np.testing.assert_array_equal(values, alone.fetch(np.arange(40))[0])
+    assert int(ok.sum()) == 37
+    assert first.dataset.bad.positions == alone.dataset.bad.positions
+    assert 0 < second.dataset.bad.count < 3
+    with pytest.raises(DataError, match="above the limit of 5 %"):
+        read(0.05)
+
+
+class Shared:
+    """A group whose other processes are worked out here."""
+
+    def __init__(self, rank: int, size: int, readable: NDArray[np.bool_]) -> None:
+        self.rank, self.size, self.main, self.readable = rank, size, rank == 0, readable
+        self.rows: list[NDArray[np.int64]] = []
+
+    def of(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return Group(rank=rank, size=self.size).share(rows)
+
+    def share(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        self.rows.append(rows)
+        return self.of(self.rank, rows)
+
+    def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+        rows = self.rows.pop(0)
+        parts = [self.readable[self.of(rank, rows)] for rank in range(self.size)]
+        np.testing.assert_array_equal(parts[self.rank], part)
+        return parts
+
+
+class HalfReadable:
+    """Gives of every row its number, if it can be read."""
+
+    def __init__(self, readable: NDArray[np.bool_]) -> None:
+        self.readable = readable
+
+    def stream(self, batches: Iterator[NDArray[np.int64]], *, empty: bool = False) -> Iterator[Any]:
+        for rows in batches:
+            yield rows[self.readable[rows]], self.readable[rows]
+
+    def count_broken(self, rows: NDArray[np.int64]) -> None:
+        assert not self.readable[rows].any()
+
+
+@given(seed=st.integers(0, 100), size=st.integers(2, 5), bad=st.floats(0, 0.7), unlabelled=st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_shares_are_the_batches_of_one_process(seed: int, size: int, bad: float, unlabelled: bool) -> None:
+    """Every item that can be read is in one share, in the place that the share says, also where processes outnumber items."""
+    readable = np.random.default_rng(seed).random(80) >= bad
+    readable[[0, 8, 16]] = True
+    reader = cast(Reader, HalfReadable(readable))
+    own = EpochSampler(np.arange(0, 24, 8), 3, seed, 0)
+    others = EpochSampler(np.arange(30, 80), 20, seed, 1) if unlabelled else None
+    steps = range(3)
+    groups = [cast(Group, Shared(rank, size, readable)) for rank in range(size)]
+    processes = [list(training_batches(reader, own, others, steps, group)) for group in groups]
+    for step, whole in enumerate(training_batches(reader, own, others, steps)):
+        assert whole.share is None
+        np.testing.assert_array_equal(whole.values, np.concatenate([whole.rows, whole.unlabelled_rows]))
+        assert (whole.rows < 30).all()
+        assert (whole.unlabelled_rows >= 30).all()
+        assert len(whole.unlabelled_rows) > 0 or not unlabelled
+        at = 0
+        for drawn in (each[step] for each in processes):
+            np.testing.assert_array_equal(drawn.rows, whole.rows)
+            np.testing.assert_array_equal(drawn.unlabelled_rows, whole.unlabelled_rows)
+            assert drawn.share is not None
+            assert (drawn.share.start, drawn.share.total) == (at, len(whole.values))
+            at = drawn.share.stop
+            np.testing.assert_array_equal(drawn.values, whole.values[drawn.share.start : at])
+        assert at == len(whole.values)
+
+
+def test_batch_norm_of_another_kind_is_refused() -> None:
+    class Own(nn.BatchNorm2d):
+        pass
+
+    with pytest.raises(UsageError, match="unsupported kind of batch norm \\(Own\\)"):
+        join_batch_norm(nn.Sequential(Own(3)))
+
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def test_what_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    assert launched() is None
+    for name, value in zip(NAMES, ("5", "8", "1", "4", "node0", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert launched() == Launch(5, 8, 1, 4)
+    for wrong in ("8", "one"):
+        monkeypatch.setenv("RANK", wrong)
+        with pytest.raises(UsageError, match=f"RANK={wrong}, WORLD_SIZE=8"):
+            launched()
+
+
+def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert own_device("cuda", Launch(3, 4, 1, 2)) == torch.device("cuda", 1)
+    assert own_device("auto", Launch(2, 4, 0, 2)) == torch.device("cuda", 0)
+    assert own_device("cpu", Launch(3, 4, 3, 4)) == torch.device("cpu")
+    with pytest.raises(UsageError, match="cuda:1 is one GPU"):
+        own_device("cuda:1", Launch(0, 2, 0, 2))
+    with pytest.raises(DeviceError, match="4 processes on this machine need a GPU each, and there are 2"):
+        own_device("cuda", Launch(0, 4, 0, 4))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gradients_are_those_of_the_joint_batch_on_gpus() -> None:
+    """By NCCL, with torch's SyncBatchNorm."""
+    found, _ = together.run("gradients", "cuda")
+    assert {name: apart for name, (apart, _) in found["gradients"].items() if not apart < 1e-9} == {}
