@@ -140,7 +140,9 @@ def split_of(task: Task, data: Dataset, seed: int) -> Split:
     """Protocol 1; a drawn part of the database saves minutes of ranking."""
     split = make_split(data, "1", seed=seed, labelled=task.labelled)
     rows = np.random.default_rng([seed, 2]).permutation(split.database)[: task.database or None]
-    return dataclasses.replace(split, database=np.sort(rows))
+    roles = split.roles & np.uint8(7)
+    roles[rows] |= 8
+    return dataclasses.replace(split, roles=roles)
 
 
 def run(task: Task, data: Dataset, method: str, bits: int, seed: int, work: Path) -> Row:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.data.protocols import split_of
+from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
@@ -319,7 +319,7 @@ def main() -> None:
     options = parser.parse_args()
     labels = read_labels(options.data)
     x = simulate(labels)
-    split = split_of(labels, "2")
+    split = make_split(labels, "2")
     rng = np.random.default_rng(0)
     query = np.sort(rng.choice(split.query, min(options.queries, len(split.query)), replace=False))
     base = np.sort(rng.choice(split.database, DATABASE, replace=False))

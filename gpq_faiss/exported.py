@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, Json, ValidationError
 
-from .data.arrays import ZIP_ERRORS
 from .data.base import Dataset, FeatureDataset
 from .data.embedder import Embedder
 from .errors import DataError, UsageError, one_line
-from .inputs import check_file, check_memory, parse_json
+from .inputs import check_file, check_memory, parse_json, reading
 
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
@@ -55,16 +54,13 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
         UsageError: an ONNX file, but onnxruntime is not installed.
     """
     path = Path(path)
-    check_file(path, "an exported encoder")
-    try:
+    with reading(path, "an exported encoder"):
         if not zipfile.is_zipfile(path):
             return _metadata_of(_open_session(path), path)
         with zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if m.filename.endswith(f"/{METADATA_FILE}")]
             small = len(members) == 1 and members[0].file_size <= _METADATA_LIMIT
             return _parse(parse_json(archive.read(members[0])) if small else {}, path)
-    except ZIP_ERRORS as error:
-        raise DataError(f"{path} is truncated or damaged ({one_line(error)}): export it again") from None
 
 
 def _parse(raw: Any, path: Path) -> Metadata:

@@ -10,13 +10,13 @@ import re
 import resource
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import DataError, UsageError
+from .errors import DataError, GpqError, UsageError, one_line
 
 _SMALL = 16 << 20  # sizes up to this are not checked
 _CONTAINER = "/sys/fs/cgroup/memory"
@@ -35,6 +35,24 @@ def check_file(path: Path, what: str) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is a device or a pipe, which may never end: save {what} as a file")
     return status.st_size
+
+
+@contextlib.contextmanager
+def reading(path: Path, what: str) -> Iterator[int]:
+    """The size of a file that is parsed inside; whatever the parser raises becomes a DataError: see :func:`check_file`, or it is not
+    ``what`` ("a Parquet file"). Malformed bytes raise nearly every exception."""
+    size = check_file(path, what)
+    try:
+        yield size
+    except GpqError:
+        raise
+    except MemoryError:
+        raise DataError(
+            f"{path} does not fit in memory: make it smaller, or write it in smaller parts"
+        ) from None
+    except Exception as error:
+        why = one_line(error, 100)
+        raise DataError(f"{path} is not {what}, or it is empty, truncated or damaged ({why})") from None
 
 
 def read_text(path: Path, what: str) -> str:

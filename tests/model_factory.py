@@ -96,8 +96,7 @@ def make_model(
         codebooks = np.ascontiguousarray(network.codebooks().numpy(), dtype=np.float32)
     network.eval()
     # A query, a labelled item and two of the database, of a training that never was.
-    query, labelled, unlabelled, database = (np.array(rows) for rows in ([0], [1], [2], [2, 3]))
-    split = Split(4, query, labelled, unlabelled, database, name="1", seed=0)
+    split = Split.of(4, "1", 0, query=[0], labelled=[1], unlabelled=[2], database=[2, 3])
     description = {
         "method": "gpq",
         "config": to_dict(config),

@@ -27,7 +27,7 @@ from gpq_faiss.config import (
     validate,
 )
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.data.protocols import split_of
+from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import UsageError
 from gpq_faiss.nn.model import build_network, load_model, save_model
 
@@ -58,7 +58,7 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
         asymmetric=True,
         items_are_codewords=False,
     )
-    split = split_of(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
+    split = make_split(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
     about = {"config": saved, "input": {"kind": "features", "width": 5}, "class_names": ["a", "b", "c"]}
     Z = net.codebooks().detach().numpy()
     save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)  # type: ignore[arg-type]

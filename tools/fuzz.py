@@ -414,12 +414,12 @@ def _model_seeds(folder: Path) -> list[Seed]:
 
     from gpq_faiss.config import from_dict, preset, to_dict
     from gpq_faiss.data.labels import Labels
-    from gpq_faiss.data.protocols import split_of
+    from gpq_faiss.data.protocols import make_split
     from gpq_faiss.nn.model import build_network, save_model, save_tensors
     from gpq_faiss.store import codebooks_fingerprint
 
     labels = Labels.from_ids(np.arange(N) % 3)
-    split = split_of(labels, labelled="5-per-class")
+    split = make_split(labels, labelled="5-per-class")
     input_ = {"kind": "features", "width": WIDTH}
     for name in ("paper", "recommended"):
         values = to_dict(preset(name))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import lzma
 import math
 import os
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -19,28 +15,22 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..errors import DataError, one_line
-from ..inputs import check_file, check_memory
-from .labels import Rows, row_numbers
+from ..inputs import check_memory, reading
+from .labels import Rows, errors_of, row_numbers
 from .paths import local_path
 
 _HEADER_LIMIT = 10_000  # characters of a .npy header
 _BLOCK = 1 << 20  # characters of text per parsing block
-ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError,
-)  # fmt: skip
-"""Exceptions of the standard library for damaged zip archives."""
 
 
 class Matrix(Protocol):
-    """An array that is read by rows."""
+    """What is read by rows: a slice with step 1, or an array of positions (any order, repeats allowed). Arrays are, too."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> np.dtype[Any]: ...
-
-    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
+    def __getitem__(self, rows: Any) -> Any: ...
 
 
 class NpyHeader(NamedTuple):
@@ -63,7 +53,9 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
         header = NpyHeader(tuple(int(n) for n in shape), bool(fortran), dtype, file.tell())
     except Exception as error:
         # The header is a Python literal, whose parser has many ways to refuse one (SyntaxError, TokenError, RecursionError ...).
-        raise DataError(f"{where} is not a .npy array, or it is truncated ({one_line(error, 80)})") from None
+        raise DataError(
+            f"{where} is not a .npy array, or it is empty or truncated ({one_line(error, 80)})"
+        ) from None
     if dtype.hasobject:
         raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
     whole = header.offset + math.prod(header.shape) * dtype.itemsize
@@ -76,17 +68,12 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
 class NpyArray:
     """A ``.npy`` file. It is mapped anew at each read, so that its pages do not stay in the memory of the process."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        size = check_file(path, what)
-        try:
-            with path.open("rb") as file:
-                self.shape, self._fortran, self.dtype, self._offset = npy_header(file, str(path), size)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from None
+        with reading(path, "a .npy array") as size, path.open("rb") as file:
+            self.shape, self._fortran, self.dtype, self._offset = npy_header(file, str(path), size)
 
-    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """See :class:`Matrix`. Raises DataError: the file has changed."""
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
         order: Any = "F" if self._fortran else "C"
         try:
             mapped = np.memmap(self.path, self.dtype, "r", self._offset, self.shape, order)
@@ -95,29 +82,17 @@ class NpyArray:
         return np.array(mapped[rows])
 
 
-def read_npy(path: Path, what: str) -> NDArray[Any]:
-    """The array of a ``.npy`` file; ``what`` is the expected content, for errors."""
-    array = NpyArray(path, what)
+def read_npy(path: Path) -> NDArray[Any]:
+    """The array of a ``.npy`` file."""
+    array = NpyArray(path)
     check_memory(math.prod(array.shape) * array.dtype.itemsize, str(path))
-    with path.open("rb") as file:
-        return np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
-
-
-@contextlib.contextmanager
-def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An ``.npz`` file; all errors of the archive become one DataError."""
-    check_file(path, "an .npz archive")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except ZIP_ERRORS as error:
-        why = one_line(error, 80)
-        raise DataError(f"{path} is not an .npz archive, or truncated or damaged ({why})") from None
+    with reading(path, "a .npy array"):
+        return np.asarray(np.load(path, max_header_size=_HEADER_LIMIT))
 
 
 def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
     """An array of an ``.npz``, its checksum checked; ``memory`` is the budget in bytes (default: free memory)."""
-    with open_npz(path) as archive:
+    with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
         where, size = f"{path}: {name!r}", archive.getinfo(f"{name}.npy").file_size
         check_memory(size, where, memory, "save it as .npy, which is streamed")
         with archive.open(f"{name}.npy") as file:
@@ -128,20 +103,8 @@ def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
     return array
 
 
-class HeldArray:
-    """An array in memory."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = np.ascontiguousarray(array)
-        self.shape, self.dtype = self.array.shape, self.array.dtype
-
-    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """See :class:`Matrix`."""
-        return self.array[rows]
-
-
 class JoinedMatrix:
-    """Concatenated rows of several files."""
+    """Concatenated rows of several files. Raises DataError: they are not matrices of one width."""
 
     def __init__(self, parts: Sequence[Matrix], files: Sequence[Path]) -> None:
         self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
@@ -152,14 +115,13 @@ class JoinedMatrix:
         self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
         self.shape = (int(self._starts[-1]), parts[0].shape[1])
 
-    def read(self, rows: Rows) -> NDArray[Any]:
-        """See :class:`Matrix`."""
+    def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
         at = row_numbers(rows, self.shape[0])
         part_of = np.searchsorted(self._starts, at, side="right") - 1
         out = np.empty((len(at), self.shape[1]), np.float32)
         for i in np.unique(part_of).tolist():
             mine = part_of == i
-            out[mine] = self._parts[i].read(at[mine] - self._starts[i])
+            out[mine] = self._parts[i][at[mine] - self._starts[i]]
         return out
 
 
@@ -181,26 +143,21 @@ def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
     return as_int64(ids, what)
 
 
-def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
+def read_ids(path: str | os.PathLike[str], what: str = "ids") -> NDArray[np.int64]:
     """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment. ``what`` names the option,
     for errors."""
     path = local_path(path)
-    content = "a list of ids, one whole number per line,"
-    try:
+    with errors_of(what):
         if path.suffix == ".npy":
-            return whole_numbers(read_npy(path, content), str(path))
-        check_memory(4 * check_file(path, content), str(path))
+            return whole_numbers(read_npy(path), str(path))
         parts = [np.empty(0, np.int64)]
-        with path.open(encoding="utf-8-sig") as stream:
-            while lines := stream.readlines(_BLOCK):
-                words = [int(word) for line in lines for word in line.partition("#")[0].split()]
-                parts.append(np.array(words, dtype=np.int64))
+        with reading(path, "a list of ids, one whole number per line") as size:
+            check_memory(4 * size, str(path))
+            with path.open(encoding="utf-8-sig") as stream:
+                while lines := stream.readlines(_BLOCK):
+                    words = [int(word) for line in lines for word in line.partition("#")[0].split()]
+                    parts.append(np.array(words, dtype=np.int64))
         return np.concatenate(parts)
-    except DataError as error:
-        raise DataError(f"{what} {error}".strip()) from None
-    except (OSError, ValueError, OverflowError) as error:
-        where, why = f"{what} {path}".strip(), one_line(error, 100)
-        raise DataError(f"{where} is not a list of ids ({why}): write one whole number per line") from None
 
 
 def stable_id(content: bytes) -> int:

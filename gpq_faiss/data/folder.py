@@ -5,13 +5,11 @@ and its label under one key (that of ``a/0001.seg.png`` is ``a/0001``, its exten
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import tarfile
-import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line
-from ..inputs import available_memory, parse_json, read_text
-from .base import ImageDataset, images, sampled_content
+from ..inputs import available_memory, parse_json, read_text, reading
+from .base import ImageDataset, Piece, images
 from .images import IMAGE_SUFFIXES, BrokenImageError, is_image_name, shown
 from .labels import Labels, composed
 from .paths import files_of, local_path, without_secrets
@@ -41,38 +39,9 @@ _MOST_TEXT = 1 << 20
 
 # Archives ---------------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Tar:
-    """The regular members of an archive, hidden ones left out: name -> (offset, size), in the order of the archive. The places are in
-    ``buffer``, the decompressed archive (gzip has no random access), or in the file if it is None."""
-
-    path: Path
-    members: dict[str, tuple[int, int]] = field(repr=False)
-    buffer: memoryview | None = field(repr=False)
-
-    def content(self, names: Iterable[str]) -> str:
-        """Hash over members, see :func:`.base.sampled_content`; over all bytes where they are in memory."""
-        if self.buffer is not None:
-            return hashlib.sha256(self.buffer).hexdigest()
-        return sampled_content((str(self.path), *self.members[name]) for name in names)
-
-    def read(self, name: str, most: int = MAX_MEMBER_BYTES) -> bytes:
-        """Bytes of a member. Raises DataError: too large; the file has gone or shrunk since it was opened."""
-        offset, size = self.members[name]
-        if size > most:
-            raise BrokenImageError(f"{self.path}!{shown(name)}", f"{size:,} bytes are too large")
-        if self.buffer is not None:
-            return bytes(self.buffer[offset : offset + size])
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(offset)
-                data = stream.read(size)
-        except OSError as error:
-            raise DataError(f"cannot read {self.path}: {error.strerror}") from None
-        if len(data) != size:
-            raise DataError(f"{self.path} is shorter than when it was opened: was it replaced?")
-        return data
+Members = dict[str, Piece]
+"""The regular members of an archive, hidden ones left out, in its order. They are in the file, or in the decompressed archive (gzip has
+no random access)."""
 
 
 def _unpack(path: Path) -> io.BytesIO:
@@ -88,76 +57,55 @@ def _unpack(path: Path) -> io.BytesIO:
     return out
 
 
-def _members(path: Path, stream: IO[bytes]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    length = stream.seek(0, io.SEEK_END)
-    stream.seek(0)
-    with tarfile.open(fileobj=stream, mode="r:") as archive:
-        for count, member in enumerate(archive):
-            if count >= MAX_MEMBERS:
-                raise DataError(f"{path} has more than {MAX_MEMBERS:,} members: unpack it, give its folder")
-            # tarfile keeps all members, which for millions takes more memory than the images.
-            archive.members = []  # type: ignore[attr-defined]
-            if not member.isreg() or member.issparse():
-                continue
-            name = "/".join(part for part in member.name.split("/") if part not in {"", "."})
-            wrong = None
-            if member.name.startswith("/") or ".." in name.split("/") or "\\" in name:
-                # Harmless, since nothing is extracted, but suspicious.
-                wrong = f"has a member that points outside of it ({shown(name)}): unsafe archive"
-            elif member.offset_data + member.size > length:
-                wrong = f"is truncated inside {shown(name)}: get it again"
-            elif name in found:
-                wrong = f"has two members named {shown(name)}: damaged or foreign"
-            if wrong:
-                raise DataError(f"{path} {wrong}")
-            if not name.rpartition("/")[2].startswith("."):
-                found[name] = member.offset_data, member.size
+def open_tar(path: Path) -> Members:
+    """Index the members of a ``.tar``, which stays on disk, or ``.tar.gz`` (recognised by the content), which is decompressed into memory
+    within the limits above and of free memory. Raises DataError: see :func:`.inputs.reading`; it is suspicious."""
+    found: Members = {}
+    with reading(path, "a tar archive"), path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        stream: IO[bytes] = _unpack(path) if packed else file
+        length = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+        with tarfile.open(fileobj=stream, mode="r:") as archive:
+            for count, member in enumerate(archive):
+                if count >= MAX_MEMBERS:
+                    raise DataError(
+                        f"{path} has more than {MAX_MEMBERS:,} members: unpack it, give its folder"
+                    )
+                # tarfile keeps all members, which for millions takes more memory than the images.
+                archive.members = []  # type: ignore[attr-defined]
+                if not member.isreg() or member.issparse():
+                    continue
+                name = "/".join(part for part in member.name.split("/") if part not in {"", "."})
+                wrong = None
+                if member.name.startswith("/") or ".." in name.split("/") or "\\" in name:
+                    # Harmless, since nothing is extracted, but suspicious.
+                    wrong = f"has a member that points outside of it ({shown(name)}): unsafe archive"
+                elif member.offset_data + member.size > length:
+                    wrong = f"is truncated inside {shown(name)}: get it again"
+                elif name in found:
+                    wrong = f"has two members named {shown(name)}: damaged or foreign"
+                if wrong:
+                    raise DataError(f"{path} {wrong}")
+                if not name.rpartition("/")[2].startswith("."):
+                    place = stream if isinstance(stream, io.BytesIO) else str(path)
+                    found[name] = place, member.offset_data, member.size
     return found
 
 
-def open_tar(path: Path) -> Tar:
-    """Index the members of a ``.tar``, which stays on disk, or ``.tar.gz`` (recognised by the content), which is decompressed into memory
-    within the limits above and of free memory."""
-    try:
-        with path.open("rb") as stream:
-            if stream.read(2) != b"\x1f\x8b":
-                return Tar(path, _members(path, stream), None)
-            memory = _unpack(path)
-            return Tar(path, _members(path, memory), memory.getbuffer())
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: give an archive of images") from None
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        why = one_line(error)
-        raise DataError(f"{path} is not a readable tar archive ({why}): damaged or foreign") from None
-
-
-def _tar_images(
-    name: str,
-    archives: Sequence[Tar],
-    names: Sequence[str],
-    chosen: Sequence[tuple[Tar, str | None]],
-    about: About,
-    o: Options,
-) -> ImageDataset:
-    """Images that are the ``chosen`` members (None: missing) of ``archives``."""
-    sizes = [-1 if member is None else tar.members[member][1] for tar, member in chosen]
-    paths = [
-        f"{tar.path}!{composed(member or name)}" for (tar, member), name in zip(chosen, names, strict=True)
-    ]
-    of_tar: dict[int, list[str]] = {id(tar): [] for tar in archives}
-    for tar, member in chosen:
-        of_tar[id(tar)] += [] if member is None else [member]
-    content = "".join(tar.content(of_tar[id(tar)]) for tar in archives)
-
-    def fetch(row: int) -> bytes:
-        tar, member = chosen[row]
-        if member is None:
-            raise BrokenImageError("", "has no image")
-        return tar.read(member)
-
-    kind = name.partition(":")[0]
-    return images(name, kind, names, paths, about, o.max_bad, sizes=sizes, content=content, fetch=fetch)
+def read_piece(piece: Piece, name: str, most: int = MAX_MEMBER_BYTES) -> bytes:
+    """Bytes of a member of an archive. Raises DataError: missing or too large; the file has gone or shrunk since it was opened."""
+    place, offset, size = piece
+    if not 0 <= size <= most:
+        raise BrokenImageError(name, "has no image" if size < 0 else f"{size:,} bytes are too large")
+    if isinstance(place, io.BytesIO):
+        return bytes(place.getbuffer()[offset : offset + size])
+    with reading(Path(place), "the archive that was opened"), open(place, "rb") as stream:
+        stream.seek(offset)
+        data = stream.read(size)
+    if len(data) != size:
+        raise DataError(f"{place} is shorter than when it was opened: was it replaced?")
+    return data
 
 
 # Folders ----------------------------------------------------------------------------------------------------------------
@@ -184,8 +132,8 @@ def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None]]:
     return order, [classes[i] for i in order]
 
 
-def _walk(root: Path) -> tuple[list[str], int]:
-    """Relative names of the images below ``root``, and the number of other files. Links to folders are followed, each folder once."""
+def _walk(root: Path) -> list[str]:
+    """Relative names of the files below ``root`` that are not hidden. Links to folders are followed, each folder once."""
     found: list[str] = []
     seen: set[tuple[int, int]] = set()
 
@@ -200,36 +148,44 @@ def _walk(root: Path) -> tuple[list[str], int]:
         below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
         here = [] if known else sorted(name for name in files if not name.startswith("."))
         found += [os.path.join(folder, name)[len(os.path.join(root, "")) :] for name in here]
-    names = [name for name in found if is_image_name(name)]
-    return names, len(found) - len(names)
+    return found
 
 
 def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder, in the order of :func:`layout_of`."""
     root = local_path(path)
     name = f"folder:{without_secrets(path)}"
-    archive = None if root.is_dir() else open_tar(root)
-    if archive is None:
-        names, others = _walk(root)
-    else:
-        names = [member for member in sorted(archive.members) if is_image_name(member)]
-        others = len(archive.members) - len(names)
+    members = None if root.is_dir() else open_tar(root)
+    every = _walk(root) if members is None else sorted(members)
+    names = [one for one in every if is_image_name(one)]
+    others = len(every) - len(names)
     if not names:
         raise DataError(f"{name} contains no images ({others:,} other files): a folder per class is expected")
     order, classes = layout_of(names)
+    names = [names[i] for i in order]
     notes = [f"{others:,} files without an image extension, left out"] if others else []
     if unlabelled := classes.count(None):
         notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
-    for one in classes:
-        if one is not None and not one.isprintable():
-            raise DataError(f"{name}: the class folder {one!a} is not a printable name: rename it")
     known = sorted({one for one in classes if one})
+    if wrong := next((one for one in known if not one.isprintable()), None):
+        raise DataError(f"{name}: the class folder {wrong!a} is not a printable name: rename it")
     labels = Labels.from_names([() if one is None else (one,) for one in classes], known) if known else None
-    names = [names[i] for i in order]
     own, about = [composed(one) for one in names], About(labels, notes=notes)
-    if archive is None:
+    if members is None:
         return images(name, "folder", own, [os.path.join(root, one) for one in names], about, o.max_bad)
-    return _tar_images(name, [archive], own, [(archive, one) for one in names], about, o)
+    return _packed(name, own, [f"{root}!{one}" for one in own], [members[one] for one in names], about, o)
+
+
+def _packed(
+    name: str, own: list[str], paths: list[str], pieces: list[Piece], about: About, o: Options
+) -> ImageDataset:
+    """Images that are members of archives."""
+
+    def fetch(i: int) -> bytes:
+        return read_piece(pieces[i], paths[i])
+
+    kind = name.partition(":")[0]
+    return images(name, kind, own, paths, about, o.max_bad, pieces=pieces, fetch=fetch)
 
 
 # WebDataset -------------------------------------------------------------------------------------------------------------
@@ -237,66 +193,67 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
 
 @dataclass
 class _Sample:
-    """The members of one key: extension -> name in the archive."""
+    """The members of one key (``place``: archive!key): extension -> name and piece."""
 
-    archive: Tar
+    place: str
     key: str
-    members: dict[str, str]
+    members: dict[str, tuple[str, Piece]]
 
     def image(self, wanted: str | None) -> str | None:
-        """The image member. Raises DataError: several."""
+        """Extension of the image. Raises DataError: several."""
         found = [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted is None else [wanted]
         if len(found) > 1:
-            several, place = ", ".join(sorted(found)), f"{self.archive.path}!{shown(self.key)}"
-            raise DataError(f"{place} has several images ({several}): name one with --read image_column")
-        return self.members.get(found[0]) if found else None
-
-    def text(self, kind: str) -> str:
-        """Text of a member. Raises DataError: too long, or not text."""
-        return self.archive.read(self.members[kind], _MOST_TEXT).decode("utf-8-sig").strip()
+            several = ", ".join(sorted(found))
+            raise DataError(f"{self.place} has several images ({several}): name one with --read image_column")
+        return found[0] if found and found[0] in self.members else None
 
     def value(self, column: str | None) -> Any:
         """A member's text, or a field of its ``.json`` (None: all of it); None if missing. Raises DataError: damaged."""
         kind = column if column in self.members else "json"
+        if kind not in self.members:
+            return None
+        where = f"{self.place}.{kind}"
         try:
+            text = read_piece(self.members[kind][1], where, _MOST_TEXT).decode("utf-8-sig").strip()
             if column == kind:
-                return self.text(kind)
-            fields = parse_json(self.text(kind)) if kind in self.members else {}
-            return dict(fields) if column is None else fields.get(column)
+                return text
+            fields = dict(parse_json(text))
+            return fields if column is None else fields.get(column)
         except UnicodeDecodeError:
             why = "UTF-8 text"
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError) as error:
             why = f"a JSON object ({one_line(error)})"
-        raise DataError(f"{self.archive.path}!{shown(self.key)}.{kind} is not {why}: repair the label")
+        raise DataError(f"{where} is not {why}: repair the label")
 
 
-def _samples(archive: Tar, *more: str | None) -> list[_Sample]:
+def _samples(path: Path, *more: str | None) -> list[_Sample]:
     """In the order of the archive: of members that are images, labels, or have an extension of ``more``."""
     wanted = {suffix[1:] for suffix in IMAGE_SUFFIXES}.union(_LABEL_SUFFIXES, more)
     found: dict[str, _Sample] = {}
-    for member in archive.members:
+    for member, piece in open_tar(path).items():
         folder, slash, base = member.rpartition("/")
         stem, _, extension = base.partition(".")
-        key = folder + slash + stem
-        if extension.lower() in wanted:
-            found.setdefault(key, _Sample(archive, key, {})).members[extension.lower()] = member
+        key, extension = folder + slash + stem, extension.lower()
+        if extension in wanted:
+            sample = found.setdefault(key, _Sample(f"{path}!{shown(key)}", key, {}))
+            sample.members[extension] = composed(member), piece
     return list(found.values())
 
 
 def has_samples(path: Path) -> bool:
     """Whether an image and its label have one key in a tar."""
-    keys = [sample.members.keys() for sample in _samples(open_tar(path))]
+    keys = [sample.members.keys() for sample in _samples(path)]
     return any(key & set(_LABEL_SUFFIXES) and any(f".{e}" in IMAGE_SUFFIXES for e in key) for key in keys)
 
 
 def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys. Labels are in ``.cls``, a
     field of ``.json``, or ``.txt``: the first that exists."""
-    name = f"webdataset:{without_secrets(path)}"
-    archives = [open_tar(file) for file in files_of(path)]
-    samples = [one for tar in archives for one in _samples(tar, o.image_column, o.label_column, *o.keep)]
-    chosen = [(sample.archive, sample.image(o.image_column)) for sample in samples]
-    if not any(member for _, member in chosen):
+    name, files = f"webdataset:{without_secrets(path)}", files_of(path)
+    shards = [_samples(file, o.image_column, o.label_column, *o.keep) for file in files]
+    samples = [sample for shard in shards for sample in shard]
+    chosen = [sample.image(o.image_column) for sample in samples]
+    if not any(chosen):
         raise DataError(f"{name} has no images: tar files of KEY.jpg and KEY.cls (.json, .txt) are expected")
     there = set().union(*(sample.members for sample in samples))
     described = [] if "cls" in there else [sample for sample in samples if "json" in sample.members]
@@ -311,7 +268,13 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     count = 0 if labels is None else int(labels.has().sum())
     said = f"labels from {label!r}: {count:,} of {len(samples):,} items" if count else "no labels"
     about = About(labels, texts={one: table.texts(one) for one in o.keep}, notes=[said])
-    return _tar_images(name, archives, [sample.key for sample in samples], chosen, about, o)
+    own = [sample.key for sample in samples]
+    archives = [file for file, shard in zip(files, shards, strict=True) for _ in shard]
+    held = [sample.members.get(image or "") for sample, image in zip(samples, chosen, strict=True)]
+    pieces = [(str(file), 0, -1) if one is None else one[1] for file, one in zip(archives, held, strict=True)]
+    members = [composed(key) if one is None else one[0] for key, one in zip(own, held, strict=True)]
+    paths = [f"{file}!{member}" for file, member in zip(archives, members, strict=True)]
+    return _packed(name, own, paths, pieces, about, o)
 
 
 # NUS-WIDE (Chua et al., CIVR 2009) --------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from ..errors import DataError, UsageError
 from ..inputs import read_text
 from ..store import as_texts
 from .arrays import read_ids, read_npy, stable_id, whole_numbers
-from .base import Dataset, repeated_ids
+from .base import Dataset
 from .images import without_gradient
 from .labels import Labels, composed, label_cell, labels_of
 from .paths import local_path
-from .tables import ITEMS, LABELS, csv_header, csv_table, is_parquet, parquet_table
+from .tables import ITEMS, LABELS, Table, open_table
 
 IdFrom = Literal["position", "path"]
 _ZEROS_AND_ONES = re.compile(r"[01](?:[,;\s]+[01])+")
@@ -46,23 +46,25 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
         raise UsageError(f"--read id_from=path: items of {dataset.name} have no paths: give --ids")
     else:
         new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
-    if len(new) != len(dataset):
-        what = f"--ids {ids} has" if isinstance(ids, str) else "ids:"
-        raise DataError(f"{what} {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
-    return dataset.having("ids", new.tobytes(), ids=new, notes=dataset.notes + repeated_ids(new))
+    return _one_each(dataset, new, "ids", ids).having("ids", new.tobytes(), ids=new)
+
+
+def _one_each(dataset: Dataset, values: Sequence[Any] | NDArray[Any], what: str, given: Any) -> Dataset:
+    """``dataset``. Raises DataError: another number of ids or names."""
+    if len(values) != len(dataset):
+        source = f" of {given}" if isinstance(given, str) else ""
+        raise DataError(f"{what}{source}: {len(values):,} {what}, {dataset.name} has {len(dataset):,} items")
+    return dataset
 
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     """``dataset`` with names from a list or a text file, one per item."""
     if isinstance(names, str):
-        listed = read_text(local_path(names), "text with a name per line").splitlines()
-        where = f"--read names={names} has"
+        column = as_texts(read_text(local_path(names), "text with a name per line").splitlines())
     else:
-        listed, where = [str(name) for name in names], "names:"
-    if len(listed) != len(dataset):
-        raise DataError(f"{where} {len(listed):,} names, {dataset.name} has {len(dataset):,} items")
-    column = as_texts(listed)
-    return dataset.having("names", "\0".join(column.tolist()), texts={**dataset.texts, "name": column})
+        column = as_texts(map(str, names))
+    texts = {**_one_each(dataset, column, "names", names).texts, "name": column}
+    return dataset.having("names", "\0".join(column.tolist()), texts=texts)
 
 
 def with_labels(dataset: Dataset, labels: Any, label_column: str | None = None) -> Dataset:
@@ -70,8 +72,8 @@ def with_labels(dataset: Dataset, labels: Any, label_column: str | None = None) 
     n, note = len(dataset), ""
     if not isinstance(labels, str):
         found = labels_of(labels, "labels", n)
-    elif is_label_table(labels, label_column):
-        found, note = _from_table(dataset, labels, label_column)
+    elif (table := label_table(labels, label_column)) is not None:
+        found, note = _from_table(dataset, table, label_column)
     else:
         found = read_labels(labels, n)
         note = told(labels, found)
@@ -85,71 +87,65 @@ def read_labels(path: str, n: int) -> Labels:
     """
     file = local_path(path)
     if file.suffix == ".npy":
-        return labels_of(read_npy(file, "an array of labels"), str(file), n)
+        return labels_of(read_npy(file), str(file), n)
     lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
     lines = lines[:-1] if lines[-1] == "" else lines
     lines = lines[1:] if len(lines) == n + 1 else lines
-    # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
-    if len(lines) != n:
-        what = f"{len(lines):,} lines of labels, the data has {n:,} items"
-        raise DataError(f"{file} has {what}: give one line per item, or {_TABLE}")
     rows = [re.findall("[01]", line) for line in lines if _ZEROS_AND_ONES.fullmatch(line)]
-    if len(rows) == n and len({len(row) for row in rows}) == 1:
+    if len(rows) == len(lines) == n and len({len(row) for row in rows}) == 1:
         return labels_of(np.array(rows) == "1", str(file), n)
     wrong = next((line for line in lines if _COLUMNS.fullmatch(line)), None)
-    if wrong is not None:
-        what = f"lines of several columns, not all of them 0 or 1 of every class ({wrong[:60]!r})"
+    what = f"lines of several columns, not all of them 0 or 1 of every class ({str(wrong)[:60]!r})"
+    # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
+    what = what if len(lines) == n else f"{len(lines):,} lines of labels, the data has {n:,} items"
+    if len(lines) != n or wrong is not None:
         raise DataError(f"{file} has {what}: give one label per line, or {_TABLE}, with a header line")
     return labels_of(lines, str(file))
 
 
-def told(path: str, labels: Labels) -> str:
-    """A note on labels in the order of the items."""
+def told(path: str, labels: Labels, how: str = "in their order") -> str:
+    """A note on labels of a file."""
     share = f"{int(labels.has().sum()):,} of {len(labels):,} items are labelled"
-    return f"{Path(path).name}: {share}, in their order; {labels.n_classes:,} classes"
+    return f"{Path(path).name}: {share}, {how}; {labels.n_classes:,} classes"
 
 
-def _guess(names: Sequence[str], there: Sequence[str]) -> str | None:
-    lower = {name.lower(): name for name in reversed(there)}
+def _usual(names: Sequence[str], table: Table) -> str | None:
+    lower = {name.lower(): name for name in reversed(table.names)}
     return next((lower[name] for name in names if name in lower), None)
 
 
-def is_label_table(path: str, label_column: str | None) -> bool:
-    """Whether a file of labels names its items: Parquet, or CSV with a header that contains one of :data:`.tables.ITEMS`, and
-    ``label_column`` or one of :data:`.tables.LABELS`. Other files have one label per line, in the order of the items."""
-    file, header = local_path(path), list[str]()
-    if is_parquet(file) or file.suffix.lower() == ".npy":
-        return is_parquet(file)
+def label_table(path: str, label_column: str | None) -> Table | None:
+    """A file of labels that names its items: Parquet, or CSV with a header that contains one of :data:`.tables.ITEMS`, and
+    ``label_column`` or one of :data:`.tables.LABELS`. Other files have one label per line, in the order of the items: None."""
+    file, what = local_path(path), "a table of labels"
+    if file.suffix.lower() in (".parquet", ".pq", ".npy"):
+        return None if file.suffix.lower() == ".npy" else open_table(file, what)
     with contextlib.suppress(DataError):  # the reader of plain lists reports it
-        header, _ = csv_header(read_text(file, "labels"))
-    labels = label_column in header or _guess(LABELS, header) is not None
-    return labels and _guess(ITEMS, header) is not None
+        table = open_table(file, what, form="csv")
+        if _usual(ITEMS, table) and (label_column in table.names or _usual(LABELS, table)):
+            return table
+    return None
 
 
-def _from_table(dataset: Dataset, path: str, label_column: str | None) -> tuple[Labels, str]:
-    """Labels of a CSV or Parquet table, whose rows name items by id or by name as in the data set, and a note. Items that it lacks are
-    unlabelled."""
-    file = local_path(path)
-    table = (parquet_table if is_parquet(file) else csv_table)(file, "a table of labels")
-    item_column = _guess(ITEMS, table.names) or " or ".join(ITEMS)
-    label_column = label_column or _guess(LABELS, table.names) or " or ".join(LABELS)
+def _from_table(dataset: Dataset, table: Table, label_column: str | None) -> tuple[Labels, str]:
+    """Labels of a table, whose rows name items by id or by name as in the data set, and a note. Items that it lacks are unlabelled."""
+    item_column = _usual(ITEMS, table) or " or ".join(ITEMS)
+    label_column = label_column or _usual(LABELS, table) or " or ".join(LABELS)
     keys = ["" if item is None else composed(str(item).strip()) for item in table.cells(item_column)]
     cells = map(label_cell, table.cells(label_column, ": name it with --read label_column"))
     given = dict(zip(keys, cells, strict=True))
     if len(given) < len(keys):
         twice = Counter(keys).most_common(1)[0][0]
-        raise DataError(f"{file}: {item_column} {twice!r} occurs more than once: give each item one line")
+        raise DataError(
+            f"{table.where}: {item_column} {twice!r} occurs more than once: give each item one line"
+        )
     names = [composed(name) for name in dataset.texts["name"].tolist()] if "name" in dataset.texts else []
     by_name = not given.keys().isdisjoint(names)
     own = names if by_name else [str(i) for i in dataset.ids.tolist()]
     matched = [given.get(key, ()) for key in own]
-    labelled = sum(map(bool, matched))
-    if not labelled:
+    if not any(matched):
         what = f"no value of the column {item_column!r} with a label is an id or name of the data"
-        raise DataError(f"{file}: {what} (the table has {keys[:1]}, the data {own[:1]})")
-    labels = labels_of(matched, f"{file}")
-    note = (
-        f"{file.name}: {labelled:,} of {len(own):,} items are labelled, matched by {'name' if by_name else 'id'} in {item_column!r}; "
-        f"{labels.n_classes:,} classes in {label_column!r}; {len(given.keys() - set(own)):,} rows are of other items"
-    )
-    return labels, note
+        raise DataError(f"{table.where}: {what} (the table has {keys[:1]}, the data {own[:1]})")
+    labels, key = labels_of(matched, table.where), "name" if by_name else "id"
+    how = f"matched by {key} in {item_column!r} ({len(given.keys() - set(own)):,} rows are of other items)"
+    return labels, told(table.where, labels, how)

@@ -26,6 +26,7 @@ IMAGE_SUFFIXES = frozenset(
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112
+_ONE = (str, os.PathLike, bytes, bytearray, Image.Image)
 _PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
 
 
@@ -48,11 +49,58 @@ def is_image_name(name: str) -> bool:
     return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
 
 
-def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
+def decode_image(
+    source: bytes | str | os.PathLike[str] | Image.Image,
+    *,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> NDArray[np.uint8]:
+    """Decode an image (encoded bytes, a file, or opened by Pillow) to upright RGB, uint8 [H, W, 3], H and W at least 2.
+
+    Grey (8 and 16 bits), palette and CMYK become RGB, transparency white; of animations the first frame counts. ``name`` is for errors
+    (default: the path); ``max_pixels`` the maximum H * W, checked by the header before decoding.
+
+    Raises:
+        BrokenImageError: (a DataError) missing, not an image of a known format, truncated, too large (a
+            decompression bomb), or with a side of one pixel.
+    """
+    name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
+    try:
+        with (
+            contextlib.nullcontext(source) if isinstance(source, Image.Image) else open_image(source) as image
+        ):
+            width, height = image.size
+            if width * height > max_pixels:
+                raise ValueError(f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
+            if min(width, height) < MIN_SIDE:
+                raise ValueError(f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed")
+            image.load()
+            if image.size != (width, height):
+                raise ValueError("its header and its pixels differ in size")
+            return _to_rgb(image)
+    except FileNotFoundError:
+        why = "not found"
+    except UnidentifiedImageError:
+        why = "not an image, or of an unknown format"
+    except Exception as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
+        why = f"cannot be decoded ({one_line(error)})"
+    raise BrokenImageError(name, why)
+
+
+def open_image(source: bytes | str | os.PathLike[str]) -> Image.Image:
+    """An image whose header is read. A pipe or a device is refused: it may never end."""
+    if isinstance(source, bytes):
+        return Image.open(io.BytesIO(source), formats=_FORMATS)
+    if not stat.S_ISREG(os.stat(source).st_mode):
+        raise ValueError("not a regular file")
+    return Image.open(source, formats=_FORMATS)
+
+
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises ValueError: 32-bit modes, of unknown range."""
+    mode, form = image.mode, image.format
     with contextlib.suppress(Exception):  # damaged EXIF data is ignored
         image = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
-    mode = image.mode
     if mode.startswith("I;16") or (mode == "I" and form in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
         grey = ((np.clip(np.asarray(image), 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
@@ -64,61 +112,6 @@ def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
     return np.array(image.convert("RGB"), dtype=np.uint8)
-
-
-def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """An opened Pillow image as upright uint8 [H, W, 3]. Raises BrokenImageError."""
-    width, height = image.size
-    try:
-        if width * height > max_pixels:
-            raise ValueError(f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
-        if min(width, height) < MIN_SIDE:
-            raise ValueError(f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed")
-        image.load()
-        if image.size != (width, height):
-            raise ValueError("its header and its pixels differ in size")
-        return _to_rgb(image, image.format)
-    except Exception as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
-        raise BrokenImageError(name, f"cannot be decoded ({one_line(error)})") from None
-
-
-def decode_image(
-    source: bytes | str | os.PathLike[str], *, name: str | None = None, max_pixels: int = MAX_PIXELS
-) -> NDArray[np.uint8]:
-    """Decode an image (encoded bytes, or a file) to upright RGB, uint8 [H, W, 3], H and W at least 2.
-
-    Grey (8 and 16 bits), palette and CMYK become RGB, transparency white; of animations the first frame counts. ``name`` is for errors
-    (default: the path); ``max_pixels`` the maximum H * W, checked by the header before decoding.
-
-    Raises:
-        BrokenImageError: (a DataError) missing, not an image of a known format, truncated, too large (a
-            decompression bomb), or with a side of one pixel.
-    """
-    name = name or ("image" if isinstance(source, bytes) else shown(os.fspath(source)))
-    try:
-        with _opened(source) as image:
-            return pillow_to_rgb(image, name, max_pixels)
-    except BrokenImageError:
-        raise
-    except Exception as error:
-        why = f"cannot be decoded ({one_line(error)})"
-        why = "not an image, or of an unknown format" if isinstance(error, UnidentifiedImageError) else why
-        raise BrokenImageError(name, "not found" if isinstance(error, FileNotFoundError) else why) from None
-
-
-def image_size(source: bytes | str) -> tuple[int, int]:
-    """Width and height of an image, by its header."""
-    with _opened(source) as image:
-        return image.size
-
-
-def _opened(source: bytes | str | os.PathLike[str]) -> Image.Image:
-    """An image whose header is read. A pipe or a device is refused: it may never end."""
-    if isinstance(source, bytes):
-        return Image.open(io.BytesIO(source), formats=_FORMATS)
-    if not stat.S_ISREG(os.stat(source).st_mode):
-        raise ValueError("not a regular file")
-    return Image.open(source, formats=_FORMATS)
 
 
 def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -155,7 +148,7 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     """
     if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
         return np.require(values, requirements=("C", "W"))  # as torch requires
-    if _is_one(values):
+    if isinstance(values, _ONE):
         values = [values]
     elif not isinstance(values, list | tuple):
         values = as_array(values, "images")
@@ -167,10 +160,6 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
         resize_square(to_pixels(x, f"image {i}"), size).transpose(2, 0, 1) for i, x in enumerate(values)
     ]
     return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike | bytes | bytearray | Image.Image)
 
 
 def as_array(value: Any, where: str) -> NDArray[Any]:
@@ -187,12 +176,10 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
 
 def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
     """One image in any form as uint8 [H, W, 3]. Raises DataError: not an image; BrokenImageError: it cannot be decoded."""
-    if isinstance(value, Image.Image):
-        return pillow_to_rgb(value, where)
-    if isinstance(value, bytes | bytearray):
-        return decode_image(bytes(value), name=where)
-    if _is_one(value):
-        return decode_image(os.fspath(value))
+    if isinstance(value, _ONE):
+        path = isinstance(value, str | os.PathLike)
+        value = bytes(value) if isinstance(value, bytearray) else value
+        return decode_image(value, name=None if path else where)
     array = as_array(value, where)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)

@@ -26,7 +26,6 @@ MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
 SEPARATOR = "|"
 """Separator of several labels of one item in text."""
-_BLOCK = 65_536  # rows unpacked per block
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 Rows = slice | NDArray[Any]
@@ -39,11 +38,11 @@ def composed(text: str) -> str:
 
 @contextlib.contextmanager
 def errors_of(where: str) -> Iterator[None]:
-    """Put ``where`` before the message of a DataError."""
+    """Put ``where``, if it is not empty, before the message of a DataError."""
     try:
         yield
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{where}: {error}" if where else str(error)) from error
 
 
 def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
@@ -143,15 +142,10 @@ class Labels:
         names = _names(class_names, array.shape[1])
         if len(names) != array.shape[1]:
             raise DataError(f"labels have {array.shape[1]} columns but {len(names)} class names are given")
-        packed = np.empty((len(array), (len(names) + 7) // 8), dtype=np.uint8)
-        for start in range(0, len(array), _BLOCK):
-            block = array[start : start + _BLOCK]
-            ones = block == 1
-            wrong = np.flatnonzero(~(ones | (block == 0)).all(axis=1))
-            if wrong.size:
-                raise DataError(f"multi-hot labels other than 0 and 1 at {named_rows(wrong + start)}")
-            packed[start : start + _BLOCK] = np.packbits(ones, axis=1)
-        return cls(packed, names)
+        wrong = np.flatnonzero(((array != 0) & (array != 1)).any(axis=1))
+        if wrong.size:
+            raise DataError(f"multi-hot labels other than 0 and 1 at {named_rows(wrong)}")
+        return cls(np.packbits(array == 1, axis=1), names)
 
     @classmethod
     def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
@@ -183,14 +177,16 @@ class Labels:
         return len(self.class_names)
 
     @cached_property
-    def _several(self) -> NDArray[np.int64]:
-        """Rows of more than one label."""
-        return np.flatnonzero(np.bitwise_count(self.packed).sum(axis=1, dtype=np.int64) > 1)
+    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Row and class of every label, in the order of the rows."""
+        row, byte = np.nonzero(self.packed)
+        at, bit = np.nonzero(np.unpackbits(self.packed[row, byte][:, None], axis=1))
+        return row[at], 8 * byte[at] + bit
 
     @property
     def multi_label(self) -> bool:
         """Whether any item has more than one label."""
-        return len(self._several) > 0
+        return bool((np.diff(self._pairs[0]) == 0).any())
 
     def has(self, rows: Rows | None = None) -> NDArray[np.bool_]:
         """Whether each item (of ``rows``) has any label: bool [n]."""
@@ -209,17 +205,29 @@ class Labels:
 
     def class_ids(self) -> NDArray[np.int64]:
         """The single class of each item, -1 if unlabelled: int64 [N]."""
+        rows, classes = self._pairs
         if self.multi_label:
-            raise DataError(f"one label per item is needed, but {rows_that(self._several, 'have')} several")
-        blocks = [np.where(block.any(axis=1), block.argmax(axis=1), -1) for block in self._blocks()]
-        return np.concatenate([np.empty(0, np.int64), *blocks])
+            several = np.unique(rows[1:][np.diff(rows) == 0])
+            raise DataError(f"one label per item is needed, but {rows_that(several, 'have')} several")
+        ids = np.full(len(self), -1, np.int64)
+        ids[rows] = classes
+        return ids
 
     def over(self, class_names: Sequence[str]) -> Labels:
         """The same labels over ``class_names``, a superset of their names."""
         place = {name: c for c, name in enumerate(class_names)}
-        rows, classes = np.nonzero(self.dense(dtype=bool))
-        there = np.array([place[name] for name in self.class_names])
-        return self._of_pairs(len(self), rows, there[classes], tuple(class_names))
+        return self._renumbered(np.array([place[name] for name in self.class_names]), tuple(class_names))
+
+    def select_classes(self, classes: NDArray[Any]) -> Labels:
+        """The same N items over these classes only (class numbers, in this order); other labels are dropped."""
+        place = np.full(self.n_classes, -1)
+        place[classes] = np.arange(len(classes))
+        return self._renumbered(place, tuple(self.class_names[int(c)] for c in classes))
+
+    def _renumbered(self, place: NDArray[np.int64], names: tuple[str, ...]) -> Labels:
+        """The labels by ``place``: old class number -> new one, or -1: dropped."""
+        rows, classes = self._pairs[0], place[self._pairs[1]]
+        return self._of_pairs(len(self), rows[classes >= 0], classes[classes >= 0], names)
 
     def take(self, rows: Rows) -> Labels:
         """The labels of ``rows`` (a slice, positions or a mask), over the same classes."""
@@ -231,25 +239,13 @@ class Labels:
         packed[rows] = self.packed[rows]
         return Labels(packed, self.class_names)
 
-    def select_classes(self, classes: NDArray[Any]) -> Labels:
-        """The same N items over these classes only (class numbers, in this order); other labels are dropped."""
-        names = tuple(self.class_names[int(c)] for c in classes)
-        empty = np.empty((0, (len(names) + 7) // 8), np.uint8)
-        packed = [np.packbits(block[:, classes], axis=1) for block in self._blocks()]
-        return Labels(np.concatenate([empty, *packed]), names)
-
     def counts(self) -> NDArray[np.int64]:
         """Items of each class, int64 [C]."""
-        zero = np.zeros(self.n_classes, dtype=np.int64)
-        return sum((block.sum(axis=0, dtype=np.int64) for block in self._blocks()), zero)
+        return np.bincount(self._pairs[1], minlength=self.n_classes)
 
     def fingerprint(self) -> str:
         """Hash over the labels and the class names."""
         return fingerprint(np.ascontiguousarray(self.packed).tobytes(), *self.class_names)
-
-    def _blocks(self) -> Iterator[NDArray[np.uint8]]:
-        for start in range(0, len(self), _BLOCK):
-            yield np.unpackbits(self.packed[start : start + _BLOCK], axis=1, count=self.n_classes)
 
 
 # From arrays, and from the cells of tables ------------------------------------------------------------------------------
@@ -279,6 +275,7 @@ def labels_of(
     """Labels of ``n`` items (None: any number) from an array or tensor of class numbers [N] or [N, 1] (-1: none) or 0/1 [N, C], or a
     list of cells (:func:`label_cell`). ``class_names``: names of the class numbers."""
     values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    class_names = None if class_names is None else [str(name) for name in class_names]
     with errors_of(where):
         found = values if isinstance(values, Labels) else _labels(values, where, class_names)
     if n not in (None, len(found)):

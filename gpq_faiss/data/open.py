@@ -15,45 +15,32 @@ from ..errors import DataError, GpqError, UsageError, one_line
 from ..plugins import Plugin, find_plugin, plugin_names
 from .base import Dataset
 from .folder import has_samples, open_folder, open_nuswide, open_webdataset
-from .given import IdFrom, is_label_table, with_ids, with_labels, with_names
+from .given import IdFrom, label_table, with_ids, with_labels, with_names
 from .images import shown
 from .paths import files_of, is_url, without_secrets
 from .standard import open_digits, open_published
-from .tables import Options, parquet_table
-from .tabular import (
-    SUFFIXES,
-    open_array,
-    open_features,
-    open_frame,
-    open_hf,
-    open_items,
-    open_list,
-    open_table,
-)
+from .tables import Options, open_table
+from .tabular import SUFFIXES, open_array, open_features, open_frame, open_hf, open_items, open_listed
 
 log = logging.getLogger(__name__)
 
-FORMS = (
-    "digits | cifar10[:ROOT] | fashion-mnist[:ROOT] | nuswide:ROOT | folder:PATH | list:FILE | csv:FILE | "
-    "parquet:FILE | webdataset:FILES | hf:FOLDER | features:FILES"
-)
-"""Every form of a DATA argument."""
 Opener = Callable[[Any, Options], Dataset]
-_SOURCES: dict[str, tuple[Opener, str]] = {
-    "digits": (open_digits, ""),
-    "cifar10": (partial(open_published, name="cifar10"), ""),
-    "fashion-mnist": (partial(open_published, name="fashion-mnist"), ""),
-    "nuswide": (open_nuswide, "concepts"),
-    "folder": (open_folder, ""),
-    "list": (open_list, "root"),
-    "csv": (partial(open_table, form="csv"), "root image_column label_column keep"),
-    "parquet": (partial(open_table, form="parquet"), "root image_column label_column keep"),
-    "webdataset": (open_webdataset, "image_column label_column keep"),
-    "hf": (open_hf, "image_column label_column vectors keep"),
-    "features": (open_features, "vectors keep"),
+_SOURCES: dict[str, tuple[str, Opener, str]] = {
+    "digits": ("", open_digits, ""),
+    "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
+    "fashion-mnist": ("[:ROOT]", partial(open_published, name="fashion-mnist"), ""),
+    "nuswide": (":ROOT", open_nuswide, "concepts"),
+    "folder": (":PATH", open_folder, ""),
+    "list": (":FILE", partial(open_listed, form="list"), "root"),
+    "csv": (":FILE", partial(open_listed, form="csv"), "root image_column label_column keep"),
+    "parquet": (":FILE", partial(open_listed, form="parquet"), "root image_column label_column keep"),
+    "webdataset": (":FILES", open_webdataset, "image_column label_column keep"),
+    "hf": (":FOLDER", open_hf, "image_column label_column vectors keep"),
+    "features": (":FILES", open_features, "vectors keep"),
 }
-"""Prefix of a DATA argument -> its opener, and the options that it takes (besides those of all)."""
-_WITHOUT_PATH = {"digits", "cifar10", "fashion-mnist"}
+"""Prefix of a DATA argument -> what follows it, its opener, and the options that it takes (besides those of all)."""
+FORMS = " | ".join(name + place for name, (place, _, _) in _SOURCES.items())
+"""Every form of a DATA argument."""
 _TABLE, _HUB = "a table", "a Hugging Face data set"
 
 
@@ -91,7 +78,7 @@ def form_of(path: str, image_column: str | None = None) -> str:
 
 
 def _form_of_parquet(path: str, name: str, image_column: str) -> str:
-    table = parquet_table(files_of(path)[0], "a Parquet file of vectors, or of paths of images,")
+    table = open_table(files_of(path)[0], "a Parquet file of vectors, or of paths of images,")
     # Several lists: one of them is the vectors, the others may be labels.
     vectors = any(table.kind(name) == "list" for name in table.names if name != image_column)
     images = image_column in table.names and table.kind(image_column) == "text"
@@ -103,12 +90,11 @@ def _form_of_parquet(path: str, name: str, image_column: str) -> str:
 
 
 def _found(source: object, image_column: str | None) -> tuple[str, Opener, str, object]:
-    """The form of a source, its opener with the options that it takes, and what it opens. An object's library is not imported."""
+    """The form of a source, its opener with the options that it takes, and what it opens. An object's library is not imported. Raises
+    UsageError: a DATA argument lacks its path, or has one too many."""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
         path = os.fspath(source)
         source = f"{form_of(path, image_column)}:{path}"
-    if isinstance(source, str):
-        return _of_spec(source)
     if isinstance(source, Dataset):
         return "a data set", lambda dataset, _: dataset, "", source
     if any(kind.__module__.partition(".")[0] == "datasets" for kind in type(source).__mro__):
@@ -117,25 +103,21 @@ def _found(source: object, image_column: str | None) -> tuple[str, Opener, str, 
         return _TABLE, open_frame, "label_column vectors keep", source
     if isinstance(source, np.ndarray) or (hasattr(source, "detach") and hasattr(source, "shape")):
         return "an array", open_array, "", source
-    return "a list of items", open_items, "", source
-
-
-def _of_spec(spec: str) -> tuple[str, Opener, str, object]:
-    """Of a DATA argument with its prefix. Raises UsageError: it lacks its path, or has one too many."""
-    scheme, colon, path = spec.partition(":")
+    if not isinstance(source, str):
+        return "a list of items", open_items, "", source
+    scheme, colon, path = source.partition(":")
     plugin = find_plugin("data", scheme, _SOURCES)
     if plugin is not None:
         return scheme, partial(_of_plugin, plugin), "", path
-    if scheme == "digits" and path:
-        raise UsageError(f"digits takes no path ({path!r}): it is inside scikit-learn")
-    if not path and (colon or scheme not in _WITHOUT_PATH):
-        raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
-    if "\0" in path:
-        raise UsageError(f"{spec!r} is not a path")
-    one = scheme not in {*_WITHOUT_PATH, "features", "webdataset"} and not is_url(path)
+    place, opener, takes = _SOURCES[scheme]
+    if "\0" in path or (path and not place):
+        raise UsageError(f"{source!r}: {scheme} takes no path" if not place else f"{source!r} is not a path")
+    if not path and (colon or place.startswith(":")):
+        raise UsageError(f"{source!r} lacks its path: the forms are {FORMS}")
+    one = place.startswith(":") and place != ":FILES" and not is_url(path)
     if one and not os.path.exists(os.path.expanduser(path)):
         raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
-    return scheme, *_SOURCES[scheme], path or None
+    return scheme, opener, takes, path or None
 
 
 def open_data(  # noqa: PLR0913
@@ -199,19 +181,18 @@ def open_data(  # noqa: PLR0913
     by_column, file = scheme in {_TABLE, _HUB}, isinstance(labels, str)
     if by_column and file and label_column is not None:
         raise UsageError(f"labels {labels} and label_column {label_column} both name a column: give one")
-    from_table = file and not by_column and is_label_table(labels, label_column)
+    from_table = file and not by_column and label_table(labels, label_column) is not None
     # Texts that the opener itself takes: columns of tables, and files in place of what files of features hold.
     columns = {"label_column": labels, "ids": ids, "names": names}
     files = {"label_file": None if from_table else labels, "id_file": ids}
     taken = columns if by_column else files if scheme == "features" else {}
     own = {option: value for option, value in taken.items() if isinstance(value, str)}
-    column = None if from_table else label_column
     given: dict[str, Any] = {"vectors": vectors, "keep": keep or None, "root": root, "concepts": concepts}
-    given |= {"image_column": image_column, "label_column": column}
+    given |= {"image_column": image_column, "label_column": None if from_table else label_column}
     options = {option: value for option, value in given.items() if value is not None}
     if wrong := options.keys() - set(takes.split()):
         option = min(wrong)
-        others = ", ".join(name for name, (_, some) in _SOURCES.items() if option in some.split())
+        others = ", ".join(name for name, (_, _, some) in _SOURCES.items() if option in some.split())
         raise UsageError(f"--read {option} does not apply to {scheme}: it is for {others}")
     if not isinstance(vectors, str | None) and scheme != _TABLE:
         raise UsageError(f"vectors={vectors}: only of a table in memory, several columns may be the vectors")
@@ -225,6 +206,10 @@ def open_data(  # noqa: PLR0913
     dataset = with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
     if labels is not None and not own.keys() & {"label_file", "label_column"}:
         dataset = with_labels(dataset, labels, label_column)
+    repeated = len(dataset) - len(np.unique(dataset.ids))
+    note = f"{repeated:,} of the {len(dataset):,} ids are repeated"
+    if repeated and note not in dataset.notes:
+        dataset = replace(dataset, notes=[*dataset.notes, note])
     if not isinstance(source, Dataset):
         for note in dataset.notes:
             log.info("%s: %s", dataset.name, note)

@@ -11,7 +11,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -23,22 +23,28 @@ from ..progress import stage
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 100_000
-_SAMPLED, _SAMPLE = 64, 64 << 10  # blocks of a large file in its fingerprint, and their bytes
+
+
+def blocks(file: Any, start: int, size: int, number: int, length: int, whole: int) -> Iterator[bytes]:
+    """``size`` bytes of an open file up to ``whole``, else ``number`` evenly spaced blocks of them, of ``length`` bytes."""
+    if size <= whole:
+        number, length = 1, size
+    for i in range(number):
+        file.seek(start + (i * (size - length) // (number - 1) if i else 0))
+        left = length
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            left -= len(block)
+            yield block
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash of a file's content up to 64 MiB; of larger files the size and 64 evenly spaced blocks."""
+    """Hash of a file's content up to 64 MiB; of larger files the size and 64 evenly spaced blocks of 64 KiB."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         digest.update(str(size).encode())
-        if size <= 64 << 20:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        else:
-            for i in range(_SAMPLED):
-                file.seek(i * (size - _SAMPLE) // (_SAMPLED - 1))
-                digest.update(file.read(_SAMPLE))
+        for block in blocks(file, 0, size, 64, 64 << 10, 64 << 20):
+            digest.update(block)
     return digest.hexdigest()[:16]
 
 
@@ -69,12 +75,11 @@ def cache_folder() -> Path:
 def _remote(url: str) -> Iterator[tuple[Any, str]]:
     """The fsspec file system of ``url``, and its path there. All errors are of one line: "not found", or "cannot be read (why)"."""
     scheme, bare = url.partition(":")[0].lower(), without_secrets(url)
-    web = scheme in {"http", "https"}
+    options: dict[str, Any] = {}
     try:
         import fsspec
 
-        options: dict[str, Any] = {}
-        if web:
+        if scheme in {"http", "https"}:
             import aiohttp
 
             # No limit for the whole file, but for a minute without data.
@@ -83,8 +88,7 @@ def _remote(url: str) -> Iterator[tuple[Any, str]]:
             options["client_kwargs"] = {"timeout": waiting, "trust_env": True, "headers": headers}
         if scheme not in fsspec.available_protocols():
             raise UsageError(f"{bare}: there is no file system for {scheme}://")
-        system, path = fsspec.core.url_to_fs(url, **options)
-        yield system, str(path)
+        yield fsspec.core.url_to_fs(url, **options)
     except GpqError:
         raise
     except ImportError as error:
@@ -114,13 +118,10 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", bare.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
         target = cache_folder() / fingerprint(url, version) / (name or "file")
         if not target.is_file():
-            import fsspec
+            from fsspec import Callback
 
-            watch = fsspec.Callback()
-            with (
-                stage(f"copying {bare}", info.get("size") or 0, "byte") as copying,
-                atomic_path(target) as new,
-            ):
+            watch, size = Callback(), info.get("size") or 0
+            with stage(f"copying {bare}", size, "byte") as copying, atomic_path(target) as new:
                 watch.relative_update = copying.advance
                 system.get_file(remote, str(new), callback=watch)
     return target
@@ -139,15 +140,6 @@ def _expanded(pattern: str) -> Iterator[str]:
         yield from _expanded(f"{pattern[: found.start()]}{number:0{len(found[1])}d}{pattern[found.end() :]}")
 
 
-def _globbed(pattern: str) -> Sequence[str]:
-    if not is_url(pattern):
-        return glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
-    if "*" not in pattern and "[" not in pattern:  # ? starts a query string
-        return [pattern]
-    with _remote(pattern) as (system, remote):
-        return [system.unstrip_protocol(name) for name in system.glob(remote)]
-
-
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
     """The files of a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL, in numeric order. Raises DataError: none."""
     text = os.fspath(path)
@@ -156,7 +148,13 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
         return [Path(text)]
     found: list[str] = []
     for part in _expanded(text):
-        found += sorted(_globbed(part), key=_natural)
+        names = [part]
+        if not is_url(part):
+            names = glob.glob(part) if glob.has_magic(part) else names
+        elif "*" in part or "[" in part:  # ? starts a query string
+            with _remote(part) as (system, remote):
+                names = [system.unstrip_protocol(name) for name in system.glob(remote)]
+        found += sorted(names, key=_natural)
         if len(found) > _MOST_FILES:
             raise UsageError(f"{without_secrets(text)}: more than {_MOST_FILES:,} files")
     if not found:

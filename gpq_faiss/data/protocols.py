@@ -24,7 +24,9 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,44 +49,64 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Of ``n`` items the rows in each role (int64, sorted): queries, training items with and without labels, and those to search.
+    """The roles of N items: queries, training items with and without labels, and those to search.
 
-    ``seen_classes`` are the classes available in training (protocols 2 and transfer); None: all.
+    Attributes:
+        roles: uint8 [N], a bit for each role: query 1, labelled 2, unlabelled 4, database 8; only the last two may be shared.
+        seen_classes: the classes available in training (protocols 2 and transfer); None: all.
     """
 
-    n: int
-    query: Rows
-    labelled: Rows
-    unlabelled: Rows
-    database: Rows
+    roles: NDArray[np.uint8]
     name: str
     seed: int
     seen_classes: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for role in _BITS:
-            rows = getattr(self, role)
-            good = rows.dtype == np.int64 and rows.ndim == 1 and bool((np.diff(rows) > 0).all())
-            if not good or (len(rows) and (rows[0] < 0 or rows[-1] >= self.n)):
-                raise DataError(f"split {self.name}: {role} is not sorted int64 positions below {self.n:,}")
-        roles = self._roles()
-        for both in (3, 5, 6, 9, 10):  # only unlabelled and database may share items
-            clash = np.flatnonzero((roles & both) == both)
-            if clash.size:
-                what = " and ".join(role for role, bit in _BITS.items() if bit & both)
-                raise DataError(f"split {self.name}: {named_rows(clash)} in {what}")
+        wrong = np.flatnonzero(~np.isin(self.roles, (0, *_BITS.values(), 12)))
+        if wrong.size:
+            raise DataError(f"split {self.name}: {rows_that(wrong, 'have')} roles that exclude each other")
 
-    def _roles(self) -> NDArray[np.uint8]:
-        roles = np.zeros(self.n, dtype=np.uint8)
-        for role, bit in _BITS.items():
-            roles[getattr(self, role)] |= bit
-        return roles
+    @classmethod
+    def of(cls, n: int, name: str, seed: int, *more: Any, **rows: Any) -> Split:
+        """The split of ``n`` items with ``rows`` (positions or a mask) in each role."""
+        roles = np.zeros(n, dtype=np.uint8)
+        for role, at in rows.items():
+            roles[at] |= _BITS[role]
+        return cls(roles, name, seed, *more)
+
+    @property
+    def n(self) -> int:
+        """N."""
+        return len(self.roles)
+
+    def _rows(self, role: str) -> Rows:
+        return np.flatnonzero(self.roles & _BITS[role])
+
+    @cached_property
+    def query(self) -> Rows:
+        """Rows of the queries, int64, sorted; as those of the other roles."""
+        return self._rows("query")
+
+    @cached_property
+    def labelled(self) -> Rows:
+        """Training items with labels."""
+        return self._rows("labelled")
+
+    @cached_property
+    def unlabelled(self) -> Rows:
+        """Training items without labels."""
+        return self._rows("unlabelled")
+
+    @cached_property
+    def database(self) -> Rows:
+        """Items to search."""
+        return self._rows("database")
 
     @property
     def hash(self) -> str:
         """Hash of the roles: 16 hex digits."""
-        return fingerprint("split", str(self.n), self._roles().tobytes(), str(self.seen_classes))
+        return fingerprint("split", str(self.n), self.roles.tobytes(), str(self.seen_classes))
 
     def training_labels(self, labels: Labels) -> Labels:
         """Labels for the training: of the labelled items, over the seen classes."""
@@ -98,11 +120,11 @@ class Split:
             "protocol": self.name,
             "seed": self.seed,
             "n": self.n,
-            "sizes": {role: len(getattr(self, role)) for role in _BITS},
+            "sizes": {role: len(self._rows(role)) for role in _BITS},
             "hash": self.hash,
             "seen_classes": None if self.seen_classes is None else list(self.seen_classes),
             "notes": list(self.notes),
-            "roles": base64.b64encode(zlib.compress(self._roles().tobytes(), 9)).decode(),
+            "roles": base64.b64encode(zlib.compress(self.roles.tobytes(), 9)).decode(),
         }
         write_json(path, value)
 
@@ -116,21 +138,13 @@ def load_split(path: str | Path) -> Split:
             raise DataError(f"{path} has split format {version}, not {_FORMAT}: make it again")
         # Decompresses n bytes at most.
         packed = base64.b64decode(value["roles"], validate=True)
-        data = zlib.decompressobj().decompress(packed, max(1, int(n)))
-        roles = np.frombuffer(data, dtype=np.uint8)
-        if len(roles) != int(n):
-            raise ValueError("length")
-        split = Split(
-            int(n),
-            **{role: np.flatnonzero(roles & bit).astype(np.int64) for role, bit in _BITS.items()},
-            name=str(value["protocol"]),
-            seed=int(value["seed"]),
-            seen_classes=None if seen is None else tuple(int(c) for c in seen),
-            notes=tuple(str(note) for note in value["notes"]),
-        )
+        roles = np.frombuffer(zlib.decompressobj().decompress(packed, max(1, int(n))), dtype=np.uint8)
+        seen = None if seen is None else tuple(int(c) for c in seen)
+        notes = tuple(str(note) for note in value["notes"])
+        split = Split(roles, str(value["protocol"]), int(value["seed"]), seen, notes)
     except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
         raise DataError(f"{path} is not a split, or it is damaged: make it again") from error
-    if split.hash != stated:
+    if (split.n, split.hash) != (n, stated):
         raise DataError(f"{path} is damaged: its hash does not match its content; make it again")
     return split
 
@@ -151,10 +165,9 @@ def _draw(
     stream: int,
     lack: str = "",
 ) -> Rows:
-    """Draw ``wanted(size)`` items of each class, none twice; ``free`` [N] marks available items and is updated. If there are fewer, all of
+    """Draw ``wanted(size)`` items of each class, none twice, of the ``free`` ones (bool [N], updated). If there are fewer, all of
     them, or DataError with the text ``lack``."""
-    counts = labels.counts()
-    taken = [np.empty(0, np.int64)]
+    counts, before = labels.counts(), free.copy()
     # Rarest classes first, so that common ones do not use up shared items.
     for c in (int(c) for c in np.argsort(counts, kind="stable") if counts[c]):
         # The order is of the whole class, so that larger draws contain smaller ones.
@@ -163,9 +176,8 @@ def _draw(
         if lack and len(order) < number:
             there = f"class '{labels.class_names[c]}' has {counts[c]:,} items, {len(order):,} of them free"
             raise DataError(f"{there}{lack}")
-        taken.append(order[:number])
-        free[taken[-1]] = False
-    return np.sort(np.concatenate(taken))
+        free[order[:number]] = False
+    return np.flatnonzero(before & ~free)
 
 
 def read_rows(
@@ -220,11 +232,13 @@ def _labelled(
         if clash.size:
             what = f"{named_rows(clash)} cannot be used ({reserved}): leave such rows out"
             raise DataError(f"--labelled {spec}: {what}")
-    elif str(spec).endswith("-per-class"):
-        lack = f" (the others: {reserved}); --labelled {spec} needs {int(number):,}: lower --labelled"
-        rows = _draw(labels, free, lambda total: int(number), seed, _LABELLED, lack)
     else:
-        rows = _draw(labels, free, lambda total: max(1, round(number * total)), seed, _LABELLED)
+        n, fixed = number, str(spec).endswith("-per-class")
+        lack = (
+            f" (the others: {reserved}); --labelled {spec} needs {n:,.0f}: lower --labelled" if fixed else ""
+        )
+        wanted = (lambda total: int(n)) if fixed else (lambda total: max(1, round(n * total)))
+        rows = _draw(labels, free, wanted, seed, _LABELLED, lack)
     free[rows] = False
     counts = labels.take(rows).counts()
     if not counts.all():
@@ -236,23 +250,22 @@ def _labelled(
 # Protocols --------------------------------------------------------------------------------------------------------------
 
 
-def _rest_is_database(labels: Labels, query: Rows, labelled: Rows, name: str, seed: int) -> Split:
+def _rest_is_database(labels: Labels, query: Any, labelled: Any, name: str, seed: int) -> Split:
     rest = np.ones(len(labels), dtype=bool)
     rest[query] = rest[labelled] = False
-    database = np.flatnonzero(rest & labels.has())
-    return Split(len(labels), query, labelled, np.flatnonzero(rest), database, name, seed)
+    roles = {"query": query, "labelled": labelled, "unlabelled": rest, "database": rest & labels.has()}
+    return Split.of(len(labels), name, seed, **roles)
 
 
 def _protocol1(
     labels: Labels, name: str, seed: int, labelled: str | None, queries: int | str | Path | None, ids: Rows
 ) -> Split:
-    if isinstance(queries, int) and queries < 1:
-        raise UsageError(f"queries = {queries}: at least 1 of each class is needed (or protocol none)")
-    query, reserved = np.empty(0, np.int64), "queries"
+    query, reserved, free = np.empty(0, np.int64), "queries", labels.has()
     if isinstance(queries, str | Path):
         query = read_rows(queries, ids, "queries", labels)
     elif name == "1":
-        free = labels.has()
+        if queries is not None and queries < 1:
+            raise UsageError(f"queries = {queries}: at least 1 of each class is needed (or protocol none)")
         from_file = labelled != "all" and _number(labelled) is None
         if from_file:
             free[read_rows(str(labelled), ids)] = False
@@ -268,21 +281,18 @@ def _protocol1(
 
 
 def _authors(labels: Labels, seed: int, labelled: str | None) -> Split:
-    spec = "500-per-class" if labelled in (None, "all") else labelled
-    number = _number(spec)
+    number = _number("500-per-class" if labelled in (None, "all") else labelled)
     if number is None or number < 1:
         raise UsageError(f"protocol gpq-authors takes --labelled N-per-class, not {labelled}")
     of_item = labels.class_ids()
-    queries, chosen = [], []
+    query, picked = np.zeros((2, len(labels)), dtype=bool)
     for c, name in enumerate(labels.class_names):
         rows = np.flatnonzero(of_item == c)
-        mark = np.arange(len(rows)) % 60 == 0
-        if len(rows) - int(mark.sum()) < number:
-            needed = f"needs {int(number):,} besides {int(mark.sum())} queries: lower --labelled"
+        others = np.delete(rows, slice(None, None, 60))
+        if len(others) < number:
+            needed = f"needs {int(number):,} besides {len(rows) - len(others)} queries: lower --labelled"
             raise DataError(f"class '{name}' has {len(rows):,} items; protocol gpq-authors {needed}")
-        queries.append(rows[mark])
-        chosen.append(rows[~mark][: int(number)])
-    query, picked = np.sort(np.concatenate(queries)), np.sort(np.concatenate(chosen))
+        query[rows[::60]] = picked[others[: int(number)]] = True
     return _rest_is_database(labels, query, picked, "gpq-authors", seed)
 
 
@@ -324,8 +334,8 @@ def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | No
     for stream, rows in enumerate(groups):
         # The odd item goes to the training half, so that classes of one item can be learnt.
         first[_permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
-    query = np.flatnonzero(hidden & ~first)
-    if not len(query):
+    query = hidden & ~first
+    if not query.any():
         raise DataError(f"{len(labels):,} items are too few for protocol {protocol}: no query is left")
     if protocol == "2":
         database, train = has & (hidden == first), has & ~hidden & first
@@ -336,9 +346,9 @@ def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | No
     visible = labels.masked(np.flatnonzero(train)).select_classes(seen)
     chosen = _labelled(labelled or "all", visible, train, seed, ids, reserved)
     rest[chosen] = False
-    roles = query, chosen, np.flatnonzero(rest), np.flatnonzero(database)
-    note = f"seen classes: {', '.join(labels.class_names[c] for c in seen)}"
-    return Split(len(labels), *roles, protocol, seed, tuple(int(c) for c in seen), (note,))
+    more = tuple(seen.tolist()), (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",)
+    roles = {"query": query, "labelled": chosen, "unlabelled": rest, "database": database}
+    return Split.of(len(labels), protocol, seed, *more, **roles)
 
 
 def check_protocol(protocol: str) -> str:
@@ -352,40 +362,15 @@ def check_protocol(protocol: str) -> str:
     return name
 
 
-def split_of(
-    labels: Labels,
-    protocol: str = "1",
-    *,
-    seed: int = 0,
-    labelled: str | None = None,
-    queries: int | str | Path | None = None,
-    ids: NDArray[np.int64] | None = None,
-) -> Split:
-    """:func:`make_split` of labels alone. ``ids`` default to the row numbers."""
-    name = check_protocol(protocol)
-    if queries is not None and name != "1":
-        raise UsageError(f"protocol {protocol} chooses queries itself: leave out --queries")
-    if seed < 0:
-        raise UsageError(f"seed {seed}: it must not be negative")
-    if isinstance(queries, str) and (number := _number(queries, "--queries")) is not None:
-        queries = int(number)
-    ids = np.arange(len(labels)) if ids is None else ids
-    if name in ("1", "none"):
-        return _protocol1(labels, name, seed, labelled, queries, ids)
-    if name == "gpq-authors":
-        return _authors(labels, seed, labelled)
-    return _unseen_classes(labels, protocol, seed, labelled, ids)
-
-
 def make_split(
-    dataset: Dataset,
+    data: Dataset | Labels,
     protocol: str | int = "1",
     *,
     seed: int = 0,
     labelled: str | float | None = None,
     queries: int | str | Path | None = None,
 ) -> Split:
-    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`), the same for the same seed.
+    """The split of a data set, or of labels alone, by the name of a protocol (:data:`PROTOCOLS`), the same for the same seed.
 
     Args:
         protocol: ``transfer:`` may be followed by the names of the unseen classes, separated by commas, with wildcards ``*`` and ``?``.
@@ -399,10 +384,22 @@ def make_split(
         DataError: the data has no labels or too few.
     """
     protocol, labelled = str(protocol), str(labelled) if isinstance(labelled, float) else labelled
-    if protocol == "1" and dataset.name.partition(":")[0] == "nuswide":
+    data_name = "" if isinstance(data, Labels) else data.name
+    if protocol == "1" and data_name.partition(":")[0] == "nuswide":
         queries = 100 if queries is None else queries
         labelled = labelled or "500-per-class"
-    check_protocol(protocol)
-    with errors_of(dataset.name):
-        labels, ids = dataset.require_labels(), dataset.ids
-        return split_of(labels, protocol, seed=seed, labelled=labelled, queries=queries, ids=ids)
+    name = check_protocol(protocol)
+    if queries is not None and name != "1":
+        raise UsageError(f"protocol {protocol} chooses queries itself: leave out --queries")
+    if seed < 0:
+        raise UsageError(f"seed {seed}: it must not be negative")
+    if isinstance(queries, str) and (number := _number(queries, "--queries")) is not None:
+        queries = int(number)
+    with errors_of(data_name):
+        labels = data if isinstance(data, Labels) else data.require_labels()
+        ids = np.arange(len(labels)) if isinstance(data, Labels) else data.ids
+        if name == "gpq-authors":
+            return _authors(labels, seed, labelled)
+        if name in ("1", "none"):
+            return _protocol1(labels, name, seed, labelled, queries, ids)
+        return _unseen_classes(labels, protocol, seed, labelled, ids)

@@ -15,9 +15,33 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import stage
-from .base import Dataset, FeatureDataset, ImageDataset, load_batch
+from .base import Dataset, FeatureDataset, ImageDataset
+from .images import resize_square
 
 Batch = tuple[NDArray[Any], NDArray[np.bool_]]
+
+
+_CHUNK = 8  # images per thread and step: small enough to balance a batch
+
+
+def load_batch(
+    dataset: ImageDataset, rows: NDArray[Any], size: int, pool: ThreadPoolExecutor | None = None
+) -> Batch:
+    """Read, decode and resize the images at ``rows``: uint8 [n_ok, 3, size, size], and ok bool [n], without broken images, which the data
+    set counts. The result does not depend on the threads (Pillow releases the interpreter lock)."""
+    if dataset.pixels is not None and dataset.pixels.shape[1:3] == (size, size):
+        return dataset.planes(rows), np.ones(len(rows), dtype=bool)
+    out = np.empty((len(rows), 3, max(size, 0), max(size, 0)), dtype=np.uint8)
+    ok = np.zeros(len(rows), dtype=bool)
+
+    def work(start: int) -> None:
+        for j, image in enumerate(dataset.read(rows[start : start + _CHUNK]), start):
+            if image is not None:
+                out[j] = resize_square(image, size).transpose(2, 0, 1)
+                ok[j] = True
+
+    list((map if pool is None else pool.map)(work, range(0, len(rows), _CHUNK)))
+    return (out if ok.all() else out[ok]), ok
 
 
 @dataclass(frozen=True)

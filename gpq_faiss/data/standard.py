@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
-from .base import ArrayImages, digest
+from .base import ImageDataset, digest
 from .labels import Labels
 from .paths import cache_folder
 from .tables import PLAIN, Options
@@ -20,13 +20,13 @@ from .tables import PLAIN, Options
 _TIMEOUT = 30.0  # of a download in seconds
 
 
-def _array_images(name: str, images: NDArray[np.uint8], labels: Labels, mirrors: bool) -> ArrayImages:
+def _array_images(name: str, images: NDArray[np.uint8], labels: Labels, mirrors: bool) -> ImageDataset:
     ids = np.arange(len(images), dtype=np.int64)
     mark = fingerprint(name, str(images.shape), digest(images), labels.fingerprint(), ids.tobytes())
-    return ArrayImages(name=name, mirrors=mirrors, images=images, ids=ids, labels=labels, fingerprint=mark)
+    return ImageDataset(name=name, mirrors=mirrors, pixels=images, ids=ids, labels=labels, fingerprint=mark)
 
 
-def open_digits(_: None = None, o: Options = PLAIN) -> ArrayImages:
+def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:
     """1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Handwritten Digits, test part)."""
     found = importlib.util.find_spec("sklearn")  # importing scikit-learn takes seconds
     if found is None or found.origin is None:
@@ -37,7 +37,7 @@ def open_digits(_: None = None, o: Options = PLAIN) -> ArrayImages:
     return _array_images("digits", images, labels, mirrors=False)
 
 
-def open_published(root: str | None, o: Options, *, name: str) -> ArrayImages:
+def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     """``cifar10`` and ``fashion-mnist`` by torchvision, in or for the folder ``root``: the training images first, then the test images.
 
     CIFAR-10's batches are pickles. torchvision compares their MD5 with published values before unpickling: foreign files are never

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
-from ..errors import DataError, one_line
-from ..inputs import check_file, check_memory, read_text
+from ..errors import DataError
+from ..inputs import check_file, check_memory, read_text, reading
 from ..store import Hdf5Array, Texts, as_texts, read_hdf5_array
-from .arrays import HeldArray, Matrix, npz_array, open_npz, whole_numbers
+from .arrays import Matrix, NpyArray, npz_array, whole_numbers
 from .labels import Labels, errors_of, label_cell, labels_of
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr_0")
@@ -105,10 +107,11 @@ class Table:
 
     Attributes:
         where: the table, in errors.
-        read: name -> a list of texts, an array, an :class:`.store.Hdf5Array`, or a ``pyarrow.ChunkedArray``, read when it is needed.
-        kind: name -> the kind of its values (:func:`kind_of`); those of a text file are ``text``.
+        read: name -> a list of texts, an array, a :class:`.arrays.Matrix`, or a ``pyarrow.ChunkedArray``, read when it is needed.
+        kind: name -> the kind of its values (:func:`kind_of`).
         memory: budget in bytes for a column (default: free memory).
         class_names: name of a column of labels -> names of the class numbers.
+        mapped: whether Arrow's columns are in a file, and vectors are to be read by rows.
     """
 
     where: str
@@ -117,17 +120,14 @@ class Table:
     kind: Callable[[str], str] = lambda name: "text"
     memory: int | None = None
     class_names: Callable[[str], Sequence[str] | None] = lambda name: None
+    mapped: bool = False
 
-    def check(self, name: str, remedy: str = "") -> None:
-        """Raises DataError: there is no such column, or two."""
+    def column(self, name: str, remedy: str = "") -> Any:
+        """See :attr:`read`. Raises DataError: there is no such column, or two."""
         if self.names.count(name) != 1:
             there = ", ".join(repr(known[:40]) for known in self.names[:20])
             what = f"the column {name!r} twice" if name in self.names else f"no column {name!r}"
             raise DataError(f"{self.where} has {what} (it has {there}){remedy}")
-
-    def column(self, name: str, remedy: str = "") -> Any:
-        """See :attr:`read`. Raises DataError: see :meth:`check`."""
-        self.check(name, remedy)
         return self.read(name)
 
     def array(self, name: str, remedy: str = "") -> Any:
@@ -136,26 +136,17 @@ class Table:
         if isinstance(column, Hdf5Array):
             size = 2 * math.prod(column.shape) * column.dtype.itemsize
             check_memory(size, f"{self.where}: {name!r}", self.memory)
-            return column.read(slice(None))
+            return column[:]
         return column
 
     def cells(self, name: str, remedy: str = "") -> list[Any]:
         """A column as Python values, one per row; equal texts are one object. Raises DataError: see :meth:`column`; too large."""
         column = self.array(name, remedy)
-        if isinstance(column, list):
-            return column
-        if isinstance(column, np.ndarray):
-            return list(column.tolist())
+        if isinstance(column, list | np.ndarray):
+            return list(column if isinstance(column, list) else column.tolist())
         values = sum(len(chunk.flatten()) if kind_of(chunk.type) == "list" else 0 for chunk in column.chunks)
         check_memory((len(column) + values) * _CELL, f"{self.where}: {name!r}", self.memory)
         return [cell for chunk in column.chunks for cell in _cells(chunk)]
-
-    def holds_texts(self, name: str) -> bool:
-        """Whether a column has texts, and not all of them are whole numbers in a text file."""
-        if self.kind(name) != "text":
-            return False
-        column = self.read(name)
-        return not (isinstance(column, list) and all(map(_INTEGER.fullmatch, column)))
 
     def labels(self, name: str) -> Labels | None:
         """Labels from numbers (-1 or empty: none), names, or lists of these; None if no item has any."""
@@ -171,11 +162,10 @@ class Table:
         """Raises DataError: not whole numbers of 64 bits, or one is missing."""
         column = self.array(name)
         if isinstance(column, list):
-            texts = np.array(column)
             with contextlib.suppress(ValueError, OverflowError):
-                texts = np.array([int(text) for text in column], dtype=np.int64)
-            column = texts
-        column = column if isinstance(column, np.ndarray) else column.to_numpy()  # float64 if cells are empty
+                column = np.array([int(text) for text in column], dtype=np.int64)
+        # Arrow's is float64 if cells are empty.
+        column = column.to_numpy() if hasattr(column, "chunks") else np.asarray(column)
         return whole_numbers(column, f"{self.where}: {name!r}")
 
     def texts(self, name: str, remedy: str = "") -> Texts:
@@ -187,7 +177,7 @@ class Table:
         about, ids, names = About(), o.ids, o.names
         label = o.label_column or (first_of(LABELS, self.names) if o.want_labels else None)
         if ids is None and (guess := first_of(IDS, self.names)) is not None:
-            if not self.holds_texts(guess):
+            if self.kind(guess) != "text":
                 ids = guess
             elif names is None:
                 names = guess
@@ -202,62 +192,79 @@ class Table:
         about.ids = None if ids is None else self.ids(ids)
         return about, {label, ids, names, *o.keep}
 
-    def vectors(self, used: set[str | None], wanted: str | None = None) -> str | None:
-        """The column of vectors: ``wanted``, one of :data:`FEATURES`, or the only unused list; None: there is no list."""
-        lists = [name for name in self.names if name not in used and self.kind(name) == "list"]
-        found = wanted or first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
-        if found is not None:
-            self.check(found)
-        if found in lists or not (found or lists):
-            return found
-        what = f"{found!r} is not a column of lists" if found else "which column holds the vectors?"
-        there = ", ".join(lists[:20]) or "none"
-        raise DataError(f"{self.where}: {what} (there are: {there}): name it with --read vectors")
-
-    def matrix(self, name: str) -> Matrix:
-        """A column of vectors. Raises DataError: not numbers, or of unlike widths."""
-        column = self.column(name)
-        if isinstance(column, Hdf5Array):
-            return column
-        if not isinstance(column, np.ndarray):
-            column = matrix_of(column, f"{self.where}: {name!r}")
-        return HeldArray(column)
+    def vectors(self, used: set[str | None], wanted: Any, numbers: bool = False) -> Matrix:
+        """The column of lists ``wanted``, one of :data:`FEATURES`, or the only unused one; with ``numbers`` also several columns of
+        numbers, one per dimension (default: all unused ones). Raises DataError: not numbers, of unlike widths, or unclear."""
+        unused = [name for name in self.names if name not in used]
+        lists = [name for name in unused if self.kind(name) == "list"]
+        usual = first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
+        one = wanted or usual
+        chosen: list[str] = [one] if isinstance(one, str) else list(one or ())
+        columns = [self.column(name) for name in chosen]
+        if len(chosen) == 1 and chosen[0] in lists:
+            where = f"{self.where}: {chosen[0]!r}"
+            if hasattr(columns[0], "chunks"):
+                return ArrowMatrix(columns[0], where) if self.mapped else matrix_of(columns[0], where)
+            return columns[0]  # type: ignore[no-any-return]
+        if (numbers and not isinstance(wanted, str) and not lists) or len(chosen) > 1:
+            chosen = chosen or [name for name in unused if self.kind(name) in NUMBERS]
+            if chosen and all(self.kind(name) in NUMBERS for name in chosen):
+                return np.column_stack([self.column(name).to_numpy() for name in chosen])
+        there = (
+            f"there are: {', '.join(lists[:20])}"
+            if lists
+            else f"it has {', '.join(self.names[:20]) or 'none'}"
+        )
+        what = (
+            f"{', '.join(map(repr, chosen))}: not lists of numbers"
+            if chosen
+            else "which column holds the vectors?"
+        )
+        raise DataError(f"{self.where}: {what} ({there}): name it 'features', or with --read vectors")
 
 
 # Forms ------------------------------------------------------------------------------------------------------------------
 
 
-def csv_header(text: str) -> tuple[list[str], str]:
-    """The columns that the first line names, and what separates them: what is most in it of commas, semicolons and tabs."""
+def open_table(path: Path, what: str, o: Options = PLAIN, form: str = "") -> Table:
+    """The columns of ``what``, a file of any of the forms (by its ending, if none is named); text is CSV."""
+    form = form or path.suffix.lower()[1:]
+    if form in ("parquet", "pq"):
+        return parquet_table(path, what, o.memory)
+    return (array_table if form in ("npy", "npz", "h5", "hdf5") else csv_table)(path, what, o)
+
+
+def csv_table(path: Path, what: str, o: Options = PLAIN) -> Table:
+    """A text with a header line, separated by what is most in that: commas, semicolons or tabs. Blank lines are skipped. Raises DataError:
+    not a text, empty, or (at the first column that is read) a line of another length."""
+    text = read_text(path, what)
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
-    return [name.strip() for name in next(csv.reader([first], delimiter=separator), [])], separator
-
-
-def csv_table(path: Path, what: str) -> Table:
-    """A text with a header line. Blank lines are skipped. Raises DataError: not a text, empty, or a line of another length."""
-    text = read_text(path, what)
-    header, separator = csv_header(text)
+    header = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
     if not any(header):
         raise DataError(f"{path} is empty, or its first line is: {what} with a header line is needed")
-    reader = csv.reader(io.StringIO(text), delimiter=separator, strict=True)
-    rows: list[list[str]] = []
-    try:
-        next(reader)
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if any(cells):
-                rows.append(cells)
-            if any(cells) and len(row) != len(header):
-                raise csv.Error(f"{len(row)} fields, the header has {len(header)}")
-    except csv.Error as error:
-        raise DataError(f"{path} line {reader.line_num} is not CSV: {error}") from None
-    return Table(str(path), header, lambda name: [row[header.index(name)] for row in rows])
 
+    @functools.cache
+    def rows() -> list[list[str]]:
+        reader = csv.reader(io.StringIO(text), delimiter=separator, strict=True)
+        found: list[list[str]] = []
+        try:
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                found += [cells] * any(cells)
+                if any(cells) and len(row) != len(header):
+                    raise csv.Error(f"{len(row)} fields, the header has {len(header)}")
+        except csv.Error as error:
+            raise DataError(f"{path} line {reader.line_num} is not CSV: {error}") from None
+        return found[1:]
 
-def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet by its ending."""
-    return path.suffix.lower() in (".parquet", ".pq")
+    def read(name: str) -> list[str]:
+        return [row[header.index(name)] for row in rows()]
+
+    def kind(name: str) -> str:
+        return "integer" if all(map(_INTEGER.fullmatch, read(name))) else "text"
+
+    return Table(str(path), header, read, kind)
 
 
 def arrow_table(where: str, schema: Any, read: Callable[[str], Any], memory: int | None = None) -> Table:
@@ -270,29 +277,33 @@ def parquet_table(path: Path, what: str, memory: int | None = None) -> Table:
     """The columns of a Parquet file, decoded when they are needed."""
 
     def read(name: str) -> Any:
-        with open_parquet(path, what) as file:
-            stored = [file.schema.column(i) for i in leaves(file, name)]
+        with _parquet(path, what) as file:
+            names = [file.schema.column(i).path for i in range(len(file.schema))]
+            leaves = [i for i, leaf in enumerate(names) if leaf == name or leaf.startswith(f"{name}.")]
+            texts = [names[i] for i in leaves if file.schema.column(i).physical_type == "BYTE_ARRAY"]
             remedy = "make it smaller; vectors in .npy are streamed"
-            check_memory(_decoded_bytes(file, name), f"{path}: {name!r}", memory, remedy)
-        texts = [leaf.path for leaf in stored if leaf.physical_type == "BYTE_ARRAY"]
-        with open_parquet(path, what, texts) as file:
+            check_memory(_decoded_bytes(file, leaves), f"{path}: {name!r}", memory, remedy)
+        with _parquet(path, what, texts) as file:
             return file.read(columns=[name])[name]
 
-    with open_parquet(path, what) as file:
+    with _parquet(path, what) as file:
         return arrow_table(str(path), file.schema_arrow, read, memory)
 
 
-def array_table(path: Path, o: Options) -> Table:
-    """The arrays of an ``.npz``; of an HDF5 file those with usual names of vectors, ids and (if wanted) labels."""
+def array_table(path: Path, what: str, o: Options = PLAIN) -> Table:
+    """The array of a ``.npy``, the arrays of an ``.npz``; of HDF5 those with usual names of vectors, ids and (if wanted) labels."""
     arrays: dict[str, Any] = {}
-    if path.suffix.lower() == ".npz":
-        with open_npz(path) as archive:
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        arrays["arr_0"] = NpyArray(path)
+    elif suffix == ".npz":
+        with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
     else:
         for group in ((o.vectors or "", *FEATURES), IDS, LABELS if o.want_labels else (), ("codebooks",)):
             if (found := read_hdf5_array(path, group)) is not None:
                 arrays[found.name] = found
-        names = list(arrays)
+    names = names if suffix == ".npz" else list(arrays)
 
     def read(name: str) -> Any:
         if name not in arrays:
@@ -314,37 +325,25 @@ def array_table(path: Path, o: Options) -> Table:
 
 
 @contextlib.contextmanager
-def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[Any]:
+def _parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[Any]:
     """A ``pyarrow.parquet.ParquetFile`` of ``what``, its checksums verified; the columns ``texts`` are read as dictionaries."""
     try:
-        import pyarrow
-        import pyarrow.parquet
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
     check_file(path, what)
-    try:
-        with pyarrow.parquet.ParquetFile(
-            path, read_dictionary=list(texts), page_checksum_verification=True
-        ) as file:
-            yield file
-    except MemoryError:  # pyarrow's is also an ArrowException
-        raise DataError(f"{path} does not fit in memory: write it with smaller row groups") from None
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
-        why = one_line(error, 120)
-        raise DataError(f"{path} is not a Parquet file, or empty, truncated or damaged ({why})") from None
+    with (
+        reading(path, "a Parquet file"),
+        ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file,
+    ):
+        yield file
 
 
-def leaves(file: Any, column: str) -> list[int]:
-    """Indices of the stored columns of the schema's ``column``."""
-    names = [file.schema.column(i).path for i in range(len(file.schema))]
-    return [i for i, name in enumerate(names) if name == column or name.startswith(f"{column}.")]
-
-
-def _decoded_bytes(file: Any, column: str) -> int:
-    """Decoded size of ``column`` in bytes, by the file's counts."""
+def _decoded_bytes(file: Any, leaves: Sequence[int]) -> int:
+    """Decoded size in bytes of the stored columns ``leaves``, by the file's counts."""
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     total = 0
-    for leaf in leaves(file, column):
+    for leaf in leaves:
         kind = file.schema.column(leaf)
         width = kind.length if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS[kind.physical_type]
         for chunk in (group.column(leaf) for group in groups):
@@ -391,12 +390,11 @@ class ArrowMatrix:
 
     def __init__(self, column: Any, where: str) -> None:
         self.column, self.where, self._width = column, where, 0
-        first = self.read(slice(0, 1))
+        first = self[:1]
         self._width, self.dtype = first.shape[1], first.dtype
         self.shape = (len(column), self._width)
 
-    def read(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """See :class:`.arrays.Matrix`."""
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self.column))
             part = self.column.slice(start, max(0, stop - start))

@@ -18,8 +18,8 @@ from ..files import fingerprint
 from ..inputs import check_file, check_memory, read_text
 from ..progress import stage
 from ..store import RowReader
-from .arrays import JoinedMatrix, Matrix, NpyArray, read_ids
-from .base import ArrayImages, Dataset, FeatureDataset, ImageDataset, digest, features, held_features, images
+from .arrays import JoinedMatrix, Matrix, read_ids
+from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .given import read_labels, told
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, class_order, labels_of
@@ -27,16 +27,12 @@ from .paths import file_fingerprint, files_of, is_url, local_path, without_secre
 from .tables import (
     IDS,
     LABELS,
-    NUMBERS,
     PLAIN,
     About,
-    ArrowMatrix,
     Options,
-    array_table,
     arrow_table,
-    csv_table,
     first_of,
-    parquet_table,
+    open_table,
 )
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
@@ -47,29 +43,18 @@ SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
 
 def _open(path: Path, o: Options) -> tuple[Matrix, About]:
     """The contents of one file. Raises as :func:`open_features`."""
-    suffix, what = path.suffix.lower(), "a Parquet file of vectors"
-    if check_file(path, "a file of features") == 0:
-        raise DataError(f"{path} is empty (0 bytes)")
+    check_file(path, "a file of features")
+    suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(f"{path}: features are read from {', '.join(SUFFIXES)}, not from {suffix or 'this'}")
-    if suffix == ".npy" and (o.keep or o.vectors):
-        raise UsageError(
-            f"--read {'keep' if o.keep else 'vectors'}: {path} has no columns: use Parquet or .npz"
-        )
-    if suffix == ".npy":
-        return NpyArray(path, "vectors"), About()
-    table = parquet_table(path, what, o.memory) if suffix in (".parquet", ".pq") else array_table(path, o)
+    table = open_table(path, "a file of vectors", o)
     if "codebooks" in table.names:  # our features.h5 has packed labels
         with RowReader(path, kind="features") as reader:
             stored = reader.labels() if o.want_labels else None
             labels = None if stored is None else Labels(stored, reader.header.class_names)
-            return table.matrix("features"), About(labels, reader.ids(), reader.texts())
+            return table.read("features"), About(labels, reader.ids(), reader.texts())
     found, used = table.describe(o)
-    name = table.vectors({*used, *LABELS}, o.vectors)
-    if name is None:
-        there = ", ".join(table.names[:20]) or "no array of a usual name"
-        raise DataError(f"{path} has no column of vectors (it has {there}): name it 'features'")
-    return table.matrix(name), found
+    return table.vectors({*used, *LABELS}, o.vectors), found
 
 
 def _joined(files: Sequence[Path], parts: Sequence[tuple[Matrix, About]]) -> tuple[Matrix, About]:
@@ -133,45 +118,30 @@ def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
     found, used = table.describe(o)
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     used.update(one for one in index if isinstance(one, str))
-    column = table.vectors(used, o.vectors) if isinstance(o.vectors, str | None) else None
-    if column is not None:
-        return held_features(name, table.matrix(column).read(slice(None)), found)
-    chosen = o.vectors or [n for n in table.names if n not in used and table.kind(n) in NUMBERS]
-    columns = [table.column(n) for n in chosen]
-    wrong = next((f"{n!r} is not of numbers" for n in chosen if table.kind(n) not in NUMBERS), None)
-    if wrong or not columns:
-        what = wrong or "no column of vectors"
-        raise DataError(f"{where}: {what}: a column of lists, or columns of numbers, are needed")
-    return held_features(name, np.column_stack([column.to_numpy() for column in columns]), found)
-
-
-def _hub_rows(source: Any, name: str) -> tuple[Any, list[str]]:
-    """A ``datasets.Dataset`` of all parts, test parts last, and notes. Raises DataError: it cannot be read by position."""
-    notes = []
-    try:
-        import datasets
-
-        found = datasets.load_from_disk(str(Path(source).expanduser())) if isinstance(source, str) else source
-        if isinstance(found, datasets.DatasetDict) and found:
-            parts = sorted(found, key=lambda part: (part.lower() == "test", part))
-            notes.append(f"parts: {', '.join(parts)}")
-            found = datasets.concatenate_datasets([found[part] for part in parts])
-    except ImportError:
-        raise DataError(f"reading {name} needs the package datasets: pip install 'gpq-faiss[hf]'") from None
-    except Exception as error:  # from pyarrow, json, or datasets
-        what = f"is not a data set that save_to_disk wrote, or it is damaged ({one_line(error)})"
-        raise DataError(f"{name} {what}") from None
-    if not isinstance(found, datasets.Dataset):
-        what = f"{type(found).__name__} cannot be read by position"
-        raise DataError(f"{name}: {what}: give a Dataset, not a stream")
-    return found, notes
+    return features(name, table.vectors(used, o.vectors, numbers=True), found)
 
 
 def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
-    """Images or vectors of a folder of ``save_to_disk``, a ``Dataset`` or a ``DatasetDict``."""
-    folder = isinstance(source, str)
+    """Images or vectors of a folder of ``save_to_disk``, a ``Dataset`` or a ``DatasetDict`` (all parts, test parts last)."""
+    folder, notes = isinstance(source, str), []
     name = f"hf:{source}" if folder else type(source).__name__
-    rows, notes = _hub_rows(source, name)
+    try:
+        import datasets
+
+        rows = datasets.load_from_disk(str(Path(source).expanduser())) if folder else source
+        if isinstance(rows, datasets.DatasetDict) and rows:
+            parts = sorted(rows, key=lambda part: (part.lower() == "test", part))
+            notes.append(f"parts: {', '.join(parts)}")
+            rows = datasets.concatenate_datasets([rows[part] for part in parts])
+    except ImportError:
+        raise DataError(f"reading {name} needs the package datasets: pip install 'gpq-faiss[hf]'") from None
+    except Exception as error:  # from pyarrow, json, or datasets
+        why = f"or it is damaged ({one_line(error)})"
+        raise DataError(f"{name} is not a data set that save_to_disk wrote, {why}") from None
+    if not isinstance(rows, datasets.Dataset):
+        raise DataError(
+            f"{name}: {type(rows).__name__} cannot be read by position: give a Dataset, no stream"
+        )
     data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
 
     def read(column: str) -> Any:
@@ -182,31 +152,23 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
             raise DataError(f"{name}: column {column!r} is damaged ({why}): write it again") from None
         return data.column(column)
 
-    def classes(column: str) -> Any:
-        kind = rows.features[column]
-        found = getattr(getattr(kind, "feature", kind), "names", None)
-        if found is not None and not all(isinstance(one, str) for one in found):
-            raise DataError(f"{name}: the class names of the labels are not texts: save the data set again")
-        return found
-
-    table = arrow_table(name, data.schema, read)
-    table.class_names = classes
-    kinds = [] if o.vectors else [n for n, kind in rows.features.items() if type(kind).__name__ == "Image"]
+    table, kinds_of = arrow_table(name, data.schema, read), rows.features
+    table.mapped = True
+    table.class_names = lambda column: getattr(
+        getattr(kinds_of[column], "feature", kinds_of[column]), "names", None
+    )
+    kinds = [] if o.vectors else [n for n, kind in kinds_of.items() if type(kind).__name__ == "Image"]
     image = o.image_column or first_of(("image",), kinds) or (kinds[0] if len(kinds) == 1 else None)
     if image is not None and image not in kinds:
         there = ", ".join(kinds) or "none"
         raise DataError(f"--read image_column={image}: no column of images (there are: {there})")
     about, used = table.describe(o)
-    about.notes, texts = notes + about.notes, dict(about.texts)
+    about.notes = notes + about.notes
     made: ImageDataset | FeatureDataset
     if image is None:
-        chosen = table.vectors(used, o.vectors)
-        if chosen is None:
-            there = ", ".join(table.names) or "none"
-            raise DataError(f"{name}: which column holds the images or vectors? (there are: {there})")
-        made = features(name, ArrowMatrix(table.column(chosen), f"{name}: {chosen!r}"), about)
+        made = features(name, table.vectors(used, o.vectors), about, "")
     else:
-        column = table.column(image)
+        column, own = table.column(image), [f"row {i}" for i in range(len(rows))]
 
         def fetch(i: int) -> bytes | str:
             value = column[i].as_py() or {}
@@ -216,36 +178,32 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
                 return str(value["path"])
             raise BrokenImageError(f"row {i}", "there is no image in this row")
 
-        own = texts["name"].tolist() if "name" in texts else [f"row {i}" for i in range(len(rows))]
+        own = about.texts["name"].tolist() if "name" in about.texts else own
         made = images(name, "hf", own, [f"{name}!{text}" for text in own], about, o.max_bad, fetch=fetch)
     marks = [file_fingerprint(Path(file["filename"])) for file in rows.cache_files]
     made.fingerprint = fingerprint("hf", *marks, rows._fingerprint, about.mark(), made.ids.tobytes())
-    made.texts = texts
+    made.texts = about.texts
     return made
 
 
 # Tables and lists of paths of images ------------------------------------------------------------------------------------
 
 
-def _list_of(path: str, o: Options) -> tuple[Path, Path]:
-    """A list as a local file, and the base folder of its paths."""
+def open_listed(path: str, o: Options = PLAIN, *, form: str) -> ImageDataset:
+    """Images of a text list (``form`` ``list``), or of a table (``csv``, ``parquet``) with a column of paths; relative paths are below
+    ``root`` or the folder of the list, and back-slashes are converted. Without a column of ids they are row numbers."""
     if is_url(path) and o.root is None:
         raise UsageError(f"{without_secrets(path)}: where are its images? Give their folder: --read root=DIR")
     file = local_path(path)
-    return file, file.parent if o.root is None else Path(o.root).expanduser()
-
-
-def _listed(name: str, listed: Sequence[str], base: Path, about: About, o: Options) -> ImageDataset:
-    """The files of a list, relative ones below ``base``, with back-slashes converted."""
+    base = file.parent if o.root is None else Path(o.root).expanduser()
+    listed, about = _list(file) if form == "list" else _table(file, o, form)
     plain = [one if os.sep == "\\" else one.replace("\\", "/") for one in listed]
     paths = [os.path.join(base, one) for one in plain]
-    return images(name, "image files", listed, paths, about, o.max_bad)
+    return images(f"{form}:{without_secrets(path)}", "image files", listed, paths, about, o.max_bad)
 
 
-def open_table(path: str, o: Options = PLAIN, *, form: str) -> ImageDataset:
-    """Images of a table (``form`` ``csv`` or ``parquet``) with a column of paths; without a column of ids they are row numbers."""
-    file, base = _list_of(path, o)
-    table = (parquet_table if form == "parquet" else csv_table)(file, "a table of images")
+def _table(file: Path, o: Options, form: str) -> tuple[list[str], About]:
+    table = open_table(file, "a table of images", form=form)
     image = o.image_column or "image"
     listed = table.cells(image, ": name it with --read image_column")
     wrong = next((i for i, one in enumerate(listed) if not one or not isinstance(one, str)), None)
@@ -253,9 +211,8 @@ def open_table(path: str, o: Options = PLAIN, *, form: str) -> ImageDataset:
         at = "no rows" if wrong is None else f"{listed[wrong]!r} in row {wrong} of column {image!r}"
         raise DataError(f"{file} has {at}: paths of images are needed")
     ids = first_of(IDS, table.names)
-    texts = ids is not None and table.holds_texts(ids)
-    about, _ = table.describe(replace(o, names=None if texts else image))
-    return _listed(f"{form}:{without_secrets(path)}", listed, base, about, o)
+    texts = ids is not None and table.kind(ids) == "text"
+    return listed, table.describe(replace(o, names=None if texts else image))[0]
 
 
 def read_lines(path: Path, what: str) -> list[tuple[int, str]]:
@@ -273,29 +230,26 @@ def _labels_in(line: str) -> list[str]:
     return ones[::-1] or [token for token in tokens[-1:] if token.removeprefix("-").isdecimal()]
 
 
-def open_list(path: str, o: Options = PLAIN) -> ImageDataset:
-    """Images of a text list: lines of a path (which may contain blanks) and 0/1 labels (all 0 is unlabelled), one class number (-1 is
-    unlabelled), or nothing. Class names are those of ``classes.txt`` beside the list."""
-    file, base = _list_of(path, o)
+def _list(file: Path) -> tuple[list[str], About]:
+    """Lines of a path (which may contain blanks) and 0/1 labels (all 0 is unlabelled), one class number (-1 is unlabelled), or nothing.
+    Class names are those of ``classes.txt`` beside the list."""
     lines = read_lines(file, "a list of images")
     columns = len(_labels_in(lines[0][1]))
+    if not columns:
+        return [line for _, line in lines], About(notes=["no labels"])
     values: list[list[int]] = []
-    for number, line in lines if columns else ():
+    for number, line in lines:
         found = _labels_in(line) if columns > 1 else _labels_in(line)[-1:]
         if len(found) != columns or len(found[0]) > 18:
             what = f"{columns} labels of 0 or 1" if columns > 1 else "one class number"
             first = f"expected as in line {lines[0][0]}"
             raise DataError(f"{file} line {number}: {what} {first}, found {line[-60:]!r}")
         values.append([int(text) for text in found])
-    names = [line.rsplit(maxsplit=columns)[0] if columns else line for _, line in lines]
     beside = file.parent / "classes.txt"
-    named = read_lines(beside, "class names") if columns and beside.is_file() else []
-    classes = [name for _, name in named] or None
-    labels = labels_of(np.array(values), str(file), class_names=classes) if columns else None
-    if labels is not None and not labels.has().any():
-        labels = None
-    about = About(labels, notes=["no labels"] if labels is None else [])
-    return _listed(f"list:{without_secrets(path)}", names, base, about, o)
+    classes = [name for _, name in read_lines(beside, "class names")] if beside.is_file() else None
+    labels = labels_of(np.array(values), str(file), class_names=classes)
+    about = About(labels) if labels.has().any() else About(notes=["no labels"])
+    return [line.rsplit(maxsplit=columns)[0] for _, line in lines], about
 
 
 # Arrays, tensors, lists and map-style data sets of torch ----------------------------------------------------------------
@@ -308,14 +262,12 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     """Vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W]. Raises DataError: neither."""
     array = as_array(values, "the array")
     if array.ndim == 2:
-        return held_features("array", array, About())
+        return features("array", array, About())
     content = digest(array)
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
         array = array.transpose(0, 2, 3, 1)
-    mark = fingerprint("array", content, str(array.shape))
-    ids = np.arange(len(array), dtype=np.int64)
-    images = np.ascontiguousarray(array)
-    return ArrayImages(name="array", ids=ids, fingerprint=mark, images=images, notes=["no labels"])
+    mark, ids = fingerprint("array", content, str(array.shape)), np.arange(len(array), dtype=np.int64)
+    return ImageDataset(name="array", ids=ids, fingerprint=mark, pixels=array, notes=["no labels"])
 
 
 def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
@@ -343,25 +295,27 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         except DataError as error:
             raise BrokenImageError(f"item {i}", getattr(error, "why", str(error))) from None
 
+    def label(i: int) -> Any:
+        try:
+            return item(i)[1]
+        except BrokenImageError:  # counted when it is read as an image
+            return None
+
     def labels() -> Labels | None:
         """By ``targets`` (with class names in ``classes``), else inside the items, which are then all read."""
-        targets = getattr(source, "targets", None)
+        targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
         if targets is None:
-            targets = []
             with stage("reading labels", n) as reading:
+                targets = []
                 for i in range(n):
-                    try:
-                        targets.append(item(i)[1])
-                    except BrokenImageError:  # counted when it is read as an image
-                        targets.append(None)
+                    targets.append(label(i))
                     reading.advance()
-        if all(target is None for target in targets):
-            return None
         plain = [without_gradient(target) for target in targets]
-        classes = getattr(source, "classes", None)
+        if all(target is None for target in plain):
+            return None
         hot = all(isinstance(target, np.ndarray) and target.ndim == 1 for target in plain)
         values = np.asarray(plain) if classes is not None or hot else plain
-        return labels_of(values, "labels", n, None if classes is None else [str(text) for text in classes])
+        return labels_of(values, "labels", n, classes)
 
     about = About(labels() if o.want_labels else None)
     about.notes = ["no labels"] if about.labels is None else []

@@ -10,12 +10,13 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any
 
-from ..data.arrays import ZIP_ERRORS, npy_header
+from ..data.arrays import npy_header
 from ..data.protocols import load_split
-from ..errors import DataError, MismatchError, one_line
+from ..errors import DataError, MismatchError
 from ..exported import METADATA_FILE, read_encoder_metadata
 from ..faissio.model import read_description, read_model
 from ..files import read_json
+from ..inputs import reading
 
 _KNOWN = (
     "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), "
@@ -132,17 +133,14 @@ def _array(file: IO[bytes], name: str, size: int) -> dict[str, Any]:
 def _zip(path: Path) -> dict[str, Any]:
     """The arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
     arrays = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if any(member.filename.endswith(f"/{METADATA_FILE}") for member in members):
-                return _encoder(path)
-            for member in (member for member in members if member.filename.endswith(".npy")):
-                with archive.open(member) as file:
-                    about = _array(file, f"{path}: {member.filename}", member.file_size)
-                arrays[member.filename.removesuffix(".npy")] = about
-    except ZIP_ERRORS as error:
-        raise DataError(f"{path} is truncated or damaged ({one_line(error)}): make it again") from None
+    with reading(path, "a zip archive"), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(member.filename.endswith(f"/{METADATA_FILE}") for member in members):
+            return _encoder(path)
+        for member in (member for member in members if member.filename.endswith(".npy")):
+            with archive.open(member) as file:
+                about = _array(file, f"{path}: {member.filename}", member.file_size)
+            arrays[member.filename.removesuffix(".npy")] = about
     if not arrays:
         raise DataError(f"{path} is a zip archive without arrays: {_KNOWN} can be described")
     return {"kind": "arrays", "arrays": arrays}

@@ -112,7 +112,7 @@ class Hdf5Array:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def read(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+    def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
         """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
         with open_hdf5(self.path) as h5:
             found = dataset(h5, self.name)

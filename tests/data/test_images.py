@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from gpq_faiss.data.base import ArrayImages, ImageDataset, images, load_batch
+from gpq_faiss.data.base import ImageDataset, images
 from gpq_faiss.data.images import BrokenImageError, decode_image, resize_square, to_images, to_vectors
+from gpq_faiss.data.reader import load_batch
 from gpq_faiss.data.tables import About
 from gpq_faiss.errors import DataError
 
@@ -281,7 +282,7 @@ def test_array_images_grey_and_rgb() -> None:
     grey = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
     rgb = np.repeat(grey[..., None], 3, axis=3)
     rows, ids = np.array([5, 0, 3]), np.arange(6)
-    for dataset in [ArrayImages(name="g", images=x, ids=ids, fingerprint="") for x in (grey, rgb)]:
+    for dataset in [ImageDataset(name="g", pixels=x, ids=ids, fingerprint="") for x in (grey, rgb)]:
         assert dataset.native_size == 4
         assert np.array_equal(np.stack(dataset.read(rows)), rgb[rows])
         assert len(dataset.read(slice(1, 3))) == 2
@@ -290,6 +291,6 @@ def test_array_images_grey_and_rgb() -> None:
         assert np.array_equal(direct, rgb[rows].transpose(0, 3, 1, 2))
         scaled, _ = load_batch(dataset, rows, 7)
         assert np.array_equal(scaled[1], resize_square(rgb[0], 7).transpose(2, 0, 1))
-    for x, some, why in ((grey, ids[:5], "6 images but 5 ids"), (grey.astype(np.float64), ids, "float64")):
+    for x, some, why in ((grey, ids[:5], "with 5 ids"), (grey.astype(np.float64), ids, "float64")):
         with pytest.raises(DataError, match=why):
-            ArrayImages(name="g", images=x, ids=some, fingerprint="")
+            ImageDataset(name="g", pixels=x, ids=some, fingerprint="")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from gpq_faiss.data.arrays import HeldArray
 from gpq_faiss.data.base import BadItems, FeatureDataset, ImageDataset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError
@@ -102,7 +101,7 @@ def test_wrong_labels(make: object, message: str) -> None:
 
 
 def memory(x: NDArray[np.float32], **more: Any) -> FeatureDataset:
-    return FeatureDataset(name="m", ids=np.arange(len(x)), fingerprint="f", matrix=HeldArray(x), **more)
+    return FeatureDataset(name="m", ids=np.arange(len(x)), fingerprint="f", matrix=x, **more)
 
 
 def test_feature_rows_without_a_direction_are_named() -> None:

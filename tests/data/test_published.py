@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10, FashionMNIST
 
-from gpq_faiss.data.base import load_batch
 from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import load_batch
 from gpq_faiss.errors import DataError, GpqError
 
 
@@ -102,7 +102,7 @@ def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
         save(folder / f"{prefix}-images-idx3-ubyte", idx(x[rows]))
         save(folder / f"{prefix}-labels-idx1-ubyte", idx(y[rows]))
     dataset: Any = open_data(f"fashion-mnist:{tmp_path}", download=False)
-    assert np.array_equal(dataset.images, x)
+    assert np.array_equal(dataset.pixels, x)
     assert dataset.labels.class_ids().tolist() == y.tolist()
     assert dataset.labels.class_names[-1] == "Ankle boot"
     images, _ = load_batch(dataset, np.array([8]), 28)

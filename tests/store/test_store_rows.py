@@ -159,7 +159,7 @@ def test_foreign_arrays(tmp_path: Path) -> None:
         np.array([4999, 0, 0, 2500, -1]),
         np.empty(0, np.int64),
     ):
-        np.testing.assert_array_equal(array.read(picked), x[picked])
+        np.testing.assert_array_equal(array[picked], x[picked])
     assert read_hdf5_array(path, ["nope"], required=False) is None
     for name, message in [
         ("nope", "none of the datasets"),
