@@ -179,9 +179,11 @@ def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) 
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__])
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(jobs, forks, _start) as pool:
+    with ProcessPoolExecutor(min(jobs, len(specs)), forks, _start) as pool:
         try:
-            for future in as_completed([pool.submit(_run_in_process, context, spec) for spec in specs]):
+            runs = [pool.submit(_run_in_process, context, spec) for spec in specs]
+            pool.submit(int)  # the pool looks for processes to watch at each call, before it starts one
+            for future in as_completed(runs):
                 yield future.result()
         except BaseException as error:
             # After a signal, perhaps to this process only, the others save the state of their trainings and end.
@@ -217,5 +219,7 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
     try:
         with ended_by_signals():
             return make_run(context, *_opened(context), spec)
-    except KeyboardInterrupt:  # the parent is ending
-        return spec.name, "interrupted"
+    except (
+        KeyboardInterrupt
+    ):  # the parent is ending, or another process was killed: none waits for another run
+        os._exit(1)

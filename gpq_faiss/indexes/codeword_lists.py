@@ -371,7 +371,8 @@ class CodewordLists(ListSearch):
             self._listed(k, passing, _ALL, xq, floor, D, found)
             return
         scan = self._seconds[1] < self._seconds[0]
-        if self.searched % int(_AGAIN * self._seconds[not scan] / self._seconds[scan]) < n:
+        slower = self._seconds[not scan] / max(self._seconds[scan], 1e-9)
+        if self.searched % int(_AGAIN * slower + 1) < n:
             self._by(not scan, k, passing, xq[:1], floor[:1], D[:1], found[:1])
             xq, floor, D, found = xq[1:], floor[1:], D[1:], found[1:]
         if len(xq):

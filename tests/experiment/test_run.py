@@ -279,6 +279,27 @@ def two_trainings(steps: int) -> Grid:
     return small_grid(methods=["gpq"], seeds=[0], config={"training": SMALL | {"steps": steps}})
 
 
+def test_where_one_process_is_killed_the_others_end(tmp_path: Path) -> None:
+    late: list[Any] = []
+
+    def kill() -> None:
+        while len(list(tmp_path.glob(".partial/*/checkpoint.safetensors"))) < 2:
+            time.sleep(0.02)
+        first, *_ = workers = multiprocessing.active_children()
+        first.kill()
+        for worker in workers:
+            worker.join(60)
+            late.extend([worker] * worker.is_alive())
+            worker.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(DataError, match="a process was killed"):
+        run_experiment(two_trainings(100_000), "digits", tmp_path, jobs=2, checkpoint_seconds=0.05)
+    killer.join()
+    assert not late
+
+
 def call_of_two_processes(folder: Path, steps: int, waiting: bool, alive: Any) -> None:
     """In a process of its own: two trainings in two processes, which hold ``alive``; ``waiting`` for a kill when their state is saved."""
     fork, save = multiprocessing.get_context("fork"), RunState.save
