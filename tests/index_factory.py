@@ -1,4 +1,4 @@
-"""Model folders and files of rows for tests of the stages ``index`` and ``export-faiss``."""
+"""Codes, model folders and files of rows for tests of indexes and of the stages that make them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,49 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
 
 M, K, d, n = 6, 16, 12, 500
 IDS = np.random.default_rng(3).permutation(n) * 1000 + 2**50
 
 
+def unit(x: np.ndarray) -> np.ndarray:
+    return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def books(M: int, K: int = 16, d: int = 4) -> np.ndarray:
+    return unit(np.random.default_rng([M, K, d]).normal(size=(M, K, d)))
+
+
 def codebooks(seed: int = 0) -> np.ndarray:
-    Z = np.random.default_rng(seed).normal(size=(M, K, d))
-    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+    return unit(np.random.default_rng(seed).normal(size=(M, K, d)))
 
 
 def features() -> np.ndarray:
-    x = np.random.default_rng(1).normal(size=(n, M, d))
-    return (x / np.linalg.norm(x, axis=2, keepdims=True)).reshape(n, M * d).astype(np.float32)
+    return unit(np.random.default_rng(1).normal(size=(n, M, d))).reshape(n, M * d)
+
+
+def random_codes(n: int, M: int, K: int = 16, seed: int = 0, distinct: int | None = None) -> np.ndarray:
+    """Packed codes; of ``distinct`` ones some are very frequent, many rare."""
+    rng = np.random.default_rng([seed, n, M])
+    codes = pack_codes(rng.integers(0, K, (distinct or n, M)), K)
+    return codes if distinct is None else codes[np.minimum((rng.pareto(1, n) * 3).astype(int), distinct - 1)]
+
+
+def queries(Q: int, width: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng([seed, Q, width]).standard_normal((Q, width)).astype(np.float32)
+
+
+def best(
+    xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, k: int, ids: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Brute force: scores and ids, ties in ascending order of id."""
+    scores = score_codes(xq, codes, Z)
+    own = np.arange(len(codes)) if ids is None else ids
+    order = np.stack([np.lexsort((own, -row)) for row in scores])[:, :k]
+    return np.take_along_axis(scores, order, axis=1), own[order]
 
 
 def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **changes: object) -> Path:

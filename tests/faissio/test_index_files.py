@@ -303,6 +303,7 @@ def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
     changed(lambda outer, inner, moved: swap(inner.pq.centroids, 0, 14), "contradict each other|not 1")
     changed(lambda outer, inner, moved: inner.quantizer.reset())
     changed(lambda outer, inner, moved: setattr(inner, "nprobe", 0))
+    changed(lambda outer, inner, moved: inner.set_direct_map_type(faiss.DirectMap.Hashtable))
     # What only a reader of all rows can see.
     index = faiss.IndexIDMap(inject(codebooks(3)))
     index.add_with_ids(x[:4].astype(np.float32), np.array([1, 2, 2, 3]))
