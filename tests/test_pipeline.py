@@ -82,21 +82,24 @@ def test_other_data_are_split_anew_and_said_to_be(products: Products) -> None:
     assert result.split_hash != products.evaluation.split_hash
 
 
+FEW = merge(preset("paper"), {"training": {"steps": 5}})
+
+
 def test_a_model_without_queries_cannot_be_evaluated(tmp_path: Path) -> None:
-    model = train(open_digits(), tmp_path / "m", config=quick(steps=5), labelled="0.5", protocol="none")
+    model = train(open_digits(), tmp_path / "m", config=FEW, labelled="0.5", protocol="none")
     with pytest.raises(UsageError, match="protocol none"):
         evaluate(model, open_digits())
 
 
 def test_with_every_label_the_database_is_what_was_trained_on(tmp_path: Path) -> None:
-    model = train(open_digits(), tmp_path / "m", config=quick(steps=5))
+    model = train(open_digits(), tmp_path / "m", config=FEW)
     result = evaluate(model, open_digits())
     assert any("trained on" in note for note in result.notes)
     assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
 
 
 def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path: Path) -> None:
-    model = train(open_digits(), tmp_path / "m", config=quick(steps=5), protocol="2")
+    model = train(open_digits(), tmp_path / "m", config=FEW, protocol="2")
     split = load_split(model / "split.json")
     names = Encoder.load(model).model.class_names
     assert len(names) == 7

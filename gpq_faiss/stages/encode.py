@@ -225,10 +225,7 @@ def encode_shards(
     step = -(-shard_items // size) * size
     folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
     with connected(ray) as cluster, unfinished(folder / ".encode.partial", folder, keep=()):
-        place = device
-        if cluster is not None:
-            found = device == "auto" and cluster.cluster_resources().get("GPU", 0) >= 1
-            place = "cuda" if found or device.startswith("cuda") else "cpu"
+        place = device if cluster is None else _device_of(cluster, device)
         known = encoder.fingerprint, dataset.fingerprint
         common = str(model), place, amp, data, json.dumps(data_args, sort_keys=True), known, size
         calls = []
@@ -246,9 +243,8 @@ def encode_shards(
         for path in there if overwrite else ():
             path.unlink()
         with stage("encoding", len(dataset)) as encoding:
-            gpus = int(place != "cpu")
             ended = lambda at: encoding.advance(calls[at][3] - calls[at][2])  # noqa: E731
-            rows = run_all(_encode_shard, calls, ray, gpus=gpus, workers=workers, done=ended)
+            rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=ended)
     bad = len(dataset) - sum(rows)
     if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
         raise DataError(
@@ -258,6 +254,12 @@ def encode_shards(
     if bad:
         log.warning("%d of %d images cannot be read, and were left out", bad, len(dataset))
     return paths
+
+
+def _device_of(cluster: Any, device: str) -> str:
+    """Where the tasks of a Ray cluster run their network."""
+    found = device == "auto" and cluster.cluster_resources().get("GPU", 0) >= 1
+    return "cuda" if found or device.startswith("cuda") else "cpu"
 
 
 @lru_cache(maxsize=1)

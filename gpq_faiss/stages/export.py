@@ -79,14 +79,10 @@ def _export_codes(codes: str | Path, out: Path) -> Path:
         header = reader.header
         texts = [name for name in reader.text_columns if name not in ("id", "codes", "labels")]
         names = np.array(header.class_names, dtype=object)
-        M, K, d = (int(n) for n in header.codebooks.shape)
-        about = {
-            "model_fingerprint": header.model_fingerprint,
-            "codebooks_fingerprint": header.codebooks_fingerprint,
-            "codebooks": M,
-            "codewords": K,
-            "subdim": d,
-        }
+        fingerprints = {key: getattr(header, key) for key in ("model_fingerprint", "codebooks_fingerprint")}
+        about = fingerprints | dict(
+            zip(("codebooks", "codewords", "subdim"), header.codebooks.shape, strict=True)
+        )
         kinds = {"id": pa.int64(), "codes": pa.list_(pa.uint8()), **dict.fromkeys(texts, pa.string())}
         if len(names):
             kinds["labels"] = pa.list_(pa.string())

@@ -59,10 +59,9 @@ def _folder(path: Path) -> dict[str, Any]:
     """A model, or unfinished work."""
     if (path / "config.json").exists() or (path / "model.safetensors").exists():
         return _model(path)
-    name = path.resolve().name
+    name, file = path.resolve().name, path / "progress.json"
     if not (name.startswith(".") and name.endswith(".partial")):
         raise DataError(f"{path} is not a model folder: it has no config.json; {_KNOWN} can be described")
-    file = path / "progress.json"
     progress = read_json(file, "the progress of a partial file") if file.exists() else None
     rows = {"rows": progress.get("rows")} if isinstance(progress, dict) else {}
     remedy = "the same command continues it (gpq train with --resume)"
@@ -75,8 +74,8 @@ def _file(path: Path, size: int) -> dict[str, Any]:
 
     with path.open("rb") as file:
         start = file.read(32)
+        file.seek(0)
         if start.startswith(b"\x93NUMPY"):
-            file.seek(0)
             return {"kind": "array", **_array(file, str(path), size)}
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return describe(path)
@@ -104,14 +103,10 @@ def _model(path: Path) -> dict[str, Any]:
         spec = getattr(getattr(loaded, "backbone", None), "spec", None)
         weights = sum(p.numel() for p in loaded.parameters())
         network = {"backbone": getattr(spec, "name", None), "parameters": weights}
-    header, about = read_model(path), read_description(path)
-    split = None  # only evaluation needs it
-    if (path / "split.json").is_file():
-        split, stated = _split(path / "split.json"), (about.get("split") or {}).get("hash")
-        if stated not in (None, split["hash"]):
-            raise MismatchError(
-                f"{path / 'split.json'} is not the split of this model: copy the whole folder again"
-            )
+    header, about, file = read_model(path), read_description(path), path / "split.json"
+    split = _split(file) if file.is_file() else None  # only evaluation needs it
+    if split is not None and (about.get("split") or {}).get("hash", split["hash"]) != split["hash"]:
+        raise MismatchError(f"{file} is not the split of this model: copy the whole folder again")
     last = ("class_names", "model_fingerprint", "codebooks_fingerprint", "data", "training", "versions")
     return {
         "kind": "model",

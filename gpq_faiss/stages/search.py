@@ -100,17 +100,17 @@ def search(
     if min_score is not None and nprobe is not None:
         raise UsageError("a search by minimum score is exact: leave out nprobe")
     encoder = open_encoder(model, device)
+    place = _device_of(index, device, nprobe) if ray is None else "cpu"
+    on_device = ray is None and (on_device or place != "cpu")
     with contextlib.ExitStack() as stack:
-        opened: Index | DeviceIndex
         with stage("opening the index"), gpu_memory(_FITS):
-            if ray is None:
-                place = _device_of(index, device, nprobe)
-                on_device = on_device or place != "cpu"
-                opened = open_on_device(index, place, memory) if on_device else open_index(index, memory)
-            else:
+            opened: Index | DeviceIndex
+            if ray is not None:
                 holders = Holders(ray, workers)
                 stack.callback(holders.close)
                 opened = ClusterIndex(index, holders, None if memory is None else parse_bytes(memory))
+            else:
+                opened = open_on_device(index, place, memory) if on_device else open_index(index, memory)
         stack.callback(opened.close)
         if opened.fingerprint != encoder.codebooks_fingerprint:
             raise MismatchError(
@@ -122,14 +122,12 @@ def search(
         source = open_queries(queries, memory=half, **(data_args or {}))
         vectors, ids, names = query_vectors(encoder, source, rows=rows, memory=half)
         log.info("%s: %s", index, opened.describe())
-        exact: NDArray[np.bool_] | None = None
         with gpu_memory(_FITS):
             if min_score is None:
                 scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
             else:
-                scores, found = _padded(
-                    *opened.range_search(vectors, min_score, where=where, threads=threads)
-                )
+                in_range = opened.range_search(vectors, min_score, where=where, threads=threads)
+                scores, found, exact = *_padded(*in_range), None
         result = SearchResult(
             found,
             scores,

@@ -97,14 +97,9 @@ def train(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
             # Everything that must be equal to continue a checkpoint.
-            identity = fingerprint(
-                config.fingerprint(),
-                f"amp {options.amp}, validation every {options.validate_every} steps",
-                dataset.fingerprint,
-                split.hash,
-                torch.__version__,
-                str(METHODS["gpq"].revision),
-            )
+            often = f"amp {options.amp}, validation every {options.validate_every} steps"
+            versions = torch.__version__, str(METHODS["gpq"].revision)
+            identity = fingerprint(config.fingerprint(), often, dataset.fingerprint, split.hash, *versions)
         if len(set(group.texts(identity))) > 1:
             raise DataError(
                 "the processes of this training have different data, settings or versions: make them equal"
@@ -116,22 +111,28 @@ def train(
             build_gpq, dataset, split, config, folder=output.partial, identity=identity, options=options
         )
         if group.main:
-            method = fitted.method
-            assert isinstance(method, CodeMethod)
             if isinstance(dataset, ImageDataset) and dataset.bad.count:
                 log.warning("%s", dataset.bad.summary())
-            save_model(
-                output.model,
-                method.exported().eval(),
-                method.codebooks(),
-                _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
-                extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
-                split=split,
-                overwrite=output.finished,
-                done_with=output.partial,
-            )
+            about = _describe(config, fitted, dataset, split, options) | {"run_identity": identity}
+            _save(output, fitted, split, about)
         group.wait()
     return output.model
+
+
+def _save(output: Output, fitted: Fitted, split: Split, about: dict[str, Any]) -> None:
+    """Write the model folder in place of the unfinished run."""
+    method = fitted.method
+    assert isinstance(method, CodeMethod)
+    save_model(
+        output.model,
+        method.exported().eval(),
+        method.codebooks(),
+        about,
+        extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
+        split=split,
+        overwrite=output.finished,
+        done_with=output.partial,
+    )
 
 
 def _describe(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
 import sys
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,64 +222,20 @@ def test_lists_are_searched_as_a_plain_index(
         assert few["queries"] != found["flat"]
 
 
-# Forms of data ------------------------------------------------------------------------------------------------------------
-
-DIGITS = load_digits()
-N = 120
-
-
-def encoded(i: int) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(np.rint(DIGITS.images[i] * (255 / 16)).astype(np.uint8)).save(out, "PNG")
-    return out.getvalue()
-
-
-def web_shards(folder: Path) -> str:
-    for k in range(3):
-        with tarfile.open(folder / f"s-{k:03d}.tar", "w") as tar:
-            for i in range(40 * k, 40 * k + 40):
-                for ending, content in (("png", encoded(i)), ("cls", b"%d" % DIGITS.target[i])):
-                    info = tarfile.TarInfo(f"{i:05d}.{ending}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    return f"webdataset:{folder}/s-{{000..002}}.tar"
-
-
-def hub(folder: Path) -> str:
-    datasets.Dataset.from_dict(
-        {
-            "emb": [row.ravel().astype(np.float32) for row in DIGITS.images[:N]],
-            "label": [str(c) for c in DIGITS.target[:N]],
-            "key": [f"{i:05d}" for i in range(N)],
-        }
-    ).save_to_disk(str(folder / "hub"))
-    return f"hf:{folder}/hub"
-
-
-def urls(folder: Path) -> str:
-    fsspec = pytest.importorskip("fsspec")
-    with fsspec.open("memory://set/x.npy", "wb") as file:
-        np.save(file, DIGITS.data[:N].astype(np.float32))
-    with fsspec.open("memory://set/y.csv", "w") as file:
-        file.write("id,label\n" + "".join(f"{i},{c}\n" for i, c in enumerate(DIGITS.target[:N])))
-    return "features:memory://set/x.npy --labels memory://set/y.csv"
-
-
-@pytest.mark.parametrize("make", [web_shards, hub, urls])
-def test_the_whole_path_from_other_forms_of_data(
-    make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPQ_CACHE", str(tmp_path / "cache"))
-    spec, model, index = make(tmp_path), tmp_path / "model", tmp_path / "index.faiss"
+def test_the_whole_path_from_a_data_set_with_its_own_names(tmp_path: Path) -> None:
+    digits, n = load_digits(), 120
+    of_hub = {
+        "emb": [row.ravel().astype(np.float32) for row in digits.images[:n]],
+        "label": [str(c) for c in digits.target[:n]],
+        "key": [f"{i:05d}" for i in range(n)],
+    }
+    datasets.Dataset.from_dict(of_hub).save_to_disk(str(tmp_path / "hub"))
+    spec, model, index = f"hf:{tmp_path}/hub", tmp_path / "model", tmp_path / "index.faiss"
     tiny = "--bits 12 --preset paper --set network.backbone=mlp --set training.steps=20"
     done(f"train {spec} --labelled 3-per-class --queries 1-per-class {tiny} --out {model}")
     done(f"encode {model} {spec} --out {tmp_path}/codes.h5")
     done(f"index {model} {tmp_path}/codes.h5 --out {index}")
-    first = answer(f"search {model} {index} {spec.split()[0]} --rows 0:3 -k 2")["queries"][0]
+    first = answer(f"search {model} {index} {spec} --rows 0:3 -k 2")["queries"][0]
     number = first["ids"][0]
-    assert first["labels"][0] == [str(DIGITS.target[number])]
-    assert make is urls or first["names"][0] == f"{number:05d}"
+    assert (first["names"][0], first["labels"][0]) == (f"{number:05d}", [str(digits.target[number])])
     assert "pq" in answer(f"evaluate {model} {spec} --compare pq")["compared"]
-    if make is urls:
-        missing = f"encode {model} features:memory://set/none.npy --out {tmp_path}/x.h5"
-        assert "memory://set/none.npy not found" in refused(missing)

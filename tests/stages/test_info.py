@@ -38,13 +38,7 @@ CLASSES = ("cat", "dog", "owl")
 
 def header(folder: Path, kind: Any) -> Header:
     model = load_model(folder)
-    return Header(
-        kind=kind,
-        model_fingerprint=model.fingerprint,
-        codebooks=model.codebooks,
-        data_fingerprint="d" * 16,
-        class_names=CLASSES,
-    )
+    return Header(kind, model.fingerprint, model.codebooks, "d" * 16, class_names=CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +47,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("files")
     model = make_model(root / "model", M=M, K=K, d=D, class_names=CLASSES)
     vectors, _ = Encoder.load(model).embed(random_input("features", N))
-    ids = np.arange(N, dtype=np.int64) + 1000
     labels = np.zeros((N, 1), np.uint8)
     labels[:7] = 1 << 7  # the first class, of seven items
     for kind, values in (("features", vectors), ("codes", encode(vectors, load_model(model).codebooks))):
         with RowWriter(root / f"{kind}.h5", header(model, kind)) as writer:
-            writer.append(values, ids, labels)
+            writer.append(values, np.arange(1000, 1000 + N), labels)
             writer.finish()
     np.save(root / "x.npy", vectors)
     np.savez(root / "x.npz", x=vectors, y=np.arange(4, dtype=np.uint8))
@@ -74,79 +67,70 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"model": model, "plain index": plain, **built, **{n: root / n for n in names}}
 
 
-def test_every_answer_is_json_and_names_the_thing(files: dict[str, Path]) -> None:
-    kinds = {"model": "model", "torch": "encoder", "onnx": "encoder", "x.npy": "array", "x.npz": "arrays"}
-    for name, path in files.items():
-        found = info(path)
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
-        assert (found["path"], found["kind"]) == (str(path), kinds.get(name, found["kind"]))
-        assert path.is_dir() or found["bytes"] == path.stat().st_size
-        lines = done("info", path).splitlines()
-        table = {line.split()[0]: line.split(None, 1)[1] for line in lines}
-        assert table["kind"] == found["kind"]
-    assert json.loads(done("info", files["codes.h5"], "--format", "json")) == info(files["codes.h5"])
+# What is said of each, beside what all have.
+CODES = {"codebooks": M, "codewords": K, "subdim": D, "bits": 20}
+ROWS = {**CODES, "ntotal": N, "labelled": 7, "classes": 3, "class_names": list(CLASSES)}
+INDEX = {**CODES, "kind": "index", "ntotal": N, "dimension": M * D, "code_size": 3}
+ENCODER = {
+    **CODES,
+    "kind": "encoder",
+    "input_shape": ["batch", 20],
+    "class_names": list(CLASSES),
+    "classes": 3,
+}
+X = {"shape": [N, M * D], "dtype": "float32"}
+SAID: dict[str, dict[str, Any]] = {
+    "model": {
+        **CODES,
+        **{"kind": "model", "backbone": "mlp", "classes": 3, "class_names": list(CLASSES)},
+        "input": {"kind": "features", "width": 20},
+        # 20 -> 24 -> 60 linear layers with biases, the raw codewords, three prototypes in each of five sub-spaces.
+        "parameters": (20 * 24 + 24) + (24 * 60 + 60) + M * K * D + M * 3 * D,
+    },
+    "features.h5": {**ROWS, "kind": "features", "shape": [N, M * D]},
+    "codes.h5": {**ROWS, "kind": "codes", "shape": [N, 3]},
+    "index": INDEX,
+    "empty index": {**INDEX, "ntotal": 0},
+    "plain index": {**INDEX, "model_fingerprint": None, "sidecar": None},
+    "torch": ENCODER,
+    "onnx": ENCODER,
+    "x.npy": {"kind": "array", **X},
+    "x.npz": {"kind": "arrays", "arrays": {"x": X, "y": {"shape": [4], "dtype": "uint8"}}},
+}
 
 
-def test_model_folder(files: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", SAID)
+def test_everything_is_described_in_json_and_as_a_table(files: dict[str, Path], name: str) -> None:
+    path, model = files[name], load_model(files["model"])
+    found = info(path)
+    expected: dict[str, Any] = {"path": str(path), **SAID[name]}
+    if name[0] != "x":
+        expected["codebooks_fingerprint"] = model.description["codebooks_fingerprint"]
+        expected = {"model_fingerprint": model.fingerprint, **expected}
+        assert found["versions"] or name == "plain index"
+    assert found | expected == found
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert path.is_dir() or found["bytes"] == path.stat().st_size
+    table = {line.split()[0]: line.split(None, 1)[1] for line in done("info", path).splitlines()}
+    assert table["kind"] == found["kind"]
+    assert json.loads(done("info", path, "--format", "json")) == found
+
+
+def test_a_split_and_the_files_of_a_model(files: dict[str, Path]) -> None:
     found = info(files["model"])
-    model = load_model(files["model"])
-    assert (found["kind"], found["backbone"]) == ("model", "mlp")
-    assert found["input"] == {"kind": "features", "width": 20}
-    assert (found["codebooks"], found["codewords"], found["subdim"], found["bits"]) == (M, K, D, 20)
-    # 20 -> 24 -> 60 linear layers with biases, the raw codewords, three prototypes in each of five sub-spaces.
-    assert found["parameters"] == (20 * 24 + 24) + (24 * 60 + 60) + M * K * D + M * 3 * D
-    assert (found["classes"], found["class_names"]) == (3, list(CLASSES))
-    assert found["model_fingerprint"] == model.fingerprint
-    assert found["codebooks_fingerprint"] == model.description["codebooks_fingerprint"]
     assert found["split"]["hash"] == load_split(files["model"] / "split.json").hash
     assert set(found["files"]) == {"config.json", "metrics.jsonl", "model.safetensors", "split.json"}
     assert found["bytes"] == sum(found["files"].values())
     split = info(files["model"] / "split.json")
     assert (split["kind"], split["items"], split["query"], split["database"]) == ("split", 4, 1, 2)
+    assert info(files["index"])["sidecar"] == f"{files['index']}.json"
 
 
-@pytest.mark.parametrize(("kind", "width"), [("features", M * D), ("codes", 3)])
-def test_rows(files: dict[str, Path], kind: str, width: int) -> None:
-    found = info(files[f"{kind}.h5"])
-    model = load_model(files["model"])
-    assert (found["kind"], found["shape"]) == (kind, [N, width])
-    assert (found["ntotal"], found["bits"], found["labelled"], found["classes"]) == (N, 20, 7, 3)
-    assert found["class_names"] == list(CLASSES)
-    assert found["model_fingerprint"] == model.fingerprint
-    assert "numpy" in found["versions"]
-
-
-def test_indexes_with_and_without_sidecar(files: dict[str, Path]) -> None:
-    model = load_model(files["model"])
-    found = {name: info(files[name]) for name in ("index", "empty index", "plain index")}
-    assert [value["ntotal"] for value in found.values()] == [N, 0, N]
-    for value in found.values():
-        assert value["kind"] == "index"
-        assert (value["dimension"], value["bits"], value["code_size"]) == (M * D, 20, 3)
-        assert value["codebooks_fingerprint"] == model.description["codebooks_fingerprint"]
-    assert found["index"]["model_fingerprint"] == model.fingerprint
-    assert found["index"]["sidecar"] == f"{files['index']}.json"
-    assert found["index"]["versions"]["faiss"] == faiss.__version__
-    assert (found["plain index"]["model_fingerprint"], found["plain index"]["sidecar"]) == (None, None)
-
-
-def test_arrays_are_read_from_their_headers(files: dict[str, Path]) -> None:
-    assert info(files["x.npy"])["shape"] == [N, M * D]
-    assert info(files["x.npz"])["arrays"] == {
-        "x": {"shape": [N, M * D], "dtype": "float32"},
-        "y": {"shape": [4], "dtype": "uint8"},
-    }
-
-
-def test_encoders(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_model(files["model"])
+def test_encoders_are_known_by_their_content(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(files["torch"], tmp_path / "renamed.bin")
-    for path in (files["torch"], files["onnx"], tmp_path / "renamed.bin"):
-        found = info(path)
-        assert (found["kind"], found["input_shape"]) == ("encoder", ["batch", 20])
-        assert (found["bits"], found["classes"], found["class_names"]) == (20, 3, list(CLASSES))
-        assert found["model_fingerprint"] == model.fingerprint
-        assert found["versions"]["gpq_faiss"]
+    assert info(tmp_path / "renamed.bin")["kind"] == "encoder"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[search\]'"):
         info(files["onnx"])

@@ -65,7 +65,7 @@ def check(folder: Path, index: Path, *stems: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"kind": "fastscan"}, {"kind": "ivf"}, {"memory": "64MB"}, {"kind": "ivf", "memory": "64MB"}]
+    "how", [{}, {"kind": "fastscan"}, {"memory": "64MB"}, {"kind": "ivf", "memory": "64MB"}]
 )
 def test_every_index_gives_names(folder: Path, how: dict[str, str]) -> None:
     codes = folder / "a.codes.h5"
