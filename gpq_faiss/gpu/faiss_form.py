@@ -96,9 +96,8 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     try:
         index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)
     except RuntimeError as error:
-        why = (str(error).strip().splitlines() or ["no reason given"])[
-            -1
-        ]  # without files, lines and conditions
+        # Its last line, without files, lines and conditions.
+        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {why}") from None
     if not isinstance(index, faiss.GpuIndex) or int(index.getDevice()) != device:
         raise DeviceError(

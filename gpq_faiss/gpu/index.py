@@ -66,14 +66,7 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
 
 
 class DeviceIndex:
-    """An index on a device, created by :func:`to_gpu`.
-
-    Search is thread-safe. The index is a snapshot: later changes of its source have no effect.
-
-    Args:
-        index: the items.
-        device: from :func:`.tensors.device_of`.
-        memory: bytes of working memory, without codes and results.
+    """A snapshot of an index on a device, created by :func:`to_gpu`. Search is thread-safe.
 
     Raises:
         DataError, UsageError: more than 2^32 - 1 items, or ``memory`` below 1.
@@ -113,7 +106,6 @@ class DeviceIndex:
         self._members = order.to(torch.int32 if n <= 1 << 31 else torch.int64)
 
     def describe(self) -> str:
-        """One-line description of the search."""
         return f"{self._source}, on {self.device}"
 
     def close(self) -> None:

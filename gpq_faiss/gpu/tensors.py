@@ -28,9 +28,6 @@ _FLIP = 0x7FFF_FFFF
 _SHIFT = 1 << 32
 
 
-# Devices and tensors -------------------------------------------------------------------------------------------------
-
-
 def device_of(device: str | int | torch.device) -> torch.device:
     """A torch device by name or GPU number. Raises as :func:`..nn.device.resolve_device`; there is no fall-back."""
     return resolve_device(f"cuda:{device}" if isinstance(device, int) else str(device))
@@ -62,9 +59,6 @@ def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
         bad = (~fine).nonzero()[:, 0].cpu().numpy()
         raise DataError(f"queries: NaN or infinity in {named_rows(bad)}")
     return x
-
-
-# Codes and scores -------------------------------------------------------------------------------------------------------
 
 
 def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:

@@ -98,16 +98,9 @@ class Share:
     def joint(
         self, run: Callable[[Tensor], Tensor], x: Tensor, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """Output of ``run`` for the items ``first`` to ``last`` of the joint batch, where each process runs its own; with gradients.
-
-        Args:
-            run: items [b, ...] to outputs float [b, E], independent per item except in :class:`JointBatchNorm`.
-            x: the own items.
-            first, last: default: all items.
-
-        Returns:
-            float [B, E], at least float32, equal in every process.
-        """
+        """Output of ``run`` for the items ``first`` to ``last`` (default: all) of the joint batch, where each process runs its own; float
+        [B, E], at least float32, equal in every process, with gradients. ``run`` maps items [b, ...] to float [b, E], each by itself but
+        for :class:`JointBatchNorm`."""
         last = self.total if last is None else last
         start, stop = (min(max(at, first), last) for at in (self.start, self.stop))
         part = Share(start - first, stop - first, last - first)
@@ -151,11 +144,7 @@ class JointBatchNorm(nn.SyncBatchNorm):
 
 
 def join_batch_norm(network: nn.Module) -> None:
-    """Make every batch norm of ``network`` use the joint batch; names, parameters and statistics are kept.
-
-    Raises:
-        UsageError: an unsupported kind of batch norm.
-    """
+    """Make every batch norm of ``network`` use the joint batch. Raises UsageError: an unsupported kind."""
     for layer in network.modules():
         plain = type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not plain:

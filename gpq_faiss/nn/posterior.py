@@ -47,15 +47,9 @@ def count_class_codebooks(M: int, C: int) -> int:
 class PosteriorNetwork(CodeNetwork):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
-    Args:
-        backbone: its ``head`` contains the N class networks, float [B, N·CLASS_DIM].
-        N: number of class networks.
-        shape: M, K, d: codebooks, codewords per codebook, dimensions of a sub-vector.
-        C: number of classes.
-        width: of the trunk's features.
-        beta: scale of the cosine logits.
-        A: class codebooks; the other M - A are feature codebooks. 0: all codebooks encode class and features jointly.
-        generator: for the initial weights.
+    ``backbone.head`` contains N class networks, float [B, N·CLASS_DIM]; its trunk's features have ``width``. ``shape`` is M, K, d:
+    codebooks, codewords, dimensions of a sub-vector; C classes; ``beta`` scales the cosine logits. Of the codebooks A are for the class
+    and M - A for the features; with A = 0, all encode class and features jointly.
 
     Attributes:
         power: float [], exponent that tempers the class probabilities of items.

@@ -1,6 +1,6 @@
 """The quantiser of GPQ: intra-normalisation, soft assignment (eq. 1), codebooks, sub-prototypes and z'.
 
-Pure functions, then two small modules with parameters. Shapes, with D = M * d::
+Shapes, with D = M * d::
 
     x  [B, M, d]   sub-vectors of the network's output, unit-norm in the last axis (:func:`intra_normalize`)
     Z  [M, K, d]   codewords, K of them in each of the M codebooks
@@ -14,15 +14,12 @@ Paper: Jang and Cho, "Generalized Product Quantization Network for Semi-supervis
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 NORM_EPS = 1e-6
-"""Sub-vectors shorter than this are divided by it instead of by their norm, which bounds the gradient of the normalisation. It is far
-below the norm of any sub-vector with a meaningful direction in float32."""
+"""Sub-vectors shorter than this have no meaningful direction: divided by it instead of by their norm, which bounds the gradient."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -51,8 +48,7 @@ def intra_normalize(x: Tensor, M: int) -> Tensor:
 
 
 def zero_subvectors(x: Tensor, M: int) -> Tensor:
-    """Which sub-vectors of float [B, M * d], *before* normalisation, have no direction: bool [B, M], not finite, or no longer than
-    :data:`NORM_EPS`."""
+    """Which sub-vectors of float [B, M * d], before normalisation, are not finite, or no longer than :data:`NORM_EPS`: bool [B, M]."""
     norm: Tensor = torch.linalg.vector_norm(at_least_float32(_split(x, M)), dim=-1)
     directed: Tensor = (norm > NORM_EPS) & torch.isfinite(norm)
     return ~directed
@@ -84,21 +80,9 @@ def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
     return soft_assign(unit(Z).transpose(0, 1), W, alpha).transpose(0, 1)
 
 
-class _ReverseGradient(torch.autograd.Function):
-    """Identity forward, the negative gradient backward (Ganin and Lempitsky 2015)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        return -grad_outputs[0]
-
-
 def reverse_gradient(x: Tensor) -> Tensor:
-    """``x`` unchanged, with a negated gradient."""
-    return cast(Tensor, _ReverseGradient.apply(x))
+    """``x`` unchanged, with a negated gradient (Ganin and Lempitsky 2015)."""
+    return 2 * x.detach() - x  # exact: doubling is
 
 
 class Codebooks(nn.Module):

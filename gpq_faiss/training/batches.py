@@ -28,22 +28,16 @@ class EpochSampler:
         self._epoch = -1
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def _pass(self, epoch: int) -> NDArray[np.int64]:
-        if epoch != self._epoch:
-            rng = np.random.default_rng([*self._seed, epoch])
-            self._epoch, self._order = epoch, self.rows[rng.permutation(len(self.rows))]
-        return self._order
-
     def at(self, step: int) -> NDArray[np.int64]:
         """Rows of step ``step`` (from 0): int64 [batch]."""
-        n = len(self.rows)
+        n, parts = len(self.rows), []
         start, stop = step * self.batch, (step + 1) * self.batch
-        return np.concatenate(
-            [
-                self._pass(epoch)[max(start - epoch * n, 0) : stop - epoch * n]
-                for epoch in range(start // n, (stop - 1) // n + 1)
-            ]
-        )
+        for epoch in range(start // n, (stop - 1) // n + 1):
+            if epoch != self._epoch:
+                rng = np.random.default_rng([*self._seed, epoch])
+                self._epoch, self._order = epoch, self.rows[rng.permutation(n)]
+            parts.append(self._order[max(start - epoch * n, 0) : stop - epoch * n])
+        return np.concatenate(parts)
 
 
 def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
@@ -63,13 +57,8 @@ def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: in
 
 
 class Drawn(NamedTuple):
-    """The items of one step.
-
-    Attributes:
-        values: both kinds in one array, labelled first; with several processes, this one's.
-        rows, unlabelled_rows: int64, rows of all items of either kind.
-        share: this process' share; None: single process.
-    """
+    """The items of one step: values of both kinds, labelled first (with several processes, this one's ``share``), and the rows int64 of all
+    items of either kind."""
 
     values: NDArray[Any]
     rows: NDArray[np.int64]

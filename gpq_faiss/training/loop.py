@@ -53,8 +53,8 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a training run: continue from the checkpoint (``resume``); bf16 autocast for the backbone (``amp``); steps between
-    validations and log lines; seconds between checkpoints; ``progress`` is called after each step; the processes that train together."""
+    """How to run a training: continue from the checkpoint (``resume``); the backbone in bf16 (``amp``); steps between validations and log
+    lines; seconds between checkpoints; ``progress`` is called after each step; the processes that train together."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     resume: bool = False
@@ -140,12 +140,7 @@ def fit(
     """Train a method; :func:`gpq_faiss.stages.train.train` adds the model folder.
 
     Args:
-        build: builder of the method.
-        dataset, split: the data, and which of its labels may be used.
-        config: validated settings.
-        folder: folder of the checkpoints.
-        identity: identifies settings and data; only checkpoints with the same identity are continued.
-        options: how to run.
+        folder, identity: of the checkpoints; only those with the same identity, of settings and data, are continued.
         earlier: a training without held-out items on the same data, with the same settings except the method's ``codes_only``: it is
             reused, and only codes are fitted.
 
@@ -156,7 +151,13 @@ def fit(
     group = options.group
     # From here on only training labels are available.
     labels = split.training_labels(dataset.require_labels())
-    _check_labels(dataset, labels)
+    counts = labels.counts()
+    if not counts.any():
+        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
+    for c in np.flatnonzero(counts == 0):
+        raise DataError(
+            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
+        )
     held = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
     seen = np.setdiff1d(split.labelled, held)
     pool = split.unlabelled if len(split.unlabelled) else seen
@@ -195,10 +196,9 @@ def fit(
 def _threads(method: TrainableMethod, task: _Task) -> Iterator[None]:
     """Context in which torch uses one thread if a step is small: several wait for each other after every operation, and long beside
     another busy process."""
-    training, before = task.config.training, torch.get_num_threads()
-    items = training.batch_labelled + training.batch_unlabelled
-    images = any(parameter.ndim == 4 for parameter in method.parameters())
-    if not images and items * sum(parameter.numel() for parameter in method.parameters()) < _SMALL_STEP:
+    training, before, parameters = task.config.training, torch.get_num_threads(), list(method.parameters())
+    numbers = sum(p.numel() for p in parameters) * (training.batch_labelled + training.batch_unlabelled)
+    if numbers < _SMALL_STEP and not any(p.ndim == 4 for p in parameters):  # of convolutions
         torch.set_num_threads(1)
     try:
         yield
@@ -207,7 +207,6 @@ def _threads(method: TrainableMethod, task: _Task) -> Iterator[None]:
 
 
 def _loop(task: _Task, run: RunState, identity: str) -> None:
-    """Run the remaining steps: batch, losses, Adam, validation, checkpoint."""
     options, method, steps = task.options, run.method, task.steps
     main = options.group.main
     # A signal takes effect after a complete step, from which the run can be resumed exactly.
@@ -237,13 +236,16 @@ def _loop(task: _Task, run: RunState, identity: str) -> None:
 def _step(
     task: _Task, run: RunState, batch: TrainingBatch, interrupted: Callable[[], bool]
 ) -> tuple[dict[str, Tensor], bool]:
-    """One optimizer step; returns its losses, and whether any process was interrupted before it."""
+    """The losses of a step, and whether any process was interrupted before it."""
     training, method, optimizer = task.config.training, run.method, run.optimizer
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(training, batch.step, batch.steps) * group.get("times", 1.0)
     method.before_step(batch.step, batch.steps, task.sample)
     optimizer.zero_grad()
-    with _dropout_seed(training.seed, batch.step, task.options.device):
+    device = task.options.device
+    # Dropout uses torch's global generators: seed them for this step.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(_step_seed(training.seed, batch.step) ^ 1)
         losses = method.losses(batch, amp=task.options.amp)
     task.options.group.backward(losses["total"])
     stop = task.options.group.average(method.parameters(), interrupted())
@@ -254,7 +256,7 @@ def _step(
 
 
 def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str, float]:
-    """Validate, log a line and keep the best weights; returns the figures of this step."""
+    """Log a line, and keep the weights if they are the best; returns the figures of this step."""
     run.tick()
     figures = _finite(losses, run.step)
     lr: float = run.optimizer.param_groups[0]["lr"]
@@ -304,11 +306,7 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
 
 
 def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
-    """Check that activations of image batches fit into memory: on the CPU the system would kill the process.
-
-    Raises:
-        DataError: with the needed and the free memory.
-    """
+    """Check that activations of image batches fit into memory: on the CPU the system would kill the process. Raises DataError."""
     size, training, kept = task.reader.image_size, task.config.training, dict[int, int]()
     if not size or task.options.device.type != "cpu":
         return
@@ -319,8 +317,7 @@ def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        held = backbone(torch.zeros(1, 3, size, size))
-    del held
+        backbone(torch.zeros(1, 3, size, size))
     backbone.train()
     for weight in (*backbone.parameters(), *backbone.buffers()):
         kept.pop(weight.untyped_storage().data_ptr(), None)
@@ -340,16 +337,6 @@ def resolve_image_size(config: Config, dataset: Dataset) -> int:
         return 0
     assert isinstance(dataset, ImageDataset)
     return config.network.image_size or dataset.native_size or 224
-
-
-def _check_labels(dataset: Dataset, labels: Labels) -> None:
-    counts = labels.counts()
-    if not counts.any():
-        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
-    for c in np.flatnonzero(counts == 0):
-        raise DataError(
-            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
-        )
 
 
 def _finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
@@ -374,11 +361,3 @@ def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> 
 
 def _step_seed(seed: int, step: int) -> int:
     return int(np.random.default_rng([seed, STEP, step]).integers(2**62))
-
-
-@contextlib.contextmanager
-def _dropout_seed(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators, which dropout uses, for one step, and restore them afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(_step_seed(seed, step) ^ 1)
-        yield

@@ -1,9 +1,8 @@
 """Training with several processes started by ``torchrun``: their ranks and communication.
 
-Equal to training in one process with the same settings: items of every step, augmentation, dropout and noise, losses and batch norm
-statistics of the joint batch. Different: rounding of gradient sums, and so after some steps the last digits of the weights; and random
-numbers of third-party layers (stochastic depth of timm), which every process draws independently. With the same number of processes,
-training is bit-reproducible, resumed or not.
+Equal to training in one process: items of every step, augmentation, dropout and noise, losses and batch norm of the joint batch.
+Different: rounding of gradient sums, and random numbers of third-party layers (stochastic depth of timm), which every process draws
+independently. With the same number of processes, training is bit-reproducible, resumed or not.
 
 Only process 0 does the work before the first step, validates, fits codebooks, and writes.
 """
@@ -65,7 +64,6 @@ class Group(Readers):
         return [each.tobytes().decode() for each in self._bytes(np.frombuffer(text.encode(), np.uint8))]
 
     def _bytes(self, own: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Bytes of all processes, of any sizes, in rank order."""
         if self.size == 1:
             return [own]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -77,19 +75,16 @@ class Group(Readers):
         return [part.numpy()[:size] for part, size in zip(parts, n, strict=True)]
 
     def copy(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Broadcast values of process 0.
-
-        Args:
-            values: tensors, which arrive on the CPU, and JSON values; ignored in other processes.
-        """
+        """The ``values`` of process 0: JSON values, and tensors, which arrive on the CPU."""
         if self.size == 1:
             return dict(values)
-        plain = {k: v for k, v in values.items() if not isinstance(v, Tensor)}
-        tensors = {
-            k: v.detach().cpu().contiguous().clone() for k, v in values.items() if isinstance(v, Tensor)
-        }
-        tensors[""] = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
-        sent = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
+        sent = torch.empty(0, dtype=torch.uint8)
+        if self.main:
+            given = {k: v.detach().cpu() for k, v in values.items() if isinstance(v, Tensor)}
+            plain = json.dumps({k: v for k, v in values.items() if k not in given}).encode()
+            tensors = {k: v.contiguous().clone() for k, v in given.items()}
+            tensors[""] = torch.frombuffer(bytearray(plain), dtype=torch.uint8)
+            sent = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
         size = torch.tensor([len(sent)])
         with connected():
             dist.broadcast(size, 0)
@@ -101,11 +96,7 @@ class Group(Readers):
         return {**json.loads(tensors.pop("").numpy().tobytes()), **tensors}
 
     def backward(self, loss: Tensor) -> None:
-        """Backpropagate the loss of the joint batch.
-
-        Raises:
-            ProcessError: another process has ended.
-        """
+        """Backpropagate the loss of the joint batch. Raises ProcessError: another process has ended."""
         with connected() if self.size > 1 else contextlib.nullcontext():
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -129,13 +120,7 @@ class Group(Readers):
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Context for local work: if it fails in one process, all end, and process 0 reports the error.
-
-        Raises:
-            GpqError: what the work raised here.
-            DataError, UsageError: in process 0, the error of another process.
-            ProcessError: in the others, it failed elsewhere.
-        """
+        """Context for local work: if it fails in one process, all end. Process 0 reports the error; others raise ProcessError."""
         own: GpqError | None = None
         try:
             yield
@@ -175,14 +160,9 @@ class Group(Readers):
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
-    """The processes of this training and this process' device; a single process without a launcher.
-
-    Args:
-        device: ``cpu``, ``cuda``, ``auto``, or for a single process ``cuda:N``. Each process has its own GPU.
+    """The processes of this training, a single one without a launcher, and this process' device by :func:`own_device`.
 
     Raises:
-        UsageError: the device cannot be used by several processes.
-        DeviceError: no GPU, or fewer than processes.
         ProcessError: the other processes cannot be reached.
     """
     launch = launched()
