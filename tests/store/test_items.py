@@ -139,14 +139,11 @@ def test_a_foreign_file_is_one_error(tmp_path: Path, damage: str, message: str) 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"x" * 5000, None])
 def test_what_is_no_database_is_one_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "items"
-    path.mkdir() if content is None else path.write_bytes(content)
-    error = damaged(path)
-    assert error is not None
-    assert "items" in error
-    write_items(tmp_path / "whole", ((i, Item({"name": "a" * 99}, ())) for i in range(999)), "mine")
-    cut = (tmp_path / "whole").read_bytes()[:20_000]
-    (tmp_path / "whole").write_bytes(cut)
-    assert "truncated or damaged" in (damaged(tmp_path / "whole") or "")
+    if content is None:
+        write_items(path, ((i, Item({"name": "a" * 99}, ())) for i in range(999)), "mine")
+        content = path.read_bytes()[:20_000]
+    path.write_bytes(content)
+    assert "items" in (damaged(path) or "")
 
 
 def test_a_text_that_is_too_large_is_not_written(tmp_path: Path) -> None:

@@ -92,22 +92,19 @@ def child(path: Path, *, pause: float = 0.0, before: str = "", after: str = "") 
     return [sys.executable, "-c", text]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_process_loses_nothing_that_was_committed(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_killed_process_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
-    for round_ in range(2):
-        process = subprocess.Popen(
-            child(path, pause=0.005), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert process.stdout is not None
-        for _ in range(15):
-            last = int(process.stdout.readline())
-        process.send_signal(number)
-        process.wait(timeout=20)
-        process.stdout.close()
+    for round_, number in enumerate((signal.SIGKILL, signal.SIGINT), 1):
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(child(path, pause=0.005), text=True, **pipes) as process:
+            assert process.stdout is not None
+            for _ in range(15):
+                last = int(process.stdout.readline())
+            process.send_signal(number)
+            process.wait(timeout=20)
         assert process.returncode != 0
         assert not path.exists()
-        assert last >= 140 * (round_ + 1)  # the second run went on after the first
+        assert last >= 140 * round_  # the second run went on after the first
     with RowWriter(path, header()) as writer:
         assert writer.state == {"at": writer.rows}
     assert last < finish(path, 2000) < 2000
@@ -140,7 +137,7 @@ def test_killed_while_finishing(tmp_path: Path) -> None:
     assert seen == {(False, False), (False, True), (True, False)}
 
 
-@pytest.mark.parametrize("limit", [20_000, 250_000, 330_000])
+@pytest.mark.parametrize("limit", [20_000, 250_000])
 def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int) -> None:
     """A file-size limit stands for a full disk: below, in appending; above, in HDF5, which must not crash."""
     path = tmp_path / "a.h5"
@@ -149,9 +146,6 @@ def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int) -> None:
     command = child(path, **({"before": cap} if limit < 100_000 else {"after": cap}))
     command[2] = command[2].replace("commit_seconds=0", "overwrite=True")
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if limit > 300_000:  # 288 kB of features compress a little: it fits
-        assert result.returncode == 0, result.stderr
-        return
     assert result.returncode == 1, result.stderr
     assert "DataError: cannot write" in result.stderr.strip().splitlines()[-1]
     assert path.read_bytes() == b"precious"
