@@ -23,9 +23,6 @@ def names_of(dataset: Any) -> list[tuple[str, ...]]:
     return [tuple(labels.class_names[c] for c in np.flatnonzero(row)) for row in labels.dense()]
 
 
-# Labels in the order of the items ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -36,7 +33,6 @@ def names_of(dataset: Any) -> list[tuple[str, ...]]:
         (f"{NFC}\n{NFD}\n\nx y", [NFC, NFC, "", "x y"]),
         ("x,y,z\n0,1,0\n1,1,0\n0,0,0\n0,0,1\n", ["1", "0 1", "", "2"]),
         ("0\t1\n1\t1\n0\t0\n1\t0\n", ["1", "0 1", "", "0"]),
-        ("0;1\n1;1\n0;0\n1;0\n", ["1", "0 1", "", "0"]),
         ("0 1\n1 1\n0 0\n1 0\n", ["1", "0 1", "", "0"]),
     ],
 )
@@ -44,9 +40,6 @@ def test_label_texts(tmp_path: Path, content: str, expected: list[str]) -> None:
     data = open_data(np.eye(4, 5), labels=save(tmp_path / "l.txt", content))
     assert [" ".join(names) for names in names_of(data)] == expected
     assert any("l.txt: 3 of 4 items are labelled, in their order" in note for note in data.notes)
-
-
-# Labels of a table that names the items ---------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,14 +59,11 @@ def test_labels_follow_the_ids_in_any_order(
     item: str,
 ) -> None:
     """As programs and spreadsheets write them."""
-    folder = tmp_path_factory.mktemp("t")
-    np.save(folder / "x.npy", np.eye(4, 5, dtype=np.float32))
-    np.save(folder / "ids.npy", np.array([40, 10, 30, 20]))
     says = {10: "Kühe", 20: "", 30: f"dog|{NFC}|{NFD}", 40: "dog", 77: "emu"}
     lines = [f"Category{separator}{item}", *(f"{says[i]}{separator}{i}" for i in order), "", separator]
-    table = folder / f"l.{suffix}"
+    table = tmp_path_factory.mktemp("t") / f"l.{suffix}"
     table.write_bytes("".join(f"{line}\r\n" for line in lines).encode(encoding))
-    data = open_data(f"features:{folder / 'x.npy'}", labels=table, ids=folder / "ids.npy")
+    data = open_data(np.eye(4, 5), labels=table, ids=[40, 10, 30, 20])
     assert names_of(data) == [("dog",), ("Kühe",), (NFC, "dog"), ()]
     (note,) = [n for n in data.notes if table.name in n]
     assert (
@@ -93,36 +83,23 @@ def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
     assert sorted(names_of(kinds)) == [(), ("k",), ("l",)]
 
 
-# Ids and names ----------------------------------------------------------------------------------------------------------
-
-
-def test_ids_of_paths_stay_when_others_come(tmp_path: Path) -> None:
-    put(tmp_path, "cat/b.png", "dog/c.png")
-    before = open_data(tmp_path, id_from="path")
+def test_ids_and_names(tmp_path: Path) -> None:
+    put(tmp_path / "data", "cat/b.png", "dog/c.png")
+    before = open_data(tmp_path / "data", id_from="path")
     assert before.ids.tolist() == [stable_id(b"cat/b.png"), stable_id(b"dog/c.png")]
-    put(tmp_path, "cat/a.png")
-    assert open_data(tmp_path, id_from="path").ids[1:].tolist() == before.ids.tolist()
-    assert open_data(tmp_path).ids.tolist() == [0, 1, 2]
-
-
-def test_files_of_ids_and_names(tmp_path: Path) -> None:
-    put(tmp_path / "data", "cat/a.png", "cat/b.png")
-    (tmp_path / "ids.txt").write_text("70\n-5 # a comment\n")
-    (tmp_path / "names.txt").write_text("one\ntwo\n")
+    put(tmp_path / "data", "cat/a.png")
+    assert open_data(tmp_path / "data", id_from="path").ids[1:].tolist() == before.ids.tolist()
+    assert open_data(tmp_path / "data").ids.tolist() == [0, 1, 2]
+    (tmp_path / "ids.txt").write_text("70\n-5 # a comment\n70\n")
+    (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
     given: dict[str, Any] = {"ids": str(tmp_path / "ids.txt"), "names": str(tmp_path / "names.txt")}
-    data = open_data(tmp_path / "data", **given)
-    assert data.ids.tolist() == [70, -5]
-    assert data.texts["name"].tolist() == ["one", "two"]
+    data = open_data(tmp_path / "data", **given, labels=np.array([1, -1, 0]))
+    assert data.ids.tolist() == [70, -5, 70]
+    assert data.texts["name"].tolist() == ["one", "two", "three"]
+    assert data.require_labels().class_ids().tolist() == [1, -1, 0]
+    assert data.notes[-1] == "1 of the 3 ids are repeated"
     marks = [open_data(tmp_path / "data", **{k: v}).fingerprint for k, v in given.items()]
     assert len({data.fingerprint, *marks}) == 3
-    assert open_data(tmp_path / "data", labels=np.array([1, -1])).require_labels().class_ids().tolist() == [
-        1,
-        -1,
-    ]
-    assert open_data(np.eye(3), ids=[7, 7, 8]).notes[-1] == "1 of the 3 ids are repeated"
-
-
-# Columns ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

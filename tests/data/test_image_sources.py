@@ -94,15 +94,8 @@ def source(form: str, root: Path) -> Any:
     }.get(form, lambda: root / form)()
 
 
-FILES = {
-    "images": "folder",
-    "a.tar": "folder",
-    "a.tar.gz": "folder",
-    "shards": "",
-    "t.csv": "csv",
-    "hub": "hf",
-}
-FILES |= {"t.parquet": "parquet", "l.txt": "list"}
+FILES = {"images": "folder", "a.tar": "folder", "a.tar.gz": "folder", "shards": "", "t.csv": "csv"}
+FILES |= {"hub": "hf", "t.parquet": "parquet", "l.txt": "list"}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +129,6 @@ def test_every_form_is_the_same_images(tmp_path: Path, form: str) -> None:
     again = source(form, tmp_path / "other")
     again = open_data(again, labels=Y) if form in ("array", "planes") else open_data(again)
     assert (again.fingerprint == data.fingerprint) or form in ("hub", "a.tar.gz")
-
-
-def test_grey_arrays() -> None:
-    (image,) = open_data(PIXELS[..., 0]).read(np.array([5]))
-    np.testing.assert_array_equal(image, np.repeat(PIXELS[5, :, :, :1], 3, axis=2))
 
 
 @pytest.mark.parametrize("form", ["hub", "items"])
@@ -273,7 +261,6 @@ NO_JSON = r"a.tar!000001\.json is not a JSON object"
         ({"000001.png": None}, r"1 of 20 images cannot be read \(.*a.tar!000001: has no image"),
         ({"000001.png": png(1)[:40]}, r"1 of 20 images cannot be read \(.*a.tar!000001.png: not an image"),
         ({"000001.json": b"{"}, NO_JSON),
-        ({"000001.json": b"[1]"}, NO_JSON),
         ({"000001.json": b"[" * 100_000}, NO_JSON),
         ({"000001.json": b'{"label": ' + b"[" * 900 + b"]" * 900 + b"}"}, "a label is a list in a list"),
         ({"000001.json": b"\xff\xfe"}, r"a.tar!000001\.json is not UTF-8 text"),
@@ -294,8 +281,8 @@ def test_damaged_samples(tmp_path: Path, change: dict[str, bytes | None], why: s
 TEXT = st.characters(codec="utf-8", exclude_characters="/\\.\0", exclude_categories=("Cs",))
 
 
-@given(st.dictionaries(st.text(TEXT, min_size=1, max_size=9), st.integers(-1, 5), min_size=1, max_size=6))
-@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.text(TEXT, min_size=1, max_size=4), st.integers(-1, 5), min_size=1, max_size=4))
+@settings(max_examples=15, deadline=None)
 def test_any_keys_and_labels_come_back(
     tmp_path_factory: pytest.TempPathFactory, given_: dict[str, int]
 ) -> None:
@@ -324,16 +311,6 @@ def test_list_of_hashing_papers(tmp_path: Path) -> None:
     ids = open_data(save(tmp_path / "x" / "ids.txt", "a.png 12\nd.png -1\n"), root=tmp_path / "images")
     assert ids.require_labels().class_ids().tolist() == [12, -1]
     assert open_data(save(tmp_path / "x" / "bare.txt", "a.png\n"), root=tmp_path / "images").labels is None
-
-
-def test_missing_images_of_a_list_are_bad_images(tmp_path: Path) -> None:
-    put(tmp_path, *(f"{i}.png" for i in range(20) if i != 6))
-    save(tmp_path / "l.txt", "".join(f"{i}.png {i % 2} 1\n" for i in range(20)))
-    with pytest.raises(DataError, match=r"1 of 20 images cannot be read \(.*6.png: not found"):
-        open_data(tmp_path / "l.txt")
-    dataset: Any = open_data(tmp_path / "l.txt", max_bad=0.05)
-    assert dataset.bad.positions == [6]
-    assert [image is None for image in dataset.read(slice(5, 8))] == [False, True, False]
 
 
 def test_columns_of_csv(tmp_path: Path) -> None:

@@ -47,51 +47,14 @@ def png_header(width: int, height: int) -> bytes:
 
 # Decoding ---------------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("format_", ["PNG", "BMP", "TIFF", "PPM", "WEBP"])
-def test_lossless_formats_come_back_exactly(format_: str, tmp_path: Path) -> None:
-    pixels = random_rgb(5, 7)
-    data = encoded(pixels, format_, **({"lossless": True} if format_ == "WEBP" else {}))
-    file = tmp_path / "a.bin"
-    file.write_bytes(data)
-    for form in (data, file, str(file)):
-        assert np.array_equal(decode_image(form), pixels)
-
-
-def test_transparency_is_laid_over_white() -> None:
-    pixels = np.zeros((2, 2, 4), dtype=np.uint8)
-    pixels[..., 0] = 200
-    pixels[0, 0, 3], pixels[0, 1, 3], pixels[1, 0, 3] = 0, 255, 128
-    out = decode_image(encoded(pixels))
-    assert out[0, 0].tolist() == [255, 255, 255]
-    assert out[0, 1].tolist() == [200, 0, 0]
-    blend = 255 * (1 - 128 / 255)
-    assert np.abs(out[1, 0].astype(float) - [200 * 128 / 255 + blend, blend, blend]).max() <= 1
-
-
-def test_cmyk_one_bit_and_animations() -> None:
-    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
-    assert decode_image(encoded(cmyk, "TIFF"))[0, 0].tolist() == [255, 0, 0]
-    jpeg = decode_image(encoded(cmyk, "JPEG", quality=100))
-    assert np.abs(jpeg[0, 0].astype(int) - [255, 0, 0]).max() <= 3
-    bits = Image.fromarray(np.eye(4, dtype=np.uint8) * 255).convert("1")
-    assert np.array_equal(decode_image(encoded(bits))[:, :, 0], np.eye(4, dtype=np.uint8) * 255)
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ((255, 0, 0), (0, 0, 255))]
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert decode_image(data)[0, 0].tolist() == [255, 0, 0], "the first frame"
-
-
-@pytest.mark.parametrize("form", ["PNG", "PPM"])
-def test_every_16_bit_grey_is_rounded_to_8_bits(form: str) -> None:
-    values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
-    expected = np.rint(values * (255 / 65535)).astype(np.uint8)
-    np.testing.assert_array_equal(
-        decode_image(encoded(values, form)), np.repeat(expected[:, :, None], 3, axis=2)
-    )
-
-
+PIXELS, RED = random_rgb(5, 7), Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+BITS = np.eye(4, dtype=np.uint8)[..., None].repeat(3, axis=2) * 255
+GREY = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+SEEN = np.uint8([[[200, 0, 0, 0], [200, 0, 0, 255]], [[200, 0, 0, 128], [200, 0, 0, 255]]])
+HARM = b"Exif\0\0II*\0\xff\xff\xff\xff"
+FRAMES = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 0, 255))]
 # What a viewer does for each EXIF orientation, from the standard: where row 0 and column 0 of the file lie.
-_VIEWS = {
+_VIEWS: dict[int, Any] = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
     3: lambda a: a[::-1, ::-1],
@@ -103,52 +66,69 @@ _VIEWS = {
 }
 
 
-@pytest.mark.parametrize("orientation", sorted(_VIEWS))
-def test_exif_orientation(orientation: int) -> None:
-    pixels, exif = random_rgb(3, 5), Image.Exif()
+def turned(orientation: int) -> bytes:
+    exif = Image.Exif()
     exif[0x0112] = orientation
-    assert np.array_equal(decode_image(encoded(pixels, exif=exif)), _VIEWS[orientation](pixels))
+    return encoded(PIXELS, exif=exif)
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff"])
-def test_damaged_exif_does_not_lose_the_image(exif: bytes) -> None:
-    pixels = np.full((8, 8, 3), 100, dtype=np.uint8)
-    assert np.array_equal(decode_image(encoded(pixels, "JPEG", exif=exif)), pixels)
+EXACT: list[tuple[bytes, Any]] = [
+    *[(encoded(PIXELS, form), PIXELS) for form in ("PNG", "BMP", "TIFF", "PPM")],
+    (encoded(PIXELS, "WEBP", lossless=True), PIXELS),
+    *[(turned(orientation), view(PIXELS)) for orientation, view in _VIEWS.items()],
+    (encoded(RED, "TIFF"), np.full((8, 8, 3), [255, 0, 0])),
+    (encoded(Image.fromarray(BITS[..., 0]).convert("1")), BITS),
+    (encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), np.full((8, 8, 3), [255, 0, 0])),
+    # Every 16-bit grey is rounded to 8 bits.
+    *[(encoded(GREY, f), np.rint(GREY * (255 / 65535))[..., None].repeat(3, 2)) for f in ("PNG", "PPM")],
+]
+NEAR: list[tuple[bytes, Any]] = [
+    (encoded(RED, "JPEG", quality=100), np.full((8, 8, 3), [255, 0, 0])),
+    # Transparency is laid over white.
+    (encoded(SEEN), [[[255, 255, 255], [200, 0, 0]], [[227, 127, 127], [200, 0, 0]]]),
+    # Damaged EXIF data does not lose the image.
+    (encoded(np.full((8, 8, 3), 100, np.uint8), "JPEG", exif=HARM), np.full((8, 8, 3), 100)),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected", "most"), [*((*x, 0) for x in EXACT), *((*x, 3) for x in NEAR)], ids=range(21)
+)
+def test_images_look_as_in_a_viewer(data: bytes, expected: Any, most: int) -> None:
+    pixels = decode_image(data)
+    assert pixels.shape == np.shape(expected)
+    assert np.abs(pixels - np.asarray(expected, float)).max() <= most
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"", "not an image"),
-        (b"not an image at all", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         (encoded(random_rgb(40, 40), "JPEG")[:300], "cannot be decoded"),
         (encoded(random_rgb(40, 40))[:900], "cannot be decoded"),
-        (encoded(Image.new("RGB", (1, 1))), "1 x 1 pixels"),
         (encoded(Image.new("RGB", (1, 9))), "1 x 9 pixels"),
         (encoded(np.ones((4, 4), dtype=np.float32), "TIFF"), "32-bit"),
-        (png_header(8192, 8193), "more than the"),
+        (png_header(8192, 8193), "8192 x 8193 pixels are more than the 67,108,864 allowed"),
         (png_header(50_000, 50_000), "exceeds limit"),
         (png_header(0xFFFFFFF, 0xFFFFFFF), "exceeds limit"),
         (png_header(1000, 1000), "cannot be decoded"),
     ],
-    ids=range(12),
+    ids=range(10),
 )
 def test_bad_bytes_are_one_clear_line(data: bytes, why: str) -> None:
-    with pytest.raises(BrokenImageError, match=why) as caught:
+    with pytest.raises(BrokenImageError, match=f"here.png: .*{why}") as caught:
         decode_image(data, name="here.png")
-    assert str(caught.value).startswith("here.png: ")
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_the_pixel_limit_is_inclusive_and_can_be_set() -> None:
-    data = encoded(random_rgb(10, 10))
-    assert decode_image(data, max_pixels=100).shape == (10, 10, 3)
-    with pytest.raises(BrokenImageError, match="10 x 10 pixels are more than the 99 allowed"):
-        decode_image(data, max_pixels=99)
+    assert decode_image(encoded(PIXELS), max_pixels=35).shape == (5, 7, 3)
+    with pytest.raises(BrokenImageError, match="7 x 5 pixels are more than the 34 allowed"):
+        decode_image(encoded(PIXELS), max_pixels=34)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"]),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
@@ -184,7 +164,7 @@ def test_resize_square() -> None:
     assert np.abs(resize_square(board, 8).astype(int) - 127).max() <= 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**32 - 1))
 def test_every_form_of_an_image_is_that_image(
     tmp_path_factory: pytest.TempPathFactory, height: int, width: int, seed: int
@@ -197,12 +177,8 @@ def test_every_form_of_an_image_is_that_image(
     forms = [path, str(path), path.read_bytes(), Image.open(path), pixels, torch.from_numpy(pixels), floats]
     forms += [[path], [Image.open(path)], pixels[None], [pixels], floats.astype(np.float32)[None]]
     if width != 3:
-        forms += [
-            chw,
-            chw[None],
-            torch.from_numpy(chw.copy()),
-            torch.from_numpy(chw / 255)[None].requires_grad_(),
-        ]
+        tensor = torch.from_numpy(chw / 255)[None].requires_grad_()
+        forms += [chw, chw[None], torch.from_numpy(chw.copy()), tensor]
     for form in forms:
         np.testing.assert_array_equal(to_images(form, 16), expected)
 
@@ -210,37 +186,32 @@ def test_every_form_of_an_image_is_that_image(
 def test_sizes_and_kinds_may_be_mixed(tmp_path: Path) -> None:
     Image.new("L", (9, 7), 90).save(tmp_path / "grey.png")
     mixed = [tmp_path / "grey.png", np.full((5, 6, 3), 90, np.uint8), np.full((4, 4), 90, np.uint8)]
-    assert (to_images(mixed, 8) == 90).all()
-    assert to_images(mixed, 8).shape == (3, 3, 8, 8)
+    assert to_images(mixed, 8).tolist() == np.full((3, 3, 8, 8), 90).tolist()
     assert to_images([], 8).shape == (0, 3, 8, 8)
-
-
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
-        ("nowhere.png", "not found"),
-        ([b"no image"], "image 0"),
-        (np.zeros((2, 5, 5, 4), np.uint8), "expected"),
-        (np.full((5, 5, 3), 200.0), "from 0 to 1"),
-        (np.full((5, 5, 3), np.nan), "from 0 to 1"),
-        (np.zeros((5, 5, 3), np.int64), "int64"),
-        ([np.zeros((5, 5, 3), np.uint8), {"x": 1}], "image 1"),
-        (7, "expected"),
-    ],
-)
-def test_what_is_no_image_is_named(bad: object, why: str) -> None:
-    with pytest.raises(DataError, match=why):
-        to_images(bad, 8)
-
-
-def test_vectors() -> None:
     x = np.arange(6).reshape(2, 3)
     for form in (x, x.tolist(), torch.from_numpy(x), list(torch.from_numpy(x)), x.astype(np.float16)):
         np.testing.assert_array_equal(to_vectors(form, 3), x.astype(np.float32))
     assert to_vectors(x[0], 3).shape == (1, 3)
-    for bad in ("abc", x[:, :2], [[1, 2, 3], [1]], [["a", "b", "c"]]):
-        with pytest.raises(DataError, match="items to embed"):
-            to_vectors(bad, 3)
+
+
+@pytest.mark.parametrize(
+    ("convert", "bad", "why"),
+    [
+        (to_images, "nowhere.png", "not found"),
+        (to_images, [b"no image"], "image 0"),
+        (to_images, np.zeros((2, 5, 5, 4), np.uint8), "expected"),
+        (to_images, np.full((5, 5, 3), 200.0), "from 0 to 1"),
+        (to_images, np.full((5, 5, 3), np.nan), "from 0 to 1"),
+        (to_images, [np.zeros((5, 5, 3), np.uint8), {"x": 1}], "image 1"),
+        (to_images, 7, "expected"),
+        (to_vectors, "abc", "items to embed"),
+        (to_vectors, [[1, 2, 3], [1]], "items to embed"),
+        (to_vectors, [[1, 2, 3]], "items to embed"),
+    ],
+)
+def test_what_is_no_item_is_named(convert: Any, bad: object, why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        convert(bad, 8)
 
 
 # Data sets --------------------------------------------------------------------------------------------------------------
@@ -251,24 +222,22 @@ def files(folder: Path, n: int = 40, broken: tuple[int, ...] = (), first: int = 
     names = [f"{i:02d}.png" for i in range(n)]
     for i, name in enumerate(names):
         (folder / name).write_bytes(b"broken" if i in broken else encoded(random_rgb(6 + i % 3, 8, i)))
-    return images(
-        "here", "image files", names, [str(folder / n) for n in names], About(ids=np.arange(n) + first), 0.5
-    )
+    about = About(ids=np.arange(n) + first)
+    return images("here", "image files", names, [str(folder / n) for n in names], about, 0.5)
 
 
-@pytest.mark.parametrize("threads", [0, 1, 4])
+@pytest.mark.parametrize("threads", [0, 4])
 def test_load_batch_equals_one_by_one(tmp_path: Path, threads: int) -> None:
     dataset = files(tmp_path, broken=(3, 17))
     rows = np.random.default_rng(1).permutation(40)
     good = [dataset.paths[i] for i in rows if i not in (3, 17)]
     pool = ThreadPoolExecutor(threads) if threads else None
-    read, ok = load_batch(dataset, rows, 5, pool)
-    assert ok.tolist() == [i not in (3, 17) for i in rows]
-    assert np.array_equal(read, [resize_square(decode_image(path), 5).transpose(2, 0, 1) for path in good])
-    assert read.flags.c_contiguous
-    load_batch(dataset, rows, 5, pool)
-    assert dataset.bad.count == 2, "an image counts once however often it is read"
-    assert dataset.bad.positions == [3, 17]
+    for _ in range(2):
+        read, ok = load_batch(dataset, rows, 5, pool)
+        assert ok.tolist() == [i not in (3, 17) for i in rows]
+        assert np.array_equal(read, [resize_square(decode_image(p), 5).transpose(2, 0, 1) for p in good])
+        assert read.flags.c_contiguous
+        assert dataset.bad.positions == [3, 17], "an image counts once however often it is read"
 
 
 def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
@@ -278,19 +247,17 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
     assert files(tmp_path / "b", 4, first=7).fingerprint != one
 
 
-def test_array_images_grey_and_rgb() -> None:
+def test_images_in_memory_grey_and_rgb() -> None:
     grey = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
     rgb = np.repeat(grey[..., None], 3, axis=3)
     rows, ids = np.array([5, 0, 3]), np.arange(6)
     for dataset in [ImageDataset(name="g", pixels=x, ids=ids, fingerprint="") for x in (grey, rgb)]:
         assert dataset.native_size == 4
         assert np.array_equal(np.stack(dataset.read(rows)), rgb[rows])
-        assert len(dataset.read(slice(1, 3))) == 2
         direct, ok = load_batch(dataset, rows, 4)
         assert ok.all()
         assert np.array_equal(direct, rgb[rows].transpose(0, 3, 1, 2))
         scaled, _ = load_batch(dataset, rows, 7)
         assert np.array_equal(scaled[1], resize_square(rgb[0], 7).transpose(2, 0, 1))
-    for x, some, why in ((grey, ids[:5], "with 5 ids"), (grey.astype(np.float64), ids, "float64")):
-        with pytest.raises(DataError, match=why):
-            ImageDataset(name="g", pixels=x, ids=some, fingerprint="")
+    with pytest.raises(DataError, match=r"uint8 \[6, 4, 4\], with 5 ids"):
+        ImageDataset(name="g", pixels=grey, ids=ids[:5], fingerprint="")

@@ -67,19 +67,15 @@ def test_cifar10_train_then_test(cifar: Path, monkeypatch: pytest.MonkeyPatch) -
     assert dataset.require_labels().class_ids()[20:].tolist() == stored["labels"]
 
 
-class _Trap:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (os.mkdir, (str(self.path),))
-
-
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
 def test_cifar10_never_unpickles_a_foreign_file(name: str, cifar: Path) -> None:
-    (cifar / name).write_bytes(pickle.dumps(_Trap(cifar / "sprung")))
+    class Trap:
+        """Leaves a folder behind when it is unpickled."""
+
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (os.mkdir, (str(cifar / "sprung"),))
+
+    (cifar / name).write_bytes(pickle.dumps(Trap()))
     with pytest.raises(DataError, match=r"damaged.*cifar-10-python.tar.gz"):
         open_data(f"cifar10:{cifar.parent}", download=False)
     assert not (cifar / "sprung").exists()
@@ -107,15 +103,14 @@ def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
     assert dataset.labels.class_names[-1] == "Ankle boot"
     images, _ = load_batch(dataset, np.array([8]), 28)
     assert np.array_equal(images[0], np.stack([x[8]] * 3))
-    for name, damage in (
-        ("train-images-idx3-ubyte", lambda data: data[:-1]),
-        ("train-images-idx3-ubyte", lambda data: data[:4] + b"\xff" * 12 + data[16:]),
-        ("train-images-idx3-ubyte", lambda data: b""),
-        ("train-labels-idx1-ubyte", lambda data: idx(y[:5])),
-        ("train-labels-idx1-ubyte", lambda data: idx(y[:6] + 10)),
+    for name, damaged in (
+        ("train-images-idx3-ubyte", idx(x[:6])[:-1]),
+        ("train-images-idx3-ubyte", idx(x[:6])[:4] + b"\xff" * 12 + idx(x[:6])[16:]),
+        ("train-labels-idx1-ubyte", idx(y[:5])),
+        ("train-labels-idx1-ubyte", idx(y[:6] + 10)),
     ):
         good = (folder / name).read_bytes()
-        save(folder / name, damage(good))
+        save(folder / name, damaged)
         with pytest.raises(DataError, match=r"fashion-mnist|labels|label ") as caught:
             open_data(f"fashion-mnist:{tmp_path}", download=False)
         assert "\n" not in str(caught.value)
@@ -190,28 +185,19 @@ def test_nuswide_missing_images(tmp_path: Path) -> None:
     [
         (f"{LABELS}/Labels_sky.txt", "0\n1\n", "has 2 labels, but the image list has 30"),
         (f"{LABELS}/Labels_sky.txt", "0\n2\n" * 15, "column of 0 and 1|labels"),
-        (f"{LABELS}/Labels_sky.txt", "01\n" * 15, "column of 0 and 1|labels"),
-        (f"{LABELS}/Labels_sky.txt", "", "has 0 labels"),
         (f"{LABELS}/Labels_sky.txt", None, "Labels_sky.txt not found"),
         (CONCEPTS, "sky\nsky\n", "it is there twice"),
         (CONCEPTS, "sky\n../../etc\n", "cannot be a concept"),
         (CONCEPTS, "sky\n", "1 to 1 are there"),
         (LIST, None, "ImageList/Imagelist.txt.* not found"),
         (LIST, "", "is empty"),
+        ("Flickr", None, "Flickr not found"),
     ],
 )
 def test_nuswide_damaged_parts(file: str, text: str | None, why: str, tmp_path: Path) -> None:
     nuswide(tmp_path)
-    (tmp_path / file).unlink()
+    (tmp_path / file).rename(tmp_path / "elsewhere")
     if text is not None:
         (tmp_path / file).write_text(text)
     with pytest.raises(GpqError, match=why):
         open_data(f"nuswide:{tmp_path}", concepts=5)
-
-
-def test_nuswide_without_its_folders(tmp_path: Path) -> None:
-    nuswide(tmp_path)
-    (tmp_path / "Flickr").rename(tmp_path / "elsewhere")
-    for given, why in ((__file__, "not found"), (tmp_path, "Flickr not found")):
-        with pytest.raises(DataError, match=why):
-            open_data(f"nuswide:{given}")
