@@ -79,7 +79,8 @@ print(sorted(file.name for file in model.iterdir()))
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
 columns = ["step", "classification", "propagation", "total"]
-display(Markdown(gpq.render(metrics, "markdown", columns=columns, digits=5)))
+rows = [{name: line.get(name) for name in columns} for line in metrics]
+display(Markdown(gpq.render(rows, "markdown", digits=5)))
 
 # %% [markdown]
 # ## Encode

@@ -33,8 +33,9 @@ digits = gpq.open_data("digits")
 
 # %%
 command = ["gpq", "experiment", "methods", "--format", "json"]
-rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-display(Markdown(gpq.render(rows, "markdown", columns=["method", "learns", "code", "from"])))
+methods = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+rows = [{name: row[name] for name in ("method", "learns", "code", "from")} for row in methods]
+display(Markdown(gpq.render(rows, "markdown")))
 
 # %% [markdown]
 # ## Table 2, in small

@@ -15,9 +15,7 @@ from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.methods import codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.nn.posterior import (
-    PosteriorNetwork,
-)
+from gpq_faiss.nn.posterior import PosteriorNetwork
 
 C, WIDTH, D = 5, 9, 18
 CLASS_CODEBOOKS = (3, 2)

@@ -23,9 +23,7 @@ from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.nn.posterior import (
-    PosteriorNetwork,
-)
+from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.stages.index import index
 from gpq_faiss.stages.train import train
 from gpq_faiss.store import RowReader
@@ -38,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return train(open_digits(), folder / "model", config=config, labelled="10-per-class")
 
 
-def test_a_search_ranks_by_belief_in_the_sums_of_codewords(model: Path, tmp_path: Path) -> None:
+def test_a_search_ranks_by_class_probabilities_in_sums_of_codewords(model: Path, tmp_path: Path) -> None:
     data = open_digits()
     codes = encode(model, data, tmp_path / "codes.h5")
     built = index(model, codes, tmp_path / "index.faiss")
@@ -53,18 +51,13 @@ def test_a_search_ranks_by_belief_in_the_sums_of_codewords(model: Path, tmp_path
     assert np.abs(result.scores - best).max() < 1e-5
     with RowReader(codes) as reader:
         np.testing.assert_array_equal(unpack_codes(reader.block(), 3, 16), chosen)
-    # The same without any vector: beliefs, and the codewords that add up to them.
+    # The same without any vector: class probabilities, and the codewords that add up to them.
     net = encoder.model.network
     assert isinstance(net, PosteriorNetwork)
     with Reader(data, encoder.model.image_size) as images, torch.no_grad():
         pixels = torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255
         expected = scored(net, pixels, torch.from_numpy(chosen)).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-4)
-
-
-def test_item_vectors_are_no_queries(model: Path, tmp_path: Path) -> None:
-    codes = encode(model, open_digits(), tmp_path / "codes.h5")
-    built = index(model, codes, tmp_path / "index.faiss")
     with pytest.raises(MismatchError, match="holds vectors of items"):
         search(model, built, str(tmp_path / "features.h5"), k=3)
 

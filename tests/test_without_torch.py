@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from model_factory import make_model, random_input
 import gpq_faiss as gpq
 from gpq_faiss.errors import DataError, GpqError, MismatchError, UsageError
 from gpq_faiss.exported import OnnxEncoder
-from gpq_faiss.faissio.model import read_model
 
 pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
@@ -63,10 +61,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def without_torch(shop: Path, *calls: list[str]) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of commands in a process that cannot import torch."""
+def in_process(shop: Path, code: str, calls: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of commands in a process that begins with ``code``."""
+    words = json.dumps([call.split() for call in calls])
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(calls), str(shop / "index.faiss")],
+        [sys.executable, "-c", code, words, str(shop / "index.faiss")],
         capture_output=True,
         text=True,
         check=False,
@@ -77,82 +76,49 @@ def without_torch(shop: Path, *calls: list[str]) -> list[tuple[int, str, str]]:
     return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
-def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Path) -> None:
-    names = ["search", "index", "info", "export", "evaluate", "train", "encode", "serve", "experiment"]
-    labels = ["--labels", "queries-labels.npy"]
-    codes = ["--codes", "items.h5", "--format", "json"]
-    working = [
-        ["--help"],
-        *([name, "--help"] for name in names),
-        *(
-            ["info", name, "--format", "json"]
-            for name in ("model", "items.h5", "index.faiss", "encoder.onnx", "items.npy")
-        ),
-        ["index", "model", "items.h5", "--kind", "ivf", "--out", "lists.faiss"],
-        ["export-faiss", "model", "--out", "empty.faiss"],
-        ["export", "model", "--to", "numpy", "--out", "codebooks.npz"],
-        ["search", "encoder.onnx", "index.faiss", "queries.npy", "-k", "5", "--format", "json"],
-        ["evaluate", "encoder.onnx", "features:queries.npy", *labels, *codes],
-    ]
-    answers = without_torch(shop, *working)
-    for call, (code, _, stderr) in zip(working, answers, strict=True):
+WORKING = [
+    "--help",
+    *(f"{name} --help" for name in ("search", "index", "info", "export", "evaluate")),
+    *(f"{name} --help" for name in ("train", "encode", "serve", "experiment")),
+    *(f"info {name} --format json" for name in ("items.h5", "index.faiss", "encoder.onnx", "items.npy")),
+    "index model items.h5 --kind ivf --out lists.faiss",
+    "export-faiss model --out empty.faiss",
+    "export model --to numpy --out codebooks.npz",
+    "info model --format json",
+    "search encoder.onnx index.faiss queries.npy -k 5 --format json",
+    "evaluate encoder.onnx features:queries.npy --labels queries-labels.npy --codes items.h5 --format json",
+]
+NEEDS_TORCH = [
+    "train features:items.npy --labels items-labels.npy --out other",
+    "encode model features:items.npy --out other.h5",
+    "search model index.faiss queries.npy",
+    "evaluate model features:items.npy --labels items-labels.npy",
+    "export-encoder model --out other.onnx",
+    "search encoder.onnx index.faiss digits",
+]
+
+
+def test_what_needs_no_torch_runs_and_what_does_names_the_extra(shop: Path) -> None:
+    answers = in_process(shop, COMMANDS, [*WORKING, *NEEDS_TORCH])
+    for call, (code, _, stderr) in zip(WORKING, answers, strict=False):
         assert code == 0, (call, stderr)
-    about_model = json.loads(answers[len(names) + 1][1])
-    whole = gpq.info(shop / "model")
-    assert about_model | {"path": str(shop / "model")} == {
-        key: value for key, value in json.loads(json.dumps(whole)).items() if key in about_model
-    }
-    assert set(whole) - set(about_model) == {"backbone", "parameters"}
-
-    expected = gpq.search(shop / "model", shop / "index.faiss", str(shop / "queries.npy"), k=5)
-    found = [query["ids"] for query in json.loads(answers[-2][1])["queries"]]
-    assert found == expected.ids.tolist()
-    measured = json.loads(answers[-1][1])
-    own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
-    there = gpq.evaluate(shop / "model", own, codes=shop / "items.h5", ks=(1, 10))
-    assert measured["map"] == pytest.approx(there.ranking.map, abs=1e-9)
-    assert measured["map"] == pytest.approx(brute_force_map(shop), abs=1e-6)
-
-
-def brute_force_map(shop: Path) -> float:
-    """Mean average precision of the codes, a query at a time; ties by their expected precision, at equal scores of float64."""
-    xq, _ = gpq.Encoder.load(shop / "model").embed(np.load(shop / "queries.npy"), queries=True)
-    index: Any = gpq.open_index(shop / "index.faiss")
-    Z, codes = read_model(shop / "model").codebooks, index.codes
-    nibbles = np.stack([codes & 15, codes >> 4], axis=2).reshape(N, -1)[:, :5]
-    vectors = np.concatenate([Z[m, nibbles[:, m]] for m in range(5)], axis=1).astype(np.float64)
-    labels, wanted = np.load(shop / "items-labels.npy"), np.load(shop / "queries-labels.npy")
-    average = []
-    for x, label in zip(xq.astype(np.float64), wanted, strict=True):
-        scores, relevant = np.round(vectors @ x, 9), labels == label
-        terms, before, hits = 0.0, 0, 0
-        for score in np.unique(scores)[::-1]:
-            tied = relevant[scores == score]
-            n, r = len(tied), int(tied.sum())
-            for i in range(
-                1, n + 1
-            ):  # the i-th of the tied: relevant with r/n, and then (r-1)/(n-1) of those before it
-                inside = (i - 1) * (r - 1) / (n - 1) if n > 1 else 0
-                terms += r / n * (hits + 1 + inside) / (before + i)
-            before, hits = before + n, hits + r
-        average.append(terms / relevant.sum())
-    return float(np.mean(average))
-
-
-def test_what_needs_torch_says_which_extra_brings_it(shop: Path) -> None:
-    calls = [
-        ["train", "features:items.npy", "--labels", "items-labels.npy", "--out", "other"],
-        ["encode", "model", "features:items.npy", "--out", "other.h5"],
-        ["search", "model", "index.faiss", "queries.npy"],
-        ["evaluate", "model", "features:items.npy", "--labels", "items-labels.npy"],
-        ["export-encoder", "model", "--out", "other.onnx"],
-        ["search", "encoder.onnx", "index.faiss", "digits"],
-    ]
-    for call, (code, _, stderr) in zip(calls, without_torch(shop, *calls), strict=True):
+    for call, (code, _, stderr) in zip(NEEDS_TORCH, answers[len(WORKING) :], strict=True):
         assert code == 2, (call, stderr)
         assert len(stderr.splitlines()) == 1
         assert "pip install 'gpq-faiss[train]'" in stderr
-    assert "gpq train needs torch" in without_torch(shop, calls[0])[0][2]
+    assert "gpq train needs torch" in answers[len(WORKING)][2]
+
+    about_model, ranked, measured = (
+        json.loads(out) for _, out, _ in answers[len(WORKING) - 3 : len(WORKING)]
+    )
+    whole = json.loads(json.dumps(gpq.info(shop / "model")))
+    assert set(whole) - set(about_model) == {"backbone", "parameters"}
+    assert about_model == {key: whole[key] for key in about_model} | {"path": "model"}
+    expected = gpq.search(shop / "model", shop / "index.faiss", str(shop / "queries.npy"), k=5)
+    assert [query["ids"] for query in ranked["queries"]] == expected.ids.tolist()
+    own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
+    there = gpq.evaluate(shop / "model", own, codes=shop / "items.h5", ks=(1, 10))
+    assert measured["map"] == pytest.approx(there.ranking.map, abs=1e-9)
 
 
 def test_a_name_that_needs_torch_says_so_from_python(shop: Path) -> None:
@@ -233,11 +199,7 @@ def test_without_faiss_too_the_remedy_is_told(shop: Path) -> None:
     code = "import sys; sys.modules['faiss'] = None\n" + COMMANDS.replace(
         "gpq_faiss.open_index(sys.argv[2])", "pass"
     )
-    calls = [["--help"], ["index", "model", "items.h5", "--out", "never.faiss"]]
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(calls)], capture_output=True, text=True, check=True, cwd=shop
-    )
-    helped, built = json.loads(done.stdout)
+    helped, built = in_process(shop, code, ["--help", "index model items.h5 --out never.faiss"])
     assert helped[0] == 0
     assert built[0] == 2
     assert built[2] == "gpq: gpq index needs Faiss: pip install 'gpq-faiss[search]' or 'gpq-faiss[train]'\n"
