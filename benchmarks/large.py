@@ -38,7 +38,7 @@ _DEEP = 400_000_000
 """Items up to which the lists are also made in memory."""
 _LARGE = "14GB"
 """Budget that takes the place of lists in memory above."""
-_GRAPH = 100_000
+_GRAPH = 1_000_000
 """Items up to which the reconstructed vectors are searched by HNSW."""
 
 
