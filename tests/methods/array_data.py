@@ -28,7 +28,7 @@ XB, YB = clusters(300, 1)
 XQ, YQ = clusters(15, 2)
 
 
-def quick(name: str, bits: int, seed: int = 0, steps: int = 60) -> Coder:
+def quick(name: str, bits: int, seed: int = 0, steps: int = 40) -> Coder:
     """The method, with few steps where it trains a network."""
     method = make_method(name, bits, seed)
     if isinstance(method, Classifier):

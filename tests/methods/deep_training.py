@@ -67,8 +67,7 @@ def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options:
 @cache
 def trained(name: str) -> Fitted:
     """A method of 16 bits after a short training on the features: one for all tests that look at its outcome."""
-    steps = {"ssgah": 100}.get(name, 120)  # its two adversaries take long
-    return fitted(name, features(), quick_config(steps=steps), Path(_FOLDER.name) / name)
+    return fitted(name, features(), quick_config(steps=100), Path(_FOLDER.name) / name)
 
 
 def vectors(method: TrainableMethod, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float32]:

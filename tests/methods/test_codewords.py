@@ -1,4 +1,4 @@
-"""Codewords placed so that their sums are near given vectors: what they promise, and what is refused."""
+"""Codewords placed so that their sums are near given vectors, or their logits; score tables; the choice between both kinds."""
 
 from __future__ import annotations
 
@@ -11,32 +11,47 @@ from torch import Tensor
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods import codewords as module
-from gpq_faiss.methods.codewords import fit_codewords
-from gpq_faiss.nn.additive import assign
+from gpq_faiss.methods.codewords import (
+    fit_class_codebooks,
+    fit_codewords,
+    fit_logit_codewords,
+    fit_tables,
+    weights_of_parts,
+)
+from gpq_faiss.nn.additive import assign, assign_logits
 
 
-def belief(n: int, C: int = 10, seed: int = 0) -> Tensor:
-    """Posteriors, most of them sure of one of C classes: float32 [n, C]."""
-    return torch.from_numpy(np.random.default_rng([seed, n]).dirichlet(np.full(C, 0.1), n)).float()
+def cloud(n: int, E: int = 6) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([3, n]).normal(size=(n, E))).float()
 
 
-def cloud(n: int, E: int, seed: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng([seed, n]).normal(size=(n, E))).float()
+def beliefs(n: int, C: int = 10, sharp: float = 6.0, seed: int = 0) -> Tensor:
+    """Class probabilities, most of them sure of one class, float [n, C]."""
+    logits = torch.randn(n, C, generator=torch.Generator().manual_seed(seed))
+    logits[torch.arange(n), torch.arange(n) % C] += sharp
+    return logits.softmax(dim=1)
 
 
-def error(x: Tensor, S: Tensor, beam: int = 8) -> float:
+def sums(S: Tensor, codes: Tensor) -> Tensor:
+    return S[torch.arange(len(S)), codes].sum(dim=1)
+
+
+def error(x: Tensor, S: Tensor) -> float:
     """Mean squared distance of vectors to the sums of their codes."""
-    codes = assign(x, S, beam)
-    reached = torch.stack([S[m][codes[:, m]] for m in range(len(S))]).sum(dim=0)
-    return float((x - reached).square().sum(dim=1).mean())
+    return float((x - sums(S, assign(x, S))).square().sum(dim=1).mean())
 
 
-@pytest.mark.parametrize("make", [belief, lambda n: cloud(n, 6, 3)], ids=["simplex", "gaussian"])
+def cross_entropy(targets: Tensor, S: Tensor) -> float:
+    log_p = sums(S, assign_logits(targets, S)).double().log_softmax(dim=1)
+    return float(-(targets.double() * log_p).sum(dim=1).mean())
+
+
+@pytest.mark.parametrize("make", [beliefs, cloud], ids=["simplex", "gaussian"])
 @pytest.mark.parametrize("M", [1, 3, 6])
 def test_turns_end_no_worse_than_they_began(
     make: Callable[[int], Tensor], M: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = make(1500)
+    x = make(1000)
     found = fit_codewords(x, M, 8, seed=0)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
     start = fit_codewords(x, M, 8, seed=0)
@@ -44,40 +59,93 @@ def test_turns_end_no_worse_than_they_began(
     scales = start.flatten(1).norm(dim=1)
     torch.testing.assert_close(start, start[:1] * (scales / scales[0])[:, None, None])
     assert M == 1 or bool((scales[1:] < scales[:-1]).all())
-    assert error(x, found) < error(x, start) * (1 + 1e-6)
-    if M > 1:
-        assert error(x, found) < 0.8 * error(x, start)
+    assert error(x, found) < error(x, start) * (1 + 1e-6 if M == 1 else 0.8)
 
 
 def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other codewords are nearer to the vectors with these codes, but for the small weight on their length."""
-    x = belief(400)
+    x = beliefs(400)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
-    codes = assign(x, fit_codewords(x, 3, 4, seed=0)).numpy()
+    codes = assign(x, fit_codewords(x, 3, 4, seed=0))
     monkeypatch.setattr(module, "_ITERATIONS", 1)
-    found = fit_codewords(x, 3, 4, seed=0).double().numpy()
-    A = np.zeros((400, 12))
-    for m in range(3):
-        A[np.arange(400), 4 * m + codes[:, m]] = 1
-    best = np.linalg.lstsq(A, x.double().numpy(), rcond=None)[0]
-    least = ((A @ best - x.numpy()) ** 2).sum()
-    assert ((A @ found.reshape(12, -1) - x.numpy()) ** 2).sum() == pytest.approx(least, rel=1e-4)
+    found = fit_codewords(x, 3, 4, seed=0)
+    A = torch.nn.functional.one_hot(codes, 4).flatten(1).double().numpy()
+    best = A @ np.linalg.lstsq(A, x.double().numpy(), rcond=None)[0]
+    assert float((sums(found, codes) - x).square().sum()) == pytest.approx(
+        ((best - x.numpy()) ** 2).sum(), rel=1e-4
+    )
 
 
 def test_as_many_vectors_as_codewords_are_enough_and_repeats_do_no_harm() -> None:
-    x = belief(8)
-    assert error(x, fit_codewords(x, 2, 8, seed=0)) < 1e-4
-    same = torch.full((50, 4), 0.25)
-    S = fit_codewords(same, 3, 8, seed=0)
-    assert torch.isfinite(S).all()
-    assert error(same, S) < 1e-4
+    for x in (beliefs(8), torch.full((50, 4), 0.25)):
+        S = fit_codewords(x, 2, 8, seed=0)
+        assert torch.isfinite(S).all()
+        assert error(x, S) < 1e-4
 
 
 def test_too_few_or_infinite_vectors_are_refused() -> None:
-    with pytest.raises(DataError, match="7 items are too few for 8 codewords"):
-        fit_codewords(belief(7), 2, 8, seed=0)
+    for p in (beliefs(15, 3), beliefs(15, 40)):
+        with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
+            fit_class_codebooks(p, p, 2, 16, seed=0)
     for bad in (float("nan"), float("inf")):
-        x = belief(20)
+        x = beliefs(20)
         x[3, 2] = bad
         with pytest.raises(DataError, match="infinite"):
             fit_codewords(x, 2, 8, seed=0)
+
+
+def test_turns_lower_the_cross_entropy_below_that_of_one_codebook() -> None:
+    p = beliefs(300, 40)
+    entropy = float(-(p * p.log()).sum(dim=1).mean())
+    costs = [cross_entropy(p, fit_logit_codewords(p, M, 16, seed=0)) for M in (1, 2)]
+    # 16 codewords cannot tell 40 classes; 16 x 16 products of probabilities can.
+    assert costs[0] - entropy > 2 * (costs[1] - entropy) > -1e-4
+
+
+def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TABLE_STEPS", 100)
+    monkeypatch.setattr(module, "_ITERATIONS", 3)
+    p = beliefs(300, 8)
+    codewords = fit_logit_codewords(p, 2, 16, seed=0)
+    codes, target = assign_logits(p, codewords), p @ p.T
+
+    def loss(tables: Tensor) -> float:
+        log_p = (p @ sums(tables, codes).T).log_softmax(dim=1)
+        return float(-(target / target.sum(1, keepdim=True) * log_p).sum(dim=1).mean())
+
+    fitted = fit_tables(p, codes, codewords, seed=0)
+    assert loss(fitted) < loss(codewords)
+    assert torch.equal(fitted, fit_tables(p, codes, codewords, seed=0))
+    with_one_class_lost = fitted.clone()
+    with_one_class_lost[:, :, 0] = 0
+    assert loss(fitted) < loss(with_one_class_lost)
+
+
+def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TABLE_STEPS", 10)
+    monkeypatch.setattr(module, "_ITERATIONS", 2)
+    few, p = beliefs(300, 4, 3.0), beliefs(300, 50)
+    assert not fit_class_codebooks(few, few, 3, 16, seed=0).by_logits
+    many = fit_class_codebooks(p, p, 2, 16, seed=0)
+    assert many.by_logits
+    assert not torch.equal(many.tables, many.logits)
+    targets = torch.cat([beliefs(50, 50, seed=3), torch.eye(50)])
+    alone = torch.cat([many.assign(t.unsqueeze(0)) for t in targets])
+    assert torch.equal(many.assign(targets), alone), "codes do not depend on the batch"
+
+
+def test_without_feature_codebooks_the_class_has_all_the_weight() -> None:
+    p = beliefs(300, 4)
+    found = fit_class_codebooks(p, p, 2, 16, seed=0)
+    residual = torch.nn.functional.normalize(cloud(300), dim=1)
+    weights = [
+        weights_of_parts(found, words, p, p, residual, w)
+        for words, w in (
+            (torch.zeros(0, 16, 6), 0.5),
+            (residual[None, :16], 0.02),
+            (residual[None, :16], 0.5),
+        )
+    ]
+    none, light, heavy = (float(w[1] / w[0]) for w in weights)
+    assert none == 0
+    assert heavy / light == pytest.approx((0.5 / 0.5) / (0.02 / 0.98), rel=1e-4)

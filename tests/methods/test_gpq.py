@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import npair, soft_npair, triplet
-from gpq_faiss.methods.codewords import least_squares
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.gpq_soft import SoftGPQ
 from gpq_faiss.methods.registry import METHODS, make_builder
@@ -107,18 +105,6 @@ def test_every_parameter_is_stepped_once() -> None:
     assert {name.split(".")[0] for name in gpq.state_dict()} == {"network"}, "the class networks once"
 
 
-def test_fitted_tables_are_the_least_squares() -> None:
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(300, C, generator=generator)
-    codes = torch.randint(8, (300, M), generator=generator)
-    tables = least_squares(p, codes, 8)
-    chosen = torch.nn.functional.one_hot(codes, 8).flatten(1).double()
-    best = chosen @ torch.linalg.lstsq(chosen, p.double(), driver="gelsd").solution
-    off = p.double() - best
-    said = tables[torch.arange(M), codes].sum(dim=1)
-    assert float((p - said).square().sum()) == pytest.approx(float(off.square().sum()), rel=1e-4)
-
-
 def test_score_tables_are_refitted_after_the_training() -> None:
     x = 4 * torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(1))
     short = {"quantizer": {"subdim": 8}}, {"quantizer": {"codewords": 4}, "classes": 9}
@@ -141,7 +127,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "quantizer": {"codebooks": 6},
             "posterior": {"networks": 3},
             "network": {"hidden": [64]},
-            "training": {"steps": 150, "learning_rate": 3e-3},
+            "training": {"steps": 60, "learning_rate": 3e-3},
         },
     )
     return train(
@@ -172,8 +158,7 @@ def test_faiss_makes_the_codes_and_search_finds_the_items(model: Path, tmp_path:
     assert len(np.unique(stored, axis=0)) > 50
     # Items are no codewords: the network leaves it to Faiss to find the nearest.
     assert not np.allclose(empty.sa_decode(stored), xb, atol=1e-3)
-    for suffix in ("pt2", "onnx") if find_spec("onnxscript") else ("pt2",):
-        export_encoder(model, tmp_path / f"encoder.{suffix}")  # which compares with the model
+    export_encoder(model, tmp_path / "encoder.pt2")  # which compares with the model
     empty.add(xb)
     expected, _ = empty.search(xq, 10)
     for kind in ("flat", "ivf"):

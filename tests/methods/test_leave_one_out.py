@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -67,34 +66,26 @@ def prepared(folder: Path, config: Config, n: int) -> PosteriorCodes:
     return method
 
 
-def test_class_networks_take_the_noise_that_their_labels_call_for(tmp_path: Path) -> None:
+def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_set(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
         {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}, "network": {"hidden": [4]}},
     )
+
+    def noise_of(made: PosteriorCodes) -> float:
+        head = made.network.backbone.head
+        assert isinstance(head, SubspaceHeads)
+        return head.noise
+
     noise = {}
     for n in (12, 400):
         made = prepared(tmp_path, base, n)
-        head = made.network.backbone.head
-        assert isinstance(head, SubspaceHeads)
-        noise[n] = head.noise
-        x, y = np.load(tmp_path / "x.npy")[:n], np.eye(3, dtype=np.float32)[np.load(tmp_path / "y.npy")[:n]]
-        whole = np.load(tmp_path / "x.npy")
-        scaled = (x - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0).mean())
+        noise[n] = noise_of(made)
+        whole, y = np.load(tmp_path / "x.npy"), np.eye(3, dtype=np.float32)[np.load(tmp_path / "y.npy")[:n]]
+        scaled = (whole[:n] - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0).mean())
         expected, predicted = least_error(scaled.astype(np.float32), y)
-        assert head.noise == pytest.approx(1.5 * expected)
+        assert noise[n] == pytest.approx(1.5 * expected)
         assert made.accuracy == pytest.approx((predicted.argmax(1) == y.argmax(1)).mean())
     assert noise[12] > noise[400]
-
-
-def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) -> None:
-    base = merge(
-        preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}, "network": {"hidden": [4]}},
-    )
-    fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, noise=0.5))
-    behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16, 4)))
-    for config in (fixed, behind_a_layer):
-        head = prepared(tmp_path, config, 12).network.backbone.head
-        assert isinstance(head, SubspaceHeads)
-        assert head.noise == 0.5
+    for changes in ({"noise": 0.5}, {"hidden": [16, 4]}):  # behind a layer it is not the input's
+        assert noise_of(prepared(tmp_path, merge(base, {"network": changes}), 12)) == 0.5

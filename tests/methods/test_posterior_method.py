@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -22,8 +20,7 @@ from posterior_factory import (
 )
 from torch import nn
 
-from gpq_faiss.config import merge, validate
-from gpq_faiss.errors import UsageError
+from gpq_faiss.config import merge
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
@@ -65,7 +62,7 @@ def fitted(A: int, w: float) -> PosteriorNetwork:
     return net.eval()
 
 
-@pytest.mark.parametrize("w", [0.02, 0.7, 1.0])
+@pytest.mark.parametrize("w", [0.02, 1.0])
 def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
     """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
     net = fitted(0, w)
@@ -85,7 +82,7 @@ def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
     torch.testing.assert_close(net.prototypes[:, :, : D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
 
 
-@pytest.mark.parametrize("w", [0.02, 0.5, 1.0])
+@pytest.mark.parametrize("w", [0.02, 1.0])
 def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> None:
     net = fitted(2, w)
     x = items(600)
@@ -97,32 +94,6 @@ def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> Non
     # The whole is a multiple of (1 - w) own / σ + w like / σ'.
     expected = (1 - w) * own / own.std() + w * like / like.std()
     np.testing.assert_allclose(np.corrcoef(total.flatten(), expected.flatten())[0, 1], 1, atol=1e-4)
-
-
-def test_codewords_follow_the_network() -> None:
-    made = method()
-    draw = Sampler(items(600))
-    made.fit_codebooks(draw)
-    first = made.codebooks().copy()
-    made.fit_codebooks(draw)
-    np.testing.assert_array_equal(made.codebooks(), first)
-    with torch.no_grad():
-        made.network.classifier.raw.add_(torch.randn(made.network.classifier.raw.shape))
-    made.fit_codebooks(draw)
-    assert not np.allclose(made.codebooks(), first, atol=0.01)
-
-
-def test_a_saved_state_brings_the_codewords_back() -> None:
-    made = method(2)
-    made.fit_codebooks(Sampler(items(600)))
-    fresh = method(2).eval()
-    fresh.load_state_dict(made.state_dict())
-    x = items(10, 3)
-    for ask in (False, True):
-        assert torch.equal(
-            made.exported().raw(x, queries=ask),
-            fresh.exported().raw(x, queries=ask),
-        )
 
 
 def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
@@ -184,43 +155,12 @@ def test_the_class_networks_move_faster_than_a_trunk() -> None:
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
     assert len(slow["params"]) > 0
     assert fast["times"] == 2.0
-
-
-def test_over_convolutions_the_class_networks_are_linear_and_move_as_slowly_as_these() -> None:
-    config = merge(config_of(), {"network": {"backbone": "vgg"}})
-    state = torch.random.get_rng_state()
+    # Over convolutions they are linear, and move as slowly as these; the seed alone gives their weights.
+    config = merge(config, {"network": {"backbone": "vgg"}})
     nets = [build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2)]
-    assert torch.equal(torch.random.get_rng_state(), state)
-    net = nets[0]
+    net, again = nets
     assert isinstance(net, PosteriorNetwork)
     assert isinstance(net.backbone.head, nn.Linear)
-    assert net.backbone.head.out_features == net.N * CLASS_DIM
-    for one, other in zip(*(made.state_dict().values() for made in nets), strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, net.state_dict().values(), again.state_dict().values()))
     (group,) = PosteriorCodes(net, config).optimizer(config.training).param_groups
-    assert group["times"] == 0.5
-    assert len(group["params"]) == len(list(net.parameters()))
-    x = torch.rand(3, 3, 32, 32)
-    assert net.eval().posterior(net.features(x)[1]).sum(dim=1).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("section", "changes", "named"),
-    [
-        ("posterior", {"networks": 0}, "posterior.networks"),
-        ("network", {"hidden": (0,)}, "network.hidden"),
-        ("posterior", {"feature_weight": 1.5}, "posterior.feature_weight"),
-        ("posterior", {"feature_weight": -0.1}, "posterior.feature_weight"),
-        ("posterior", {"class_codebooks": -1}, "posterior.class_codebooks"),
-        ("posterior", {"class_codebooks": "all"}, "posterior.class_codebooks"),
-        ("loss", {"lambda1": 0.0}, "loss.lambda1"),
-        ("quantizer", {"subdim": 2}, "quantizer.subdim"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, float], named: str) -> None:
-    config = config_of()
-    config = dataclasses.replace(
-        config, **{section: dataclasses.replace(getattr(config, section), **changes)}
-    )
-    with pytest.raises(UsageError, match=named):
-        validate(config)
+    assert (group["times"], len(group["params"])) == (0.5, len(list(net.parameters())))

@@ -52,7 +52,7 @@ def naive_graph(x: np.ndarray, k: int) -> np.ndarray:
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(2, 25), width=st.integers(1, 6), k=st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_graph_is_that_of_a_loop_over_all_pairs(seed: int, n: int, width: int, k: int) -> None:
     x = np.random.default_rng(seed).normal(size=(n, max(width, 2))).astype(np.float32)
     found = neighbour_graph(x, k).toarray()
@@ -88,7 +88,7 @@ def test_of_many_items_nearly_all_neighbours_are_found() -> None:
     several=st.booleans(),
     islands=st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_labels_are_handed_on_fifty_times(
     seed: int, n: int, classes: int, several: bool, islands: int
 ) -> None:
@@ -161,7 +161,7 @@ def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them() -> None
     room=st.integers(1, 250),
     weight=st.floats(0, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_all_labelled_items_are_compared_and_others_by_the_seed(
     seed: int, labelled: int, others: int, room: int, weight: float
 ) -> None:
@@ -269,7 +269,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
     assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
 
 
-@pytest.mark.parametrize("backbone", ["linear", "mlp", "vgg"])
+@pytest.mark.parametrize("backbone", ["mlp", "vgg"])
 def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: str) -> None:
     digits = open_digits()
     size = 32 if backbone == "vgg" else 8

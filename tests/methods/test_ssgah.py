@@ -102,9 +102,9 @@ def test_synthetic_items_stay_out_of_running_statistics() -> None:
     torch.testing.assert_close(norm.running_mean, 0.1 * real)
 
 
-@pytest.mark.parametrize("size", [4, 7, 8, 33])
-def test_image_networks_take_any_size(size: int) -> None:
-    x, z = torch.randn(2, 3, size, size), torch.randn(2, 5)
-    similar, dissimilar = Generator(0, 5, 16)(x, z)
-    assert similar.shape == dissimilar.shape == x.shape
-    assert Discriminator(0, 16)(x, similar, dissimilar).shape == (2,)
+def test_image_networks_take_any_size() -> None:
+    for size in (4, 7, 33):
+        x, z = torch.randn(2, 3, size, size), torch.randn(2, 5)
+        similar, dissimilar = Generator(0, 5, 16)(x, z)
+        assert similar.shape == dissimilar.shape == x.shape
+        assert Discriminator(0, 16)(x, similar, dissimilar).shape == (2,)
