@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -16,16 +17,16 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+from index_factory import books, random_codes
 
 from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
-from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
 from gpq_faiss.codes.codebooks import fuse, inject
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.faissio.header import Contents, contents_of
+from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
 from gpq_faiss.indexes.file import open_file
@@ -33,14 +34,12 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import of_faiss, open_in_memory
 
 
-def codebooks(M: int = 6, K: int = 16, d: int = 12) -> np.ndarray:
-    Z = np.random.default_rng([M, K]).normal(size=(M, K, d))
-    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+def codebooks(M: int = 6, K: int = 16) -> np.ndarray:
+    return books(M, K, 12)
 
 
 def some(M: int = 6, K: int = 16, n: int = 203) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng([M, n])
-    return pack_codes(rng.integers(0, K, (n, M)), K), rng.permutation(np.arange(n) * 3 + 2**40)
+    return random_codes(n, M, K), np.random.default_rng([M, n]).permutation(np.arange(n) * 3 + 2**40)
 
 
 def made(form: Form = "flat", M: int = 6, ids: bool = True) -> Any:
@@ -48,8 +47,8 @@ def made(form: Form = "flat", M: int = 6, ids: bool = True) -> Any:
     return faiss_index(codes, own if ids else None, codebooks(M), form)
 
 
-def by_id(held: Contents) -> dict[int, bytes]:
-    return {int(i): c.tobytes() for i, c in zip(held.ids, held.codes, strict=True)}
+def by_id(ids: np.ndarray, codes: np.ndarray) -> dict[int, bytes]:
+    return {int(i): c.tobytes() for i, c in zip(ids, codes, strict=True)}
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def saved(tmp_path: Path) -> Path:
 # There and back -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("M", [2, 3, 8, 13])
+@pytest.mark.parametrize("M", [2, 13])
 @pytest.mark.parametrize("own_ids", [False, True])
 @pytest.mark.parametrize("source", FORMS)
 def test_every_form_becomes_every_other(tmp_path: Path, source: Form, own_ids: bool, M: int) -> None:
@@ -77,7 +76,7 @@ def test_every_form_becomes_every_other(tmp_path: Path, source: Form, own_ids: b
         assert faiss.serialize_index(plain).tobytes() == out.read_bytes()
         for other in (of_faiss(index).to_faiss(form), plain):
             held = contents_of(other)
-            assert by_id(held) == {int(i): c.tobytes() for i, c in zip(ids, codes, strict=True)}
+            assert by_id(held.ids, held.codes) == by_id(ids, codes)
             mapped = own_ids or "ivf" in (form, source if other is plain else form)
             assert (held.header.form, held.own_ids is not None) == (form, mapped)
             assert (held.header.faiss_class, held.header.width) == (type(other).__name__, other.d)
@@ -123,10 +122,8 @@ def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: 
     faiss.write_index(index, str(tmp_path / "old.faiss"))
     made = MemoryIndex.build(codes, Z, ids)
     xq = np.random.default_rng(1).normal(size=(3, 72)).astype(np.float32)
-    for one, other in zip(
-        open_in_memory(tmp_path / "old.faiss").search(xq, 20), made.search(xq, 20), strict=True
-    ):
-        assert np.array_equal(one, other)
+    opened = open_in_memory(tmp_path / "old.faiss")
+    assert all(map(np.array_equal, opened.search(xq, 20), made.search(xq, 20)))
     with pytest.raises(DataError, match="lists of an earlier version"):
         open_file(tmp_path / "old.faiss")
     shard = open_shard(tmp_path / "old.faiss", Z, "", "")
@@ -138,9 +135,9 @@ def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: 
 
 
 def test_fastscan_blocks_of_any_height_are_unpacked() -> None:
-    codes, _ = some(7, n=100)
-    for rows in (32, 64, 96):
-        assert np.array_equal(unpack_blocks(pack_blocks(codes, 7, rows), 100, 7, rows), codes)
+    for M, rows, n in itertools.product((1, 2, 7, 8), (32, 64, 96, 128), (0, 1, 100)):
+        codes, _ = some(M, n=n)
+        assert np.array_equal(unpack_blocks(pack_blocks(codes, M, rows), n, M, rows), codes)
 
 
 def test_conversions_that_cannot_be_are_refused() -> None:
@@ -227,49 +224,36 @@ def test_a_damaged_sidecar_is_refused(saved: Path) -> None:
 
 
 def test_files_that_are_no_index_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "f.faiss"
-
-    def refused(content: bytes | object | None, message: str) -> None:
-        if isinstance(content, bytes):
+    flat = faiss.IndexFlatIP(4)
+    contents = {
+        b"": "empty",
+        b"Ix": "not the product-quantised codes",
+        b"IxPq": "truncated",
+        b"hello, world\n" * 10: "not a Faiss index",
+        faiss.serialize_index(flat).tobytes(): "type 'IxFI'",
+        faiss.serialize_index(faiss.IndexIDMap2(flat)).tobytes(): "type 'IxFI'",
+    }
+    for content, message in [(None, "not found"), *contents.items(), ("folder", "folder")]:
+        path = tmp_path / f"{message}.faiss"
+        if content == "folder":
+            path.mkdir()
+        elif isinstance(content, bytes):
             path.write_bytes(content)
-        elif content is not None:
-            faiss.write_index(content, str(path))
         for read in (load_index, open_file):
             with pytest.raises(DataError, match=message) as caught:
                 read(path)
             assert str(path) in str(caught.value)
             assert "\n" not in str(caught.value)
 
-    refused(None, "not found")
-    refused(b"", "empty")
-    refused(b"Ix", "not the product-quantised codes")
-    refused(b"IxPq", "truncated")
-    refused(b"hello, world\n" * 10, "not a Faiss index")
-    flat = faiss.IndexFlatIP(4)
-    refused(flat, "type 'IxFI'")
-    refused(faiss.IndexIDMap2(flat), "type 'IxFI'")
-    path.unlink()
-    path.mkdir()
-    refused(None, "folder")
-
 
 def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
-    path, x, ip = (
-        tmp_path / "f.faiss",
-        np.random.default_rng(0).normal(size=(400, 36)),
-        faiss.METRIC_INNER_PRODUCT,
-    )
+    x, ip = np.random.default_rng(0).normal(size=(400, 36)), faiss.METRIC_INNER_PRODUCT
 
     def refused(index: object, message: str) -> None:
-        faiss.write_index(index, str(path))
-        for read in (
-            load_index,
-            lambda _: contents_of(index),
-            lambda _: save_index(index, tmp_path / "out.faiss"),
-        ):
+        for read in (contents_of, lambda index: save_index(index, tmp_path / "out.faiss")):
             with pytest.raises(DataError, match=message):
-                read(path)
-        assert not (tmp_path / "out.faiss").exists()
+                read(index)
+        assert not list(tmp_path.iterdir())
 
     l2 = faiss.IndexPQ(36, 3, 4)
     l2.train(x.astype(np.float32))
@@ -355,7 +339,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
         counts = dict(refused=0, read=0)
         for name in ("flat", "fused", "fastscan", "ivf"):
             data = Path(name).read_bytes()
-            for case in range(200):
+            for case in range(100):
                 broken = bytearray(data)
                 if case % 4 == 0:
                     del broken[rng.integers(len(data)):]
@@ -371,7 +355,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
                 except GpqError as error:
                     assert "\\n" not in str(error), error
                     counts["refused"] += 1
-        assert counts["read"] > 30 and counts["refused"] > 200, counts
+        assert counts["read"] > 15 and counts["refused"] > 100, counts
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
