@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_factory import Made, codebooks, make, same
 
+from gpq_faiss import files
 from gpq_faiss.errors import BusyError, DataError, GpqError, MismatchError, UsageError
 from gpq_faiss.faissio.io import sidecar_path
 from gpq_faiss.indexes import manifest
@@ -37,7 +41,8 @@ from gpq_faiss.indexes.sharded import ShardedIndex
 def test_shards_answer_as_one_file(
     seed: int, n: int, shards: int, k: int, form: str, memory: str | None, share: float | None
 ) -> None:
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "fsync", lambda path: None)
         made = make(Path(folder), seed, n, shards, form=form)
         k = min(k, n)
         rng = np.random.default_rng(seed)
@@ -68,9 +73,31 @@ def test_shards_answer_as_one_file(
             assert merged.code_of(int(made.ids.max()) + 1) is None
 
 
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(tmp_path_factory.mktemp("shards"), 1, 200, 3)
+
+
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
-    return make(tmp_path, 1, 200, 3)
+def made(master: Made, tmp_path: Path) -> Made:
+    """A copy, to spoil."""
+    folder = shutil.copytree(master.manifest.parent, tmp_path / "copy")
+    return replace(master, single=folder / master.single.name, manifest=folder / master.manifest.name)
+
+
+def new(path: Path, ids: np.ndarray, Z: np.ndarray | None = None, form: str = "flat") -> Path:
+    """An index file of items with these ids."""
+    index = MemoryIndex.build(np.zeros((len(ids), 2), np.uint8), codebooks() if Z is None else Z, ids)
+    return index.save(path, form, overwrite=True)
+
+
+def edit(made: Made, change: Callable[[dict[str, Any]], object], *, old: bool = False) -> None:
+    """Change the manifest; ``old``: as an earlier version wrote it, without checksum."""
+    document = json.loads(made.manifest.read_text())
+    change(document)
+    if old:
+        del document["checksum"], document["ntotal"]
+    made.manifest.write_text(json.dumps(document))
 
 
 def damage(file: Path) -> None:
@@ -83,16 +110,6 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def of_another_model(file: Path) -> None:
-    index = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(5), np.arange(3))
-    index.save(file, overwrite=True)
-
-
-def of_other_items(file: Path) -> None:
-    index = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(), np.arange(3))
-    index.save(file, overwrite=True)
-
-
 @pytest.mark.parametrize(
     ("spoil", "error", "says"),
     [
@@ -100,12 +117,12 @@ def of_other_items(file: Path) -> None:
         (lambda file: sidecar_path(file).unlink(), DataError, "missing"),
         (damage, MismatchError, "damaged"),
         (cut, MismatchError, "damaged"),
-        (of_another_model, MismatchError, "another model"),
-        (of_other_items, MismatchError, "not the file that the manifest names"),
+        (lambda file: new(file, np.arange(3), codebooks(5)), MismatchError, "another model"),
+        (lambda file: new(file, np.arange(3)), MismatchError, "not the file that the manifest names"),
     ],
 )
-def test_what_is_wrong_with_a_shard_names_it(made: Made, spoil: object, error: type, says: str) -> None:
-    spoil(made.manifest.parent / "shards" / "1.faiss")  # type: ignore[operator]
+def test_what_is_wrong_with_a_shard_names_it(made: Made, spoil: Any, error: type, says: str) -> None:
+    spoil(made.manifest.parent / "shards" / "1.faiss")
     for opening in (open_index, lambda path: verify_manifest(read_manifest(path))):
         with pytest.raises(error, match=says) as caught:
             opening(made.manifest)
@@ -115,44 +132,30 @@ def test_what_is_wrong_with_a_shard_names_it(made: Made, spoil: object, error: t
 
 def test_shards_are_added_replaced_and_removed_in_one_step(made: Made) -> None:
     folder = made.manifest.parent / "shards"
-    Z = codebooks()
-    more = MemoryIndex.build(np.ones((4, 2), np.uint8), Z, np.arange(10**6, 10**6 + 4)).save(
-        folder / "more.faiss"
-    )
-    assert update_manifest(made.manifest, [more]).ntotal == 204
+    assert update_manifest(made.manifest, [new(folder / "more.faiss", 10**6 + np.arange(4))]).ntotal == 204
     with pytest.raises(DataError, match=r"id 1000000 is in two of the shards"):
-        update_manifest(
-            made.manifest,
-            [MemoryIndex.build(np.ones((1, 2), np.uint8), Z, [10**6]).save(folder / "twice.faiss")],
-        )
+        update_manifest(made.manifest, [new(folder / "twice.faiss", np.array([10**6]))])
     assert read_manifest(made.manifest).ntotal == 204
-    less = MemoryIndex.build(np.ones((2, 2), np.uint8), Z, [10**6, 10**6 + 9]).save(folder / "less.faiss")
+    less = new(folder / "less.faiss", np.array([10**6, 10**6 + 9]))
     assert update_manifest(made.manifest, [less], ["shards/more.faiss"]).ntotal == 202
-    assert [
-        s.file for s in update_manifest(made.manifest, [], ["shards/0.faiss", "shards/1.faiss"]).shards
-    ] == [
-        "shards/2.faiss",
-        "shards/less.faiss",
-    ]
+    left = update_manifest(made.manifest, [], ["shards/0.faiss", "shards/1.faiss"])
+    assert [shard.file for shard in left.shards] == ["shards/2.faiss", "shards/less.faiss"]
     with pytest.raises(UsageError, match="no shard would be left"):
         update_manifest(made.manifest, [], ["shards/2.faiss", "shards/less.faiss"])
     with pytest.raises(UsageError, match=r"has no shard 'shards/0.faiss'"):
         update_manifest(made.manifest, [], ["shards/0.faiss"])
 
 
-def test_shards_that_do_not_belong_together_are_refused(made: Made, tmp_path: Path) -> None:
-    folder = made.manifest.parent / "shards"
-    other = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(5), np.arange(10**6, 10**6 + 3))
+def test_shards_that_do_not_belong_together_are_refused(made: Made) -> None:
+    folder, ids = made.manifest.parent / "shards", np.arange(10**6, 10**6 + 9)
     with pytest.raises(MismatchError, match=r"other.faiss is of another model"):
-        update_manifest(made.manifest, [other.save(folder / "other.faiss")])
-    elsewhere = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(), np.arange(10**6, 10**6 + 3))
-    elsewhere.save(tmp_path.parent / f"{tmp_path.name}-elsewhere.faiss")
+        update_manifest(made.manifest, [new(folder / "other.faiss", ids, codebooks(5))])
     with pytest.raises(DataError, match="is not below"):
-        update_manifest(made.manifest, [tmp_path.parent / f"{tmp_path.name}-elsewhere.faiss"])
-    lists = MemoryIndex.build(np.zeros((9, 2), np.uint8), codebooks(), np.arange(10**6, 10**6 + 9))
-    update_manifest(made.manifest, [lists.save(folder / "lists.faiss", "ivf")])
+        update_manifest(made.manifest, [new(folder.parents[1] / "elsewhere.faiss", ids)])
+    update_manifest(made.manifest, [new(folder / "lists.faiss", ids, form="ivf")])
     for memory in (None, "1MB"):
-        assert open_index(made.manifest, memory).ntotal == 209  # shards may be of different kinds
+        with open_index(made.manifest, memory) as opened:
+            assert opened.ntotal == 209  # shards may be of different kinds
 
 
 @pytest.mark.parametrize(
@@ -178,95 +181,70 @@ def test_shards_that_do_not_belong_together_are_refused(made: Made, tmp_path: Pa
         lambda m: m.update(shards=7),
     ],
 )
-def test_a_damaged_manifest_is_an_error_that_names_it(made: Made, spoil: object) -> None:
-    document = json.loads(made.manifest.read_text())
-    spoil(document)  # type: ignore[operator]
-    made.manifest.write_text(json.dumps(document))
+def test_a_damaged_manifest_is_an_error_that_names_it(made: Made, spoil: Any) -> None:
+    edit(made, spoil)
     with pytest.raises(GpqError, match=r"manifest\.json"):
         read_manifest(made.manifest)
+
+
+def again(document: dict[str, Any], file: str, **changes: Any) -> None:
+    document["shards"].append({**document["shards"][0], "file": file, **changes})
 
 
 @pytest.mark.parametrize("other", ["./shards/0.faiss", "shards//0.faiss", "shards/./0.faiss"])
 def test_one_shard_under_two_names_is_an_error(made: Made, other: str) -> None:
     """Else every one of its items would be found twice."""
-    document = json.loads(made.manifest.read_text())
-    del document["checksum"], document["ntotal"]  # as earlier versions wrote it
-    document["shards"].append({**document["shards"][0], "file": other})
-    made.manifest.write_text(json.dumps(document))
+    edit(made, lambda document: again(document, other), old=True)
     with pytest.raises(DataError, match=r"shards/0.faiss and shards/0.faiss hold the same items"):
         open_index(made.manifest)
 
 
-@pytest.mark.parametrize("how", ["link", "symlink", "copy"])
-def test_a_shard_that_is_there_twice_is_an_error(made: Made, how: str) -> None:
+@pytest.mark.parametrize("put", [Path.hardlink_to, Path.symlink_to, lambda to, path: shutil.copy(path, to)])
+def test_a_shard_that_is_there_twice_is_an_error(made: Made, put: Any) -> None:
     folder = made.manifest.parent / "shards"
-    put = {
-        "link": Path.hardlink_to,
-        "symlink": Path.symlink_to,
-        "copy": lambda to, path: shutil.copy(path, to),
-    }[how]
     for name in ("0.faiss", "0.faiss.json"):
         put(folder / name.replace("0", "again", 1), folder / name)
-    document = json.loads(made.manifest.read_text())
-    del document["checksum"], document["ntotal"]
-    beside = ["again.faiss.json"]
-    document["shards"].append({**document["shards"][0], "file": "shards/again.faiss", "beside": beside})
-    made.manifest.write_text(json.dumps(document))
+    edit(made, lambda document: again(document, "shards/again.faiss", beside=["again.faiss.json"]), old=True)
     with pytest.raises(DataError, match="hold the same items"):
         read_manifest(made.manifest)
 
 
-@pytest.mark.parametrize("key", ["first_id", "last_id"])
 @pytest.mark.parametrize("old", [False, True])
-def test_wrong_ranges_of_ids_are_an_error(made: Made, key: str, old: bool) -> None:
-    """Else items of a shard that are beyond them would have no labels in results."""
-    document = json.loads(made.manifest.read_text())
-    document["shards"][1][key] += 1 if key == "last_id" else -1
-    if old:
-        del document["checksum"], document["ntotal"]
-    made.manifest.write_text(json.dumps(document))
+@pytest.mark.parametrize("key", ["first_id", "last_id", "ntotal"])
+def test_wrong_numbers_of_a_shard_are_an_error(made: Made, key: str, old: bool) -> None:
+    """Else items of a shard that are beyond its range would have no labels in results."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["shards"][1][key] += -1 if key == "first_id" else 1
+
+    edit(made, change, old=old)
+    stated = "not the file that the manifest names" if key == "ntotal" else "which the manifest states"
     for opening in (open_index, lambda path: verify_manifest(read_manifest(path))):
-        with pytest.raises(GpqError, match="which the manifest states" if old else "checksum differs"):
+        with pytest.raises(GpqError, match=stated if old else "checksum differs"):
             opening(made.manifest)
 
 
 def test_a_manifest_of_an_earlier_version_opens(made: Made) -> None:
-    document = json.loads(made.manifest.read_text())
-    del document["checksum"], document["ntotal"]
-    made.manifest.write_text(json.dumps(document))
+    edit(made, lambda document: None, old=True)
     verify_manifest(read_manifest(made.manifest))
     assert open_index(made.manifest).ntotal == read_manifest(made.manifest).ntotal
-
-
-def test_a_manifest_that_miscounts_a_shard_is_an_error(made: Made) -> None:
-    document = json.loads(made.manifest.read_text())
-    document["shards"][0]["ntotal"] += 1
-    del document["checksum"], document["ntotal"]  # as earlier versions wrote it
-    made.manifest.write_text(json.dumps(document))
-    with pytest.raises(MismatchError, match="is not the file that the manifest names"):
-        open_index(made.manifest)
 
 
 def test_two_changes_at_once_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the second would write a manifest without what the first added."""
     folder = made.manifest.parent / "shards"
-    new = [
-        MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(), first + np.arange(3)).save(
-            folder / f"{first}.faiss"
-        )
-        for first in (10**6, 10**7 + 1)
-    ]
+    made_now = [new(folder / f"{first}.faiss", first + np.arange(3)) for first in (10**6, 10**7 + 1)]
     write = manifest.write_json
 
     def meanwhile(path: Path, document: object) -> None:
         with pytest.raises(BusyError, match="written by another process"):
-            update_manifest(made.manifest, new[1:])
+            update_manifest(made.manifest, made_now[1:])
         write(path, document)
 
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write_json", meanwhile)
-        update_manifest(made.manifest, new[:1])
-    update_manifest(made.manifest, new[1:])
+        update_manifest(made.manifest, made_now[:1])
+    update_manifest(made.manifest, made_now[1:])
     assert {"shards/1000000.faiss", "shards/10000001.faiss"} <= {
         s.file for s in read_manifest(made.manifest).shards
     }
