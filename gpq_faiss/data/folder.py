@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line
 from ..inputs import available_memory, parse_json, read_text, reading
@@ -193,26 +192,28 @@ def _packed(
 
 @dataclass
 class _Sample:
-    """The members of one key (``place``: archive!key): extension -> name and piece."""
+    """The members of one key in an archive: extension -> name and piece."""
 
-    place: str
+    file: str
     key: str
     members: dict[str, tuple[str, Piece]]
 
-    def image(self, wanted: str | None) -> str | None:
-        """Extension of the image. Raises DataError: several."""
+    def image(self, wanted: str | None) -> tuple[str, Piece]:
+        """The image and its place in messages; size -1: there is none. Raises DataError: several."""
         found = [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted is None else [wanted]
         if len(found) > 1:
-            several = ", ".join(sorted(found))
-            raise DataError(f"{self.place} has several images ({several}): name one with --read image_column")
-        return found[0] if found and found[0] in self.members else None
+            several = f"{self.file}!{shown(self.key)} has several images ({', '.join(sorted(found))})"
+            raise DataError(f"{several}: name one with --read image_column")
+        none = composed(self.key), (self.file, 0, -1)
+        member, piece = self.members.get(found[0] if found else "", none)
+        return f"{self.file}!{member}", piece
 
     def value(self, column: str | None) -> Any:
         """A member's text, or a field of its ``.json`` (None: all of it); None if missing. Raises DataError: damaged."""
         kind = column if column in self.members else "json"
         if kind not in self.members:
             return None
-        where = f"{self.place}.{kind}"
+        where = f"{self.file}!{shown(self.key)}.{kind}"
         try:
             text = read_piece(self.members[kind][1], where, _MOST_TEXT).decode("utf-8-sig").strip()
             if column == kind:
@@ -235,7 +236,7 @@ def _samples(path: Path, *more: str | None) -> list[_Sample]:
         stem, _, extension = base.partition(".")
         key, extension = folder + slash + stem, extension.lower()
         if extension in wanted:
-            sample = found.setdefault(key, _Sample(f"{path}!{shown(key)}", key, {}))
+            sample = found.setdefault(key, _Sample(str(path), key, {}))
             sample.members[extension] = composed(member), piece
     return list(found.values())
 
@@ -249,11 +250,10 @@ def has_samples(path: Path) -> bool:
 def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys. Labels are in ``.cls``, a
     field of ``.json``, or ``.txt``: the first that exists."""
-    name, files = f"webdataset:{without_secrets(path)}", files_of(path)
-    shards = [_samples(file, o.image_column, o.label_column, *o.keep) for file in files]
-    samples = [sample for shard in shards for sample in shard]
-    chosen = [sample.image(o.image_column) for sample in samples]
-    if not any(chosen):
+    name, more = f"webdataset:{without_secrets(path)}", (o.image_column, o.label_column, *o.keep)
+    samples = [sample for file in files_of(path) for sample in _samples(file, *more)]
+    held = [sample.image(o.image_column) for sample in samples]
+    if all(size < 0 for _, (_, _, size) in held):
         raise DataError(f"{name} has no images: tar files of KEY.jpg and KEY.cls (.json, .txt) are expected")
     there = set().union(*(sample.members for sample in samples))
     described = [] if "cls" in there else [sample for sample in samples if "json" in sample.members]
@@ -268,47 +268,32 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     count = 0 if labels is None else int(labels.has().sum())
     said = f"labels from {label!r}: {count:,} of {len(samples):,} items" if count else "no labels"
     about = About(labels, texts={one: table.texts(one) for one in o.keep}, notes=[said])
-    own = [sample.key for sample in samples]
-    archives = [file for file, shard in zip(files, shards, strict=True) for _ in shard]
-    held = [sample.members.get(image or "") for sample, image in zip(samples, chosen, strict=True)]
-    pieces = [(str(file), 0, -1) if one is None else one[1] for file, one in zip(archives, held, strict=True)]
-    members = [composed(key) if one is None else one[0] for key, one in zip(own, held, strict=True)]
-    paths = [f"{file}!{member}" for file, member in zip(archives, members, strict=True)]
-    return _packed(name, own, paths, pieces, about, o)
+    own, (paths, pieces) = [sample.key for sample in samples], zip(*held, strict=True)
+    return _packed(name, own, list(paths), list(pieces), about, o)
 
 
 # NUS-WIDE (Chua et al., CIVR 2009) --------------------------------------------------------------------------------------
-
-_IMAGES, _LABELS, _CONCEPTS, _LIST = (
-    "Flickr", "Groundtruth/AllLabels", "ConceptsList/Concepts81.txt", "ImageList/Imagelist.txt",
-)  # fmt: skip
-
-
-def _binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
-    """One ``Labels_CONCEPT.txt``, 0 or 1 per line: bool [n_items]. Raises DataError: missing, or something else."""
-    values = np.array(read_text(path, "0 or 1 for each image").split(), dtype="S2")
-    if not np.isin(values, [b"0", b"1"]).all():
-        raise DataError(f"{path} is not a column of 0 and 1: damaged or foreign")
-    if len(values) != n_items:
-        raise DataError(f"{path} has {len(values):,} labels, but the image list has {n_items:,} images")
-    return np.asarray(values == b"1")
 
 
 def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
     """NUS-WIDE with its most frequent concepts (ties by name). Images without any of them are left out and counted; ids are row numbers in
     the official image list."""
     folder, concepts = Path(root).expanduser(), 21 if o.concepts is None else o.concepts
-    lacking = [part for part in (_LIST, _LABELS, _CONCEPTS, _IMAGES) if not (folder / part).exists()]
-    if lacking:
-        raise DataError(f"nuswide: {', '.join(lacking)} not found in {folder}: put that part there")
-    names = [line.replace("\\", "/") for _, line in read_lines(folder / _LIST, "image names, one per line")]
-    known = [line for _, line in read_lines(folder / _CONCEPTS, "concept names, one per line")]
-    for name in known:  # a concept name from a file is used as a file name: it must not contain a path
-        if "/" in name or "\\" in name or known.count(name) > 1:
-            raise DataError(f"{folder / _CONCEPTS}: {shown(name)} cannot be a concept, or it is there twice")
+    listed = read_lines(folder / "ImageList/Imagelist.txt", "image names, one per line,")
+    named = folder / "ConceptsList/Concepts81.txt"
+    known = [line for _, line in read_lines(named, "concept names, one per line,")]
+    names, columns = [line.replace("\\", "/") for _, line in listed], []
+    for name in known:
+        if "/" in name or "\\" in name or known.count(name) > 1:  # it is used as a file name
+            raise DataError(f"{named}: {shown(name)} cannot be a concept, or it is there twice")
+        path = folder / "Groundtruth/AllLabels" / f"Labels_{name}.txt"
+        values = read_text(path, "0 or 1 for each image,").split()
+        if len(values) != len(names) or not {"0", "1"}.issuperset(values):
+            what = f"{len(values):,} labels, not 0 or 1 for each of the {len(names):,} images"
+            raise DataError(f"{path} has {what}: damaged or foreign")
+        columns.append(np.array(values) == "1")
     if not 1 <= concepts <= len(known):
         raise UsageError(f"--read concepts={concepts}: 1 to {len(known)} are there")
-    columns = [_binary_column(folder / _LABELS / f"Labels_{name}.txt", len(names)) for name in known]
     order = sorted(range(len(known)), key=lambda c: (-int(columns[c].sum()), known[c]))
     chosen = sorted(order[:concepts])
     matrix = np.stack([columns[c] for c in chosen], axis=1)
@@ -319,6 +304,6 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
     left_out = f"{bare:,} of {len(names):,} images have none of the {len(chosen)} concepts, left out"
     labels = Labels.from_multihot(matrix[kept], [known[c] for c in chosen])
     own = [names[i] for i in kept]
-    paths = [os.path.join(folder, _IMAGES, name) for name in own]
+    paths = [os.path.join(folder, "Flickr", name) for name in own]
     about = About(labels, ids=kept, notes=[left_out] if bare else [])
     return images(f"nuswide:{root}", "image files", own, paths, about, o.max_bad)

@@ -23,8 +23,7 @@ import fnmatch
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,7 @@ class Split:
     Attributes:
         roles: uint8 [N], a bit for each role: query 1, labelled 2, unlabelled 4, database 8; only the last two may be shared.
         seen_classes: the classes available in training (protocols 2 and transfer); None: all.
+        query, labelled, unlabelled, database: the rows of each role, int64, sorted.
     """
 
     roles: NDArray[np.uint8]
@@ -62,10 +62,17 @@ class Split:
     seen_classes: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
 
+    query: Rows = field(init=False, repr=False)
+    labelled: Rows = field(init=False, repr=False)
+    unlabelled: Rows = field(init=False, repr=False)
+    database: Rows = field(init=False, repr=False)
+
     def __post_init__(self) -> None:
         wrong = np.flatnonzero(~np.isin(self.roles, (0, *_BITS.values(), 12)))
         if wrong.size:
             raise DataError(f"split {self.name}: {rows_that(wrong, 'have')} roles that exclude each other")
+        for role, bit in _BITS.items():
+            object.__setattr__(self, role, np.flatnonzero(self.roles & bit))
 
     @classmethod
     def of(cls, n: int, name: str, seed: int, *more: Any, **rows: Any) -> Split:
@@ -79,29 +86,6 @@ class Split:
     def n(self) -> int:
         """N."""
         return len(self.roles)
-
-    def _rows(self, role: str) -> Rows:
-        return np.flatnonzero(self.roles & _BITS[role])
-
-    @cached_property
-    def query(self) -> Rows:
-        """Rows of the queries, int64, sorted; as those of the other roles."""
-        return self._rows("query")
-
-    @cached_property
-    def labelled(self) -> Rows:
-        """Training items with labels."""
-        return self._rows("labelled")
-
-    @cached_property
-    def unlabelled(self) -> Rows:
-        """Training items without labels."""
-        return self._rows("unlabelled")
-
-    @cached_property
-    def database(self) -> Rows:
-        """Items to search."""
-        return self._rows("database")
 
     @property
     def hash(self) -> str:
@@ -120,7 +104,7 @@ class Split:
             "protocol": self.name,
             "seed": self.seed,
             "n": self.n,
-            "sizes": {role: len(self._rows(role)) for role in _BITS},
+            "sizes": {role: len(getattr(self, role)) for role in _BITS},
             "hash": self.hash,
             "seen_classes": None if self.seen_classes is None else list(self.seen_classes),
             "notes": list(self.notes),
@@ -299,16 +283,15 @@ def _authors(labels: Labels, seed: int, labelled: str | None) -> Split:
 def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
     """Classes with items that are seen: three quarters, rounded down, at least one; or those that are not named (``*`` and ``?`` match)."""
     present = labels.counts() > 0
-    names = protocol.partition(":")[2]
+    names = [name for part in protocol.partition(":")[2].split(",") if (name := part.strip())]
     if not names:
-        number = int(present.sum())
-        if number < 2:
-            what = f"needs two classes with items, there are {number}: use protocol 1"
-            raise DataError(f"protocol {protocol} {what}")
         drawn = _permuted(np.flatnonzero(present), seed, _CLASSES)
-        return np.sort(drawn[: max(1, int(_SEEN * number))])
+        if len(drawn) < 2:
+            what = f"needs two classes with items, there are {len(drawn)}: use protocol 1"
+            raise DataError(f"protocol {protocol} {what}")
+        return np.sort(drawn[: max(1, int(_SEEN * len(drawn)))])
     unseen = np.zeros(labels.n_classes, dtype=bool)
-    for name in filter(None, (part.strip() for part in names.split(","))):
+    for name in names:
         found = np.array([fnmatch.fnmatchcase(known, name) for known in labels.class_names])
         if not found.any():
             known = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")

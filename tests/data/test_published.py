@@ -183,15 +183,15 @@ def test_nuswide_missing_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "why"),
     [
-        (f"{LABELS}/Labels_sky.txt", "0\n1\n", "has 2 labels, but the image list has 30"),
-        (f"{LABELS}/Labels_sky.txt", "0\n2\n" * 15, "column of 0 and 1|labels"),
+        (f"{LABELS}/Labels_sky.txt", "0\n1\n", "has 2 labels, not 0 or 1 for each of the 30 images"),
+        (f"{LABELS}/Labels_sky.txt", "0\n2\n" * 15, "has 30 labels, not 0 or 1"),
         (f"{LABELS}/Labels_sky.txt", None, "Labels_sky.txt not found"),
         (CONCEPTS, "sky\nsky\n", "it is there twice"),
         (CONCEPTS, "sky\n../../etc\n", "cannot be a concept"),
         (CONCEPTS, "sky\n", "1 to 1 are there"),
         (LIST, None, "ImageList/Imagelist.txt.* not found"),
         (LIST, "", "is empty"),
-        ("Flickr", None, "Flickr not found"),
+        ("Flickr", None, "1 of 27 images cannot be read"),
     ],
 )
 def test_nuswide_damaged_parts(file: str, text: str | None, why: str, tmp_path: Path) -> None:
