@@ -38,7 +38,7 @@ VECTOR = [1.0] * 72
 
 def png(row: int) -> bytes:
     written = io.BytesIO()
-    Image.fromarray(DIGITS.images[row]).save(written, "PNG")
+    Image.fromarray(DIGITS.pixels[row]).save(written, "PNG")
     return written.getvalue()
 
 
@@ -456,7 +456,7 @@ def test_thumbnails_and_names_are_those_of_the_items(served: Served, tmp_path: P
     answer = served.client.get("/items/11/thumbnail")
     assert answer.headers["content-type"] == "image/png"
     shown = np.asarray(Image.open(io.BytesIO(answer.content)).convert("L"))
-    np.testing.assert_array_equal(shown, DIGITS.images[11])
+    np.testing.assert_array_equal(shown, DIGITS.pixels[11])
     for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
         (tmp_path / "secret" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (300, 200)).save(tmp_path / "secret" / name)

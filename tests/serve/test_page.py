@@ -106,7 +106,7 @@ def tab(browser: Any, site: Site) -> Iterator[Tab]:
 
 
 def digit(row: int, path: Path) -> Path:
-    Image.fromarray(DIGITS.images[row]).save(path)
+    Image.fromarray(DIGITS.pixels[row]).save(path)
     return path
 
 
