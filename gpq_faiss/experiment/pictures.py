@@ -17,7 +17,7 @@ from ..evaluation.tables import summarise
 from ..files import check_output
 from ..methods.registry import METHODS
 from ..report.plots import picture, plot_curves
-from .results import CURVES, Experiment, read_experiment
+from .report import CURVES, Experiment, read_experiment
 from .runs import Run, read_run
 
 _PANELS, _PANEL = 9, 3.2  # at most so many, of so many inches

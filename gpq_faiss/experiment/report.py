@@ -1,20 +1,24 @@
-"""Tables of an experiment, derived only from the files of its runs."""
+"""Tables of an experiment, derived only from the files of its runs, as means over seeds.
+
+A *row* of a report is a method in one variation; columns are code lengths.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..errors import UsageError
-from ..evaluation.tables import render
+from ..errors import DataError, UsageError
+from ..evaluation.tables import render, summarise
 from ..methods.measure import NO_LIKENESS
 from ..methods.registry import METHODS
-from .results import Experiment, read_experiment
-from .runs import machine_line
+from .runs import About, Run, machine_line, read_about, read_run
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +26,106 @@ Form = Literal["text", "markdown", "latex", "csv", "json"]
 KS = (1, 10, 100, 1000)
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Recall levels in the table of the precision-recall curve."""
+CURVES = {
+    "{:.2f}": ("pr_recall", "pr_precision"),
+    "P@{}": ("ks", "precision"),
+    "R@{}": ("ks", "recall"),
+}
+"""Columns of a table -> arrays of a run: what the columns are named by, and their figures."""
 _MOST_NAMED = 30  # missing runs
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A folder of runs, which are in the order of the tables: methods as in the paper, variations as in the grid, lengths, seeds."""
+
+    folder: Path
+    about: About
+    runs: tuple[Run, ...]
+
+    @property
+    def bits(self) -> list[int]:
+        """Code lengths, ascending, without the 0 of methods without codes."""
+        return sorted({run.bits for run in self.runs} - {0}) or [0]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+    @cached_property
+    def one_method(self) -> bool:
+        """Whether all runs, including missing ones, are of one method."""
+        first = self.runs[0].method
+        of_first = all(name.startswith(f"{first}_") for name in self.about.planned)
+        return of_first and all(run.method == first for run in self.runs)
+
+    @property
+    def over_seeds(self) -> str:
+        """The seeds of the figures, for captions."""
+        several = f"mean ± deviation over seeds {', '.join(map(str, self.seeds))}"
+        return several if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
+
+    @property
+    def at(self) -> str:
+        """The longest code, for captions."""
+        return f"{max(self.bits)} bits"
+
+    def row_name(self, run: Run) -> str:
+        """The name of a run's row."""
+        if run.variation and self.one_method:
+            return run.variation
+        kept = "" if run.bits else f" ({run.bits_kept:,} bits per item)"
+        return f"{run.method}{kept}" + (f" ({run.variation})" if run.variation else "")
+
+    @cached_property
+    def table(self) -> list[dict[str, Any]]:
+        """The figures of each run, one after another: mAP also by code length, where a method without codes has one figure for all."""
+        lines = []
+        for run in self.runs:
+            line = {"method": self.row_name(run), "bits": run.bits, "seed": run.seed, "mAP": run.map}
+            line |= {str(bits): run.map for bits in self.bits if run.bits in (0, bits)} | run.seconds
+            line |= {"NN10@100": run.likeness.nn10_at_100} if run.likeness else {}
+            for column, (x, y) in CURVES.items():
+                points = zip(run.arrays[x], run.arrays[y], strict=True)
+                line |= {column.format(at): float(up) for at, up in points}
+            lines.append(line)
+        return lines
+
+    def means(self, columns: Iterable[str], *, longest: bool = True) -> list[dict[str, Any]]:
+        """A line per row with the means of columns of the table that any run has: of the runs at the longest code (and of methods without
+        codes), or of all."""
+        lines = [line for line in self.table if not longest or line["bits"] in (0, max(self.bits))]
+        there = [name for name in columns if any(name in line for line in lines)]
+        return summarise(lines, by=["method"], values=there)
+
+    def missing(self) -> list[str]:
+        """Names of the requested runs that are not there, or are of other settings, data or versions than requested last."""
+        there = {run.path.stem: run.identity for run in self.runs}
+        return [name for name, run in self.about.planned.items() if there.get(name) != run.identity]
+
+
+def read_experiment(folder: str | Path) -> Experiment:
+    """Read all runs of a folder. Raises DataError: not an experiment of this version, no finished run, or a damaged one."""
+    folder = Path(folder)
+    about = read_about(folder)
+    runs = [read_run(path) for path in sorted(folder.glob("*.h5"))]
+    if not runs:
+        raise DataError(f"{folder} has no finished run: make some with gpq experiment run")
+    orders = [{name: i for i, name in enumerate(of)} for of in (METHODS, about.variations)]
+
+    def place(run: Run) -> tuple[Any, ...]:
+        """In the tables; methods and variations that are no more come last."""
+        method, variation = (
+            (order.get(name, len(order)), name)
+            for order, name in zip(orders, (run.method, run.variation), strict=True)
+        )
+        return method, variation, run.bits, run.seed
+
+    runs.sort(key=place)
+    for run, following in itertools.pairwise(runs):
+        if place(run) == place(following):
+            raise DataError(f"{following.path} is the same run as {run.path.name}: delete one of them")
+    return Experiment(folder, about, tuple(runs))
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from ..signals import ended_by_signals
 from ..training.loop import RunOptions
 from .compute import TrainingCache, compute
 from .grid import Grid, read_grid
-from .results import ABOUT, begin
-from .runs import RunSpec, is_done, plan, read_run, write_run
+from .runs import ABOUT, RunSpec, begin, is_done, plan, read_run, write_run
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The runs of a grid in order of execution, and the file of each.
+"""The runs of a grid in order of execution, the file of each, and ``experiment.json``, which says what their folder holds.
 
 A run is done if its file has the run's identity: a hash of the settings, data, split, revision of the method, and versions of the
 libraries used. So a run is repeated when its results could differ. The file is HDF5, written atomically; its attributes are those of
@@ -29,7 +29,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,15 +44,17 @@ from .. import __version__
 from ..config import codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
-from ..errors import DataError, UsageError
+from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.likeness import Likeness
 from ..evaluation.ranking import usable_cores
-from ..files import fingerprint
+from ..files import fingerprint, read_json, write_json
 from ..methods.measure import needs_perceptron
 from ..methods.registry import find_method, make_method, method_names
 from ..store import read_arrays, write_arrays
 from .grid import Grid, method_config
 
+ABOUT = "experiment.json"
+_OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
 RUN_FORMAT = 1
 """Version of the run files; part of every identity."""
 WHAT = "a run of gpq experiment"
@@ -222,6 +224,103 @@ def is_done(path: Path, spec: RunSpec) -> bool:
         return path.exists() and read_run(path).identity == spec.identity
     except DataError:
         return False
+
+
+# Folder -----------------------------------------------------------------------------------------------------------------
+
+
+class Data(BaseModel):
+    """The data of all runs."""
+
+    name: str
+    fingerprint: str
+    kind: str
+
+
+class Planned(BaseModel):
+    """A run that a call has requested."""
+
+    variation: str
+    identity: str
+
+
+class About(BaseModel):
+    """What an experiment is: contents of ``experiment.json``. ``planned``: name -> run, of all calls, so that missing ones can be told;
+    ``left_out``: method -> why it has no run."""
+
+    model_config = ConfigDict(strict=True)
+
+    experiment_format: Literal[2] = 2
+    grid: str
+    title: str
+    kind: str
+    protocol: str
+    labelled: str | None
+    queries: str | None
+    preset: str
+    config: dict[str, Any]
+    data: Data
+    variations: list[str]
+    left_out: dict[str, str]
+    planned: dict[str, Planned]
+
+
+def read_about(folder: str | Path) -> About:
+    """The ``experiment.json`` of a folder. Raises DataError: it is missing, damaged or of another version."""
+    path = Path(folder) / ABOUT
+    held = read_json(path, "an experiment (gpq experiment run makes one)")
+    try:
+        return About.model_validate({"experiment_format": None, **(held if isinstance(held, dict) else {})})
+    except ValidationError as error:
+        wrong = str(error.errors()[0]["loc"][0])
+        raise DataError(
+            f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose another folder"
+        ) from None
+
+
+def begin(
+    folder: Path,
+    grid: Grid,
+    dataset: Dataset,
+    specs: Sequence[RunSpec],
+    left_out: Mapping[str, str],
+    data_name: str | None = None,
+) -> About:
+    """Write the description of the folder with the runs that are requested now, or check that it agrees. What earlier calls requested
+    is kept, so that reports can list what is missing."""
+    kind, _, path = dataset.name.partition(":")
+    data = Data(
+        # Without folders, which differ between machines.
+        name=data_name or (f"{kind}:{Path(path).name}" if path else Path(kind).name),
+        fingerprint=dataset.fingerprint,
+        kind=dataset.kind,
+    )
+    about = About(
+        grid=grid.name,
+        data=data,
+        variations=[variation.name for variation in grid.variations],
+        left_out=dict(left_out),
+        planned={s.name: Planned(variation=s.variation, identity=s.identity) for s in specs},
+        **grid.model_dump(include=set(About.model_fields)),
+    )
+    if (folder / ABOUT).exists():
+        before = read_about(folder)
+        for what in _OF_ONE_FOLDER:
+            old, new = (getattr(of, what) or "not set" for of in (before, about))
+            if old != new:
+                raise MismatchError(
+                    f"{folder} holds an experiment with {what} {old}, not {new}: choose another --out"
+                )
+        if before.data.fingerprint != data.fingerprint:
+            raise MismatchError(
+                f"{folder} holds runs on {before.data.name}, and these data differ: choose another --out"
+            )
+        # Variations that are no longer in the grid are not expected.
+        kept = {k: run for k, run in before.planned.items() if run.variation in about.variations}
+        about.planned = kept | about.planned
+        about.data = data if data_name else before.data
+    write_json(folder / ABOUT, about.model_dump())
+    return about
 
 
 # Machine ----------------------------------------------------------------------------------------------------------------

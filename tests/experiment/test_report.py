@@ -16,9 +16,8 @@ from experiment.experiments import DIGITS, ONE, SHORT, SMALL, made, small_grid
 
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.experiment.pictures import cell_borders, draw_experiment, tsne
-from gpq_faiss.experiment.report import report_experiment
-from gpq_faiss.experiment.results import begin, read_experiment
-from gpq_faiss.experiment.runs import plan, read_run
+from gpq_faiss.experiment.report import read_experiment, report_experiment
+from gpq_faiss.experiment.runs import begin, plan, read_run
 
 
 def ask(folder: Path, **changes: Any) -> list[str]:
