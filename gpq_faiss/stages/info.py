@@ -157,7 +157,7 @@ def _index(path: Path) -> dict[str, Any]:
     stated: dict[str, Any] = {"model_fingerprint": None, "sha256": None, "versions": {}, "extra": {}}
     return {
         "kind": "index",
-        "layout": header.form,
+        "index_kind": header.form,
         "faiss_class": header.faiss_class,
         "ntotal": header.n,
         "dimension": header.width,

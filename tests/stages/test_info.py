@@ -190,7 +190,7 @@ def test_an_index_of_any_form_is_described(files: dict[str, Path], tmp_path: Pat
     for ids in (engine.ids, None):
         made = MemoryIndex.build(engine.codes, engine.codebooks, ids)
         found = info(made.save(tmp_path / "i.faiss", form, overwrite=True))
-        assert (found["kind"], found["layout"], found["ntotal"]) == ("index", form, N)
+        assert (found["kind"], found["index_kind"], found["ntotal"]) == ("index", form, N)
         assert found["own_ids"] == (ids is not None or form.startswith("ivf"))
 
 
