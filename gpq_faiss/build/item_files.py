@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,13 +14,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import BusyError, DataError
 from ..faissio.io import read_sidecar
-from ..files import fingerprint
+from ..files import atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..progress import stage
-from ..store import Item, Items, RowReader, items_path, write_items
+from ..store import Item, Items, RowReader, Texts, items_path, write_items
 from ..store.items import Row, as_json
+from ..store.old_items import old_items, old_items_key, old_items_path
 from .shards import is_index
 
 log = logging.getLogger(__name__)
@@ -76,36 +78,58 @@ def _rows_of(path: Path) -> Iterator[Row]:
                 yield from items.rows()
         return
     with RowReader(path) as reader:
-        classes = reader.header.class_names
         for start in range(0, reader.ntotal, _ROWS):
             stop = min(reader.ntotal, start + _ROWS)
-            n, texts, packed = stop - start, reader.texts(start, stop), reader.labels(start, stop)
-            names = texts.pop("name").tolist() if "name" in texts else [None] * n
-            kept = zip(*(column.tolist() for column in texts.values()), strict=True)
-            columns = [as_json(dict(zip(texts, row, strict=True))) for row in kept] if texts else [None] * n
-            labels: list[str | None] = [None] * n
-            if packed is not None:  # most rows have the same labels as others
-                distinct, which = np.unique(packed, axis=0, return_inverse=True)
-                on = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
-                named = [as_json(sorted(classes[c] for c in np.flatnonzero(row))) for row in on]
-                labels = [named[number] for number in which.tolist()]
-            ids = reader.ids(start, stop).tolist()
-            yield from zip(ids, (name or None for name in names), labels, columns, strict=True)
+            texts, packed = reader.texts(start, stop), reader.labels(start, stop)
+            yield from _rows(reader.ids(start, stop), texts, packed, reader.header.class_names)
+
+
+def _rows(
+    ids: NDArray[np.int64],
+    texts: Mapping[str, Texts],
+    packed: NDArray[np.uint8] | None,
+    classes: tuple[str, ...],
+) -> Iterator[Row]:
+    n = len(ids)
+    names = texts["name"].tolist() if "name" in texts else [None] * n
+    others = {name: column.tolist() for name, column in texts.items() if name != "name"}
+    kept = zip(*others.values(), strict=True)
+    columns = [as_json(dict(zip(others, row, strict=True))) for row in kept] if others else [None] * n
+    labels: list[str | None] = [None] * n
+    if packed is not None:  # most rows have the same labels as others
+        distinct, which = np.unique(packed, axis=0, return_inverse=True)
+        on = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
+        named = [as_json(sorted(classes[c] for c in np.flatnonzero(row))) for row in on]
+        labels = [named[number] for number in which.tolist()]
+    yield from zip(ids.tolist(), (name or None for name in names), labels, columns, strict=True)
 
 
 def open_items(index: str | Path) -> Items | None:
-    """The items of an index file; None (with a warning) if they are missing, or of another index. Raises DataError: a damaged file."""
-    path, wanted = items_path(index), _stated_key(index)
-    if not path.exists():
-        if wanted is None:
-            return None
-        why = "is missing"
-    else:
+    """The items of an index file; None (with a warning) if they are missing, belong to another index, or cannot be converted.
+
+    An items file of an earlier version is converted once.
+
+    Raises:
+        DataError: a damaged items file, or it cannot be converted.
+    """
+    path, old, wanted = items_path(index), old_items_path(index), _stated_key(index)
+    if path.exists():
         items = Items(path)
         if items.key == wanted:
             return items
         items.close()
         why = "belongs to another index"
+    elif wanted is None:
+        return None
+    elif not old.exists():
+        why = "is missing"
+    elif old_items_key(old) != wanted:
+        path, why = old, "belongs to another index"
+    elif not os.access(path.parent, os.W_OK):
+        path, why = old, "has the form of an earlier version, and its folder cannot be written"
+    else:
+        _convert(old, index, wanted)
+        return open_items(index)
     log.warning("%s %s: results of %s come without names; index the codes again", path, why, index)
     return None
 
@@ -113,6 +137,20 @@ def open_items(index: str | Path) -> Items | None:
 def _stated_key(index: str | Path) -> Any:
     """The key of an index's items in its sidecar, or None."""
     return (read_sidecar(index) or {}).get("extra", {}).get("items")
+
+
+def _convert(old: Path, index: str | Path, key: str) -> None:
+    """Write the items file of ``index`` from that of an earlier version, which stays: manifests may name it."""
+    path = items_path(index)
+
+    def still_missing(_: tuple[Path, ...]) -> None:
+        if path.exists() or _stated_key(index) != key:
+            raise BusyError(f"{path} or its index was written meanwhile")
+
+    with stage("converting names"), contextlib.suppress(BusyError):
+        with atomic_path(path, before=still_missing) as temporary:
+            write_items(temporary, (row for block in old_items(old) for row in _rows(*block)), key)
+        log.info("%s: converted to %s", old, path.name)
 
 
 class ShardItems:

@@ -52,6 +52,7 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
         MismatchError: of other codebooks.
     """
     path = changes_path(index)
+    _check_no_log(index)
     try:
         with _reading(path), contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db:
             return _read(db, path, size, fingerprint)
@@ -59,6 +60,16 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
         if path.exists():
             raise
         return {}  # there are none, or a service has just taken them up into the index
+
+
+def _check_no_log(index: Path) -> None:
+    """Raises DataError: there are changes in the form of an earlier version, which would be lost without a word."""
+    log = Path(f"{index}.log")
+    if log.exists():
+        raise DataError(
+            f"{log} has changes in the form of an earlier version: start and end 'gpq serve --writable' of that version, "
+            "which writes them into the index, or move the file away and lose them"
+        )
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -105,6 +116,7 @@ class ChangeFile:
 
     def __init__(self, index: Path, size: int, fingerprint: str) -> None:
         self.path, self._about = changes_path(index), (fingerprint, size)
+        _check_no_log(index)
         with contextlib.ExitStack() as stack:
             with self._writing():
                 file = Path(f"{self.path}.lock")

@@ -153,6 +153,16 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path: 
     again.close()
 
 
+def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / "index.faiss.log").touch()
+    for read in (read_changes, ChangeFile):
+        with pytest.raises(
+            DataError, match=r"index\.faiss\.log has changes in the form of an earlier version: "
+        ):
+            read(tmp_path / "index.faiss", SIZE, PRINT)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.faiss.log"]
+
+
 def test_a_full_disk_refuses_a_transaction_whole(tmp_path: Path) -> None:
     file = opened(tmp_path / "index.faiss")
     file.write(WRITTEN[0])
