@@ -6,15 +6,7 @@ from typing import Any
 
 import click
 
-from .options import (
-    DATA_HELP,
-    data_options,
-    device_option,
-    emit,
-    out_option,
-    overwrite_option,
-    ray_option,
-)
+from .options import DATA_HELP, data_options, device_option, emit, out_option, overwrite_option, ray_option
 
 
 @click.command(
@@ -50,7 +42,7 @@ def encode(
     out: str,
     no_features: bool,
     ray: dict[str, Any],
-    data_args: dict[str, Any],
+    data_args: Any,
     **options: Any,
 ) -> None:
     from gpq_faiss.data.open import open_data

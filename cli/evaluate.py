@@ -6,15 +6,7 @@ from typing import Any
 
 import click
 
-from .options import (
-    DATA_HELP,
-    data_options,
-    device_option,
-    emit,
-    format_option,
-    overwrite_option,
-    ray_option,
-)
+from .options import DATA_HELP, data_options, device_option, emit, format_option, overwrite_option, ray_option
 
 
 @click.command(

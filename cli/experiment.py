@@ -11,15 +11,7 @@ import click
 
 from gpq_faiss.errors import DataError, UsageError
 
-from .options import (
-    DATA_HELP,
-    data_options,
-    device_option,
-    emit,
-    format_option,
-    out_option,
-    overwrite_option,
-)
+from .options import DATA_HELP, data_options, device_option, emit, format_option, out_option, overwrite_option
 
 
 @click.group(
@@ -177,12 +169,7 @@ Examples:
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
 def report(
-    folder: str,
-    format_: str,
-    table: str | None,
-    plots: str | None,
-    out: str | None,
-    overwrite: bool,
+    folder: str, format_: str, out: str | None, plots: str | None, overwrite: bool, **options: Any
 ) -> None:
     from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.report import report_experiment
@@ -196,4 +183,4 @@ def report(
         start = Path(out).parent if out is not None else Path()
         pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
     form: Any = {"table": "text"}.get(format_, format_)
-    emit(report_experiment(folder, form, table=table, pictures=pictures).removesuffix("\n"), out)
+    emit(report_experiment(folder, form, pictures=pictures, **options).removesuffix("\n"), out)

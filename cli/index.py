@@ -42,14 +42,7 @@ from .options import emit, out_option, overwrite_option, ray_option
 @ray_option(workers=click.INT)
 @overwrite_option
 def index(
-    model_dir: str,
-    sources: tuple[str, ...],
-    out: str,
-    no_names: bool,
-    add: bool,
-    remove: tuple[str, ...],
-    ray: dict[str, Any],
-    **options: Any,
+    model_dir: str, sources: tuple[str, ...], out: str, no_names: bool, ray: dict[str, Any], **options: Any
 ) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with their 64-bit ids.
 
@@ -86,8 +79,8 @@ def index(
         )
     options["names"] = not no_names
     if out.endswith(".json"):
-        emit(str(index_shards(model_dir, sources, out, add=add, remove=remove, **ray, **options)))
+        emit(str(index_shards(model_dir, sources, out, **ray, **options)))
         return
-    if ray["ray"] is not None or add or remove:
+    if ray["ray"] is not None or any([options.pop("add"), options.pop("remove")]):
         raise UsageError("--ray, --add and --remove-shard are for shards: name a manifest, --out NAME.json")
     emit(str(run(model_dir, sources, out, **options)))

@@ -6,14 +6,7 @@ from typing import Any
 
 import click
 
-from .options import (
-    device_option,
-    emit,
-    format_option,
-    overwrite_option,
-    ray_option,
-    read_option,
-)
+from .options import device_option, emit, format_option, overwrite_option, ray_option, read_option
 
 
 @click.command()

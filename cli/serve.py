@@ -50,9 +50,6 @@ def serve(
     index_file: str,
     model_dir: str,
     data: str | None,
-    host: str,
-    port: int,
-    token: str | None,
     config_file: str | None,
     ray: dict[str, Any],
     data_args: dict[str, Any],
@@ -79,7 +76,7 @@ def serve(
     from gpq_faiss.serve.guard import Settings
     from gpq_faiss.serve.run import serve as run
 
-    given: dict[str, Any] = {"host": host, "port": port, "token": token}
+    given = {name: options.pop(name) for name in ("host", "port", "token")}
     settings = Settings(**given)
     if config_file is not None:
         limits = read_toml(Path(config_file), "the limits of a service (--config)")

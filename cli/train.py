@@ -77,18 +77,14 @@ Examples:
 def train(
     data: str,
     out: str,
-    preset: str | None,
-    config_file: str | None,
-    changes: tuple[str, ...],
-    bits: int | None,
-    seed: int | None,
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
     from gpq_faiss.data.open import open_data
     from gpq_faiss.training.launch import is_first
 
-    config = _settings(preset, config_file, changes, bits, seed)
+    given = ("preset", "config_file", "changes", "bits", "seed")
+    config = _settings(**{name: options.pop(name) for name in given})
     from gpq_faiss.stages.train import train as run  # torch is slow to load
 
     folder = run(open_data(data, **data_args), out, config=config, **options)

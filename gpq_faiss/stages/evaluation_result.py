@@ -46,7 +46,7 @@ class Evaluation(Shown):
     """Measurements of one evaluation.
 
     Attributes:
-        measured: the model by its table name (:func:`.compared.model_name`), then the others on the same split.
+        measured: the model by its table name (:func:`.evaluate.model_name`), then the others on the same split.
         protocol, split_hash: identify queries and database.
         data: name of the data set.
         notes: remarks for the user.

@@ -115,6 +115,18 @@ def test_features_are_used_again_and_codes_without_them_are_the_same(shop: Shop,
     assert times[0] == times[1]
 
 
+def test_sources_become_shards_of_a_manifest(shop: Shop, tmp_path: Path) -> None:
+    manifest = tmp_path / "all.json"
+    assert done(f"index {shop.model} {shop.codes} --out {manifest}") == f"{manifest}\n"
+    assert len(list((tmp_path / "all.shards").glob("*.faiss"))) == 1
+    search = f"search {shop.model} {manifest} {shop.queries} -k 5"
+    assert answer(search)["queries"] == answer(search.replace(str(manifest), str(shop.index)))["queries"]
+    described = answer(f"info {manifest}")
+    assert (described["kind"], described["ntotal"], described["verified"]) == ("shards", ITEMS, True)
+    line = refused(f"index {shop.model} {shop.codes} --add --overwrite --out {manifest}", code=2)
+    assert "give one of them" in line
+
+
 def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
     evaluate = f"evaluate {shop.model} {shop.data} --labels {shop.labels} --protocol 1 --compare pq,float"
     found = answer(f"{evaluate} --plot {tmp_path}/pr.png")

@@ -80,6 +80,10 @@ REFUSED = """
 2 evaluate MODEL DATA --labels LABELS -k 0
 2 evaluate MODEL DATA --labels LABELS --plot plot.doc
 1 evaluate MODEL DATA --labels LABELS --protocol 2        | protocol
+2 evaluate MODEL DATA --labels LABELS --codes CODES --protocol 1 | leave out --compare, --protocol
+2 evaluate encoder.onnx DATA --labels LABELS              | encodes queries only
+2 encode MODEL DATA --ray local --batch-size -1           | they must be positive
+2 index MODEL CODES --add                                 | name a manifest
 2 index MODEL                                             | nothing to index
 2 index MODEL CODES --memory lots
 2 index MODEL CODES --memory 1MB                          | at least 16 MiB
@@ -118,6 +122,22 @@ def test_what_cannot_be_is_one_line(
         arguments += ["--preset", "paper"]
     assert says.strip() in refused(*arguments, code=int(code))
     assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != "experiment.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("host = 'x'", "host belongs on the command line"),
+        ("rate = -1", "rate"),
+        ("ports = 1", "'ports' is unknown"),
+    ],
+)
+def test_limits_of_a_service_that_cannot_be_are_one_line(
+    shop: Shop, tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "serve.toml").write_text(text)
+    line = refused(f"serve {shop.index} --model {shop.model} --config {tmp_path}/serve.toml", code=2)
+    assert f"serve.toml: {says}" in line
 
 
 # Outputs ----------------------------------------------------------------------------------------------------------------

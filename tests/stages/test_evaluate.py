@@ -15,8 +15,7 @@ from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.model import read_description
-from gpq_faiss.stages.compared import model_name
-from gpq_faiss.stages.evaluate import evaluate
+from gpq_faiss.stages.evaluate import evaluate, model_name
 
 
 def few_steps(name: str, codebooks: int = 3, seed: int = 0) -> Config:

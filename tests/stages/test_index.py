@@ -14,7 +14,7 @@ from index_factory import IDS, M, codebooks, d, features, make_model, make_rows,
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError
 from gpq_faiss.faissio.header import contents_of
-from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
+from gpq_faiss.faissio.io import load_index, read_sidecar
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.export import export, export_faiss
@@ -75,22 +75,23 @@ def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory
     items = decode(encode(features(), Z), Z)
     wrong = items.copy()
     wrong[[117, 118]] = features()[[117, 118]]
+    good = make_rows(tmp_path / "good.h5", "features", items, IDS, Z)
+    bad = make_rows(tmp_path / "bad.h5", "features", wrong, IDS, Z)
+    both = {"asymmetric": True, "items_are_codewords": True}
     for number, (declared, refused) in enumerate(
         (
-            ({"asymmetric": True, "items_are_codewords": True}, True),
+            (both, True),
             ({"asymmetric": True}, True),
-            ({"asymmetric": True, "items_are_codewords": False}, False),
-            ({"asymmetric": False}, False),
+            (both | {"items_are_codewords": False}, False),
+            ({}, False),
         )
     ):
         model = make_model(tmp_path / f"model-{number}", Z, **declared)
-        good = make_rows(tmp_path / f"good-{number}.h5", "features", items, IDS, Z)
-        bad = make_rows(tmp_path / f"bad-{number}.h5", "features", wrong, IDS, Z)
         index(model, good, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)
         if not refused:
             index(model, bad, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)
             continue
-        with pytest.raises(DataError, match=r"bad-\d\.h5: rows 117, 118 .* query vectors") as caught:
+        with pytest.raises(DataError, match=r"bad\.h5: rows 117, 118 .* query vectors") as caught:
             index(model, bad, tmp_path / "j.faiss", kind=kind, memory=memory)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "j.faiss").exists()
@@ -100,36 +101,24 @@ def test_an_export_says_where_queries_have_vectors_of_their_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="gpq_faiss")
-    plain = make_model(tmp_path / "plain", codebooks(), asymmetric=False)
-    export_faiss(plain, tmp_path / "plain.faiss")
-    export(plain, tmp_path / "plain.npz", to="numpy")
-    assert not caplog.messages
-    assert "asymmetric" not in read_sidecar(tmp_path / "plain.faiss")["extra"]
-    own = make_model(tmp_path / "own", codebooks(), asymmetric=True)
-    for target in ("faiss", "numpy", "factory"):
-        caplog.clear()
-        out = tmp_path / f"own.{target}"
-        if target == "faiss":
-            export_faiss(own, out)
-        else:
-            export(own, out, to=target)  # type: ignore[arg-type]
-        assert ["different vectors for queries and items" in m for m in caplog.messages] == [True]
-        if target != "numpy":
-            assert read_sidecar(out)["extra"]["asymmetric"] is True
-    meta = json.loads(str(np.load(tmp_path / "own.numpy")["meta"]))
-    assert meta["asymmetric"] is True
+    for own in (False, True):
+        model = make_model(tmp_path / f"model-{own}", codebooks(), asymmetric=own)
+        for target in ("faiss", "numpy", "factory"):
+            caplog.clear()
+            out = tmp_path / f"{own}.{target}"
+            export_faiss(model, out) if target == "faiss" else export(model, out, to=target)  # type: ignore[arg-type]
+            assert ["different vectors for queries and items" in m for m in caplog.messages] == [True] * own
+            extra = json.loads(str(np.load(out)["meta"])) if target == "numpy" else read_sidecar(out)["extra"]
+            assert extra.get("asymmetric", False) == own
 
 
 def test_rows_of_another_model_are_a_mismatch(model: Path, tmp_path: Path) -> None:
     values = encode(features(), codebooks())
-    other = make_rows(tmp_path / "a.h5", "codes", values, IDS, codebooks(), "model-2")
-    with pytest.raises(MismatchError, match="model-2"):
-        index(model, other, tmp_path / "index.faiss")
-    other = make_rows(tmp_path / "b.h5", "codes", values, IDS, codebooks(1))
-    with pytest.raises(MismatchError, match="other codebooks"):
-        index(model, other, tmp_path / "index.faiss")
-    assert not (tmp_path / "index.faiss").exists()
-    assert not sidecar_path(tmp_path / "index.faiss").exists()
+    for name, seed, message in (("model-2", 0, "model-2"), ("model-1", 1, "other codebooks")):
+        other = make_rows(tmp_path / f"{seed}.h5", "codes", values, IDS, codebooks(seed), name)
+        with pytest.raises(MismatchError, match=message):
+            index(model, other, tmp_path / "index.faiss")
+    assert not list(tmp_path.glob("index.faiss*"))
 
 
 def test_rows_that_cannot_be_indexed_are_refused(model: Path, tmp_path: Path) -> None:
