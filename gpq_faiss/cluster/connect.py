@@ -50,7 +50,7 @@ def connected(address: str | None) -> Iterator[Any]:
     try:
         with _tokens(own=address == LOCAL):
             ray.init(address, **local, **quiet)
-    except (KeyboardInterrupt, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:  # Ray raises a bare Exception if its processes do not start in time
         raise DataError(

@@ -51,12 +51,7 @@ class Holder:
 
 
 class Holders:
-    """The actors, spread evenly over the nodes.
-
-    Args:
-        address: of the cluster; raises as :func:`.connect.connected`.
-        workers: number of actors (default: one per node).
-    """
+    """The actors, spread evenly over the nodes of the cluster at ``address``: ``workers``, or one per node. Raises as :func:`connected`."""
 
     def __init__(self, address: str, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
@@ -68,8 +63,8 @@ class Holders:
 
     def nodes(self) -> list[str]:
         """Sorted ids of the live nodes that have CPUs."""
-        known = [node for node in self.ray.nodes() if node["Alive"]]
-        return sorted(node["NodeID"] for node in known if node["Resources"].get("CPU"))
+        known = self.ray.nodes()
+        return sorted(node["NodeID"] for node in known if node["Alive"] and node["Resources"].get("CPU"))
 
     def actors(self) -> list[Any]:
         """The actors for the nodes that are live now; consecutive ones are on different nodes.

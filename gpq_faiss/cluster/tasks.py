@@ -37,7 +37,6 @@ def run_all(
 
     Args:
         function: from a module installed on all nodes; may run more than once per call.
-        calls: arguments of each call.
         address: of the cluster; None: run sequentially in this process.
         shared: leading arguments of all calls, sent to each node once.
         gpus: GPUs per task.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import re
@@ -44,11 +45,11 @@ def is_loopback(host: str) -> bool:
 
 def client_of(address: str) -> str:
     """One client per IPv4 address; per /64 network of IPv6, all of whose addresses one machine can take."""
-    try:
+    with contextlib.suppress(ValueError):
         known = ipaddress.IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    return address if known.ipv4_mapped else str(ipaddress.IPv6Network((int(known) >> 64 << 64, 64)))
+        if not known.ipv4_mapped:
+            return str(ipaddress.IPv6Network((int(known) >> 64 << 64, 64)))
+    return address
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -98,9 +99,8 @@ class Settings(BaseModel):
 
     def is_token(self, given: str | None) -> bool:
         """Compare in constant time."""
-        if self.token is None or given is None:
-            return False
-        return hmac.compare_digest(given.encode(), self.token.encode())
+        known = self.token is not None and given is not None
+        return known and hmac.compare_digest(str(given).encode(), str(self.token).encode())
 
 
 class Guard:

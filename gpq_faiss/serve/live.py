@@ -72,9 +72,6 @@ class Snapshot:
     """An index and the changes since it was written, some of which the file may already contain. Immutable.
 
     Attributes:
-        index: of the index file or manifest.
-        changes: since it was written; none of shards.
-        named: names and labels of its items, if stored beside it.
         hidden: int64, ascending: the changed ids, not to be found in the index.
         added: int64, ascending: those of them that are items.
         ntotal: number of items.
@@ -100,11 +97,9 @@ class Snapshot:
 
     def about(self, ids: Ids) -> list[Item | None]:
         """Names and labels of each id [n], from the change or the file; None if unknown. Raises DataError: a damaged file."""
-        known: list[Item | None] = [None] * len(ids) if self.named is None else self.named.lookup(ids)
-        return [
-            self.changes[number].item if number in self.changes else item
-            for number, item in zip(ids.tolist(), known, strict=True)
-        ]
+        known = [None] * len(ids) if self.named is None else self.named.lookup(ids)
+        changed = [self.changes.get(number) for number in ids.tolist()]
+        return [one.item if one else item for one, item in zip(changed, known, strict=True)]
 
     def search(
         self, xq: Floats, k: int, where: Where = None, threads: int | None = None

@@ -117,7 +117,7 @@ def _limited(settings: Settings) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._from = client_of("" if self.client is None else self.client[0])
+            self._from = client_of(self.client[0] if self.client else "")
             numbers[self._from] += 1
             if numbers[self._from] > settings.max_connections:
                 transport.write(_REFUSAL)
@@ -126,8 +126,7 @@ def _limited(settings: Settings) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            if self._end is not None:
-                self._end.cancel()
+            self._end_after(None)
             numbers[self._from] -= 1
             if not numbers[self._from]:
                 del numbers[self._from]
@@ -142,10 +141,11 @@ def _limited(settings: Settings) -> type[H11Protocol]:
             self._end_after(settings.timeout)
             super().on_response_complete()  # which may begin the next request
 
-        def _end_after(self, seconds: float) -> None:
+        def _end_after(self, seconds: float | None) -> None:
             if self._end is not None:
                 self._end.cancel()
-            self._end = self.loop.call_later(seconds, self.transport.abort)
+            if seconds is not None:
+                self._end = self.loop.call_later(seconds, self.transport.abort)
 
     return Limited
 
@@ -154,17 +154,11 @@ class Server(uvicorn.Server):
     """The HTTP server of a service. It leaves signals to :func:`_run`."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, app, http = service, create_app(service, settings), _limited(settings)
         quiet: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False}
-        limits: dict[str, Any] = {
-            "limit_concurrency": _CONNECTIONS,
-            "timeout_graceful_shutdown": _GRACE,
-            "http": _limited(settings),
-        }
-        app = create_app(service, settings)
-        super().__init__(
-            uvicorn.Config(app, ws="none", server_header=False, lifespan="on", **quiet, **limits)
-        )
-        self._service = service
+        limits: dict[str, Any] = {"limit_concurrency": _CONNECTIONS, "timeout_graceful_shutdown": _GRACE}
+        options = {"http": http, "ws": "none", "server_header": False, "lifespan": "on", **quiet, **limits}
+        super().__init__(uvicorn.Config(app, **options))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,10 +174,8 @@ class Server(uvicorn.Server):
 
 async def _run(service: Service, settings: Settings, bound: socket.socket) -> None:
     server = Server(service, settings)
-    loop = asyncio.get_running_loop()
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+        asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
     await server.serve([bound])
     if service.failed is not None:
         raise DataError(

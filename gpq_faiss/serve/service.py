@@ -202,10 +202,9 @@ class Service:
         # On the CPU one by one: batches are not faster there, and would affect the last bits.
         on_gpu = isinstance(self.encoder, Encoder) and self.encoder.device.type != "cpu"
         for part in [raw] if on_gpu and raw else [[n] for n in raw]:
+            values = np.stack([inputs[n].values for n in part])
             with self._network:
-                vectors, fine = self.encoder.embed(
-                    np.stack([inputs[n].values for n in part]), queries=queries
-                )
+                vectors, fine = self.encoder.embed(values, queries=queries)
             for n, vector, good in zip(part, vectors, fine, strict=True):
                 what = f"{inputs[n].form}: it has no direction in some sub-space, and so no code"
                 found[n] = vector if good else DataError(what)
@@ -250,9 +249,9 @@ class Service:
             codes = encode_vectors(vector[None], Z, what=given.form)
             if given.form == "vector" and items_are_codewords(self.encoder.model.description):
                 check_items(vector[None], codes, Z, what="vector")
+            return bytes(codes[0].tobytes())
         except DataError as error:
             return error
-        return bytes(codes[0].tobytes())
 
 
 def _row(values: Sequence[float], width: int, what: str) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,13 @@ change = st.just(Change(None)) | st.builds(Change, st.binary(min_size=SIZE, max_
 transactions = st.lists(st.dictionaries(ids, change, min_size=1, max_size=4), max_size=6)
 
 
-def opened(index: Path, size: int = SIZE, fingerprint: str = PRINT) -> ChangeFile:
-    return ChangeFile(index, size, fingerprint)
+@contextlib.contextmanager
+def opened(index: Path, *changes: Changes) -> Iterator[ChangeFile]:
+    """The open file, with these transactions."""
+    with contextlib.closing(ChangeFile(index, SIZE, PRINT)) as file:
+        for one in changes:
+            file.write(one)
+        yield file
 
 
 def joined(transactions: list[Changes]) -> Changes:
@@ -42,19 +48,16 @@ def test_the_last_change_of_an_id_holds_until_it_is_dropped(
     written: list[Changes], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     index = tmp_path_factory.mktemp("changes") / "index.faiss"
-    file = opened(index)
-    for number, changes in enumerate(written, 1):
-        file.write(changes)
-        assert file.number == number
-    assert file.read() == read_changes(index, SIZE, PRINT) == joined(written)
-    upto = data.draw(st.integers(0, len(written)))
-    file.drop(upto)
-    later = joined(written[upto:])
-    assert file.read() == later
-    file.close()
+    with opened(index, *written) as file:
+        assert file.number == len(written)
+        assert file.read() == read_changes(index, SIZE, PRINT) == joined(written)
+        upto = data.draw(st.integers(0, len(written)))
+        file.drop(upto)
+        later = joined(written[upto:])
+        assert file.read() == later
     assert sorted(path.name for path in index.parent.iterdir()) == [changes_path(index).name] * bool(later)
-    opened(index).close()
-    assert read_changes(index, SIZE, PRINT) == later
+    with opened(index):
+        assert read_changes(index, SIZE, PRINT) == later
 
 
 WRITTEN: list[Changes] = [
@@ -67,11 +70,8 @@ WRITTEN: list[Changes] = [
 def left_by_a_kill(folder: Path) -> Path:
     """A copy of the files while they are open, with every transaction of WRITTEN."""
     (folder / "open").mkdir()
-    file = opened(folder / "open" / "index.faiss")
-    for changes in WRITTEN:
-        file.write(changes)
-    shutil.copytree(folder / "open", folder / "killed")
-    file.close()
+    with opened(folder / "open" / "index.faiss", *WRITTEN):
+        shutil.copytree(folder / "open", folder / "killed")
     return folder / "killed" / "index.faiss"
 
 
@@ -87,18 +87,14 @@ def test_a_crash_while_a_transaction_is_written_keeps_the_whole_ones(tmp_path: P
         seen.append(steps.index(read_changes(index, SIZE, PRINT)))
     assert seen == sorted(seen, reverse=True)
     assert set(seen) == {0, 1, 2, 3}
-    file = opened(index)
-    file.write(WRITTEN[2])
-    assert file.read() == WRITTEN[2]
-    file.close()
+    with opened(index, WRITTEN[2]) as file:
+        assert file.read() == WRITTEN[2]
 
 
 def test_a_changed_byte_is_never_taken_for_a_change(tmp_path: Path) -> None:
     index = tmp_path / "index.faiss"
-    file = opened(index)
-    for changes in WRITTEN:
-        file.write(changes)
-    file.close()
+    with opened(index, *WRITTEN):
+        pass
     data = changes_path(index).read_bytes()
     refused = 0
     for at in [*range(100), *range(4096, len(data), 7), *(i for i, byte in enumerate(data) if byte)]:
@@ -122,9 +118,8 @@ def test_a_changed_byte_is_never_taken_for_a_change(tmp_path: Path) -> None:
 )
 def test_foreign_or_damaged_files_are_one_error(tmp_path: Path, damage: str | None, message: str) -> None:
     index = tmp_path / "index.faiss"
-    file = opened(index)
-    file.write(WRITTEN[0])
-    file.close()
+    with opened(index, WRITTEN[0]):
+        pass
     if damage is None:
         changes_path(index).write_bytes(b"nothing" * 1000)
     else:
@@ -142,15 +137,13 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path: 
         for read in (read_changes, ChangeFile):
             with pytest.raises(MismatchError, match="other codebooks"):
                 read(index, size, fingerprint)
-    file = opened(index)
-    file.drop(file.number)
-    shutil.copytree(index.parent, tmp_path / "empty")  # as a kill leaves it
-    file.close()
+    with opened(index) as file:
+        file.drop(file.number)
+        shutil.copytree(index.parent, tmp_path / "empty")  # as a kill leaves it
     other = tmp_path / "empty" / "index.faiss", SIZE + 1, "f" * 16
-    again = opened(*other)
-    again.write({1: Change(b"abcd")})
-    assert read_changes(*other) == {1: Change(b"abcd")}
-    again.close()
+    with contextlib.closing(ChangeFile(*other)) as file:
+        file.write({1: Change(b"abcd")})
+        assert read_changes(*other) == {1: Change(b"abcd")}
 
 
 def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path: Path) -> None:
@@ -164,19 +157,17 @@ def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path: Pat
 
 
 def test_a_full_disk_refuses_a_transaction_whole(tmp_path: Path) -> None:
-    file = opened(tmp_path / "index.faiss")
-    file.write(WRITTEN[0])
-    file._db.execute("PRAGMA max_page_count = 4")
-    with pytest.raises(DataError, match="the disk is full"):
-        file.write({n: Change(b"abc", Item({"name": "x" * 999})) for n in range(20)})
-    assert file.read() == WRITTEN[0]
-    file.write(WRITTEN[1])
-    assert len(file.read()) == 2
-    file.close()
+    with opened(tmp_path / "index.faiss", WRITTEN[0]) as file:
+        file._db.execute("PRAGMA max_page_count = 4")
+        with pytest.raises(DataError, match="the disk is full"):
+            file.write({n: Change(b"abc", Item({"name": "x" * 999})) for n in range(20)})
+        assert file.read() == WRITTEN[0]
+        file.write(WRITTEN[1])
+        assert len(file.read()) == 2
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     changes_path(tmp_path / "index.faiss").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="symbolic link"):
-        opened(tmp_path / "index.faiss")
+        ChangeFile(tmp_path / "index.faiss", SIZE, PRINT)
     assert not (tmp_path / "elsewhere").exists()

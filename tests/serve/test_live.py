@@ -377,11 +377,18 @@ def named_codes(folder: Path, stem: str) -> Path:
     return gpq.encode(folder / "model", f"features:{folder / stem}.npz", folder / f"{stem}.h5")
 
 
+@pytest.fixture(scope="module")
+def named_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("named")
+    gpq.index(make_model(folder / "model", width=20, M=4), named_codes(folder, "n"), folder / "i.faiss")
+    return folder
+
+
 @pytest.fixture
-def named(tmp_path: Path) -> Path:
-    """An index with the names of its items."""
-    model = make_model(tmp_path / "model", width=20, M=4)
-    return gpq.index(model, named_codes(tmp_path, "n"), tmp_path / "i.faiss")
+def named(named_once: Path, tmp_path: Path) -> Path:
+    """An index with the names of its items, to be changed."""
+    shutil.copytree(named_once, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "i.faiss"
 
 
 def names(live: LiveIndex, *ids: int) -> list[str | None]:
