@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import faiss
@@ -40,5 +41,5 @@ def items(
     return codes, Z, ids, rng.normal(size=(queries, M * 12)).astype(np.float32)
 
 
-def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))

@@ -90,10 +90,10 @@ def test_the_benchmark_runs_from_end_to_end(
 ) -> None:
     """Rehearsed at a small size; and without a GPU it says so in one line."""
     out = tmp_path / "gpu.json"
+    monkeypatch.setattr(benchmark, "PARITY_QUERIES", 64)
 
     def run(*options: str) -> tuple[int, str]:
-        small = "--items 3000 --bits 12 --batches 1,3 --copy-bytes 1000 --limit 0.01"
-        small += " --check-items 2500"
+        small = "--items 1500 --bits 12 --batches 1,3 --copy-bytes 1000 --limit 0.01 --check-items 300"
         monkeypatch.setattr(sys, "argv", ["gpu.py", *small.split(), "--out", str(out), *options])
         try:
             run_main(benchmark.main)
@@ -111,7 +111,7 @@ def test_the_benchmark_runs_from_end_to_end(
     result = json.loads(out.read_text())
     assert result["rehearsal"] is True
     assert "these figures mean nothing" in out.with_suffix(".md").read_text()
-    cells = result["search"]["12/3000"]["cells"]
+    cells = result["search"]["12/1500"]["cells"]
     assert [(c["engine"], c["batch"]) for c in cells] == [
         (engine, batch) for batch in (1, 3) for engine in ("exact", "faiss")
     ]
