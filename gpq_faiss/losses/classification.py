@@ -48,9 +48,8 @@ def subspace_classification(
 def subspace_entropy(x: Tensor, W: Tensor, beta: float = 4.0, variant: Variant = "paper") -> Tensor:
     """Mean entropy of the classifiers over rows, a scalar: 0 (certain, or no rows) to log C (uniform). Labels are not used.
 
-    The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
-    :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation, and subtract λ2 times this
-    value from the total loss.
+    The sub-prototypes maximise it and the network minimises it: subtract λ2 times it from the total loss, of sub-vectors that went through
+    :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation.
 
     * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
     * ``"code"``: softmax_c(mean_m β² x_m·w_mc), one entropy per row.

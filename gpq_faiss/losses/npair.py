@@ -55,13 +55,10 @@ def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
 def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)), a scalar, of the arguments of :func:`npair`.
 
-    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search), so the
-    margin is independent of the code length. A positive of an anchor is another labelled row that shares at
-    least one label with it, a negative a labelled row that shares none; unlabelled rows are ignored.
-
-    Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the most similar negative that is less similar
-    than p; if there is none, the least similar negative. Mean over all pairs whose anchor has a negative. Memory is O(B²): negatives
-    are found by binary search in the anchor's sorted negatives. A batch without triplets has loss 0.
+    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search). Positives p share a label with the
+    anchor a, negatives n none; unlabelled rows are ignored. Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p)
+    takes the most similar negative that is less similar than p, or else the least similar one. Mean over all pairs whose anchor has a
+    negative, 0 without any.
     """
     positive, negative = label_pairs(labels, x)
     similarity = _similarity(x, q) / x.shape[1]

@@ -25,12 +25,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalisation(nn.Module):
-    """(x - mean) / std for images float [B, 3, S, S] in [0, 1], or for features float [B, W], unchanged until :meth:`fit`.
-
-    Args:
-        width: W of features; 0 for images.
-        mean, std: of images, per channel; ImageNet's by default.
-    """
+    """(x - mean) / std for images float [B, 3, S, S] in [0, 1] by channel, or, if ``width`` is not 0, for features float [B, width],
+    unchanged until :meth:`fit`. The statistics are buffers, saved with the weights."""
 
     mean: Tensor
     std: Tensor
@@ -44,7 +40,11 @@ class Normalisation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
-        self._check(x)
+        # Shapes and types only: constants for an exporter.
+        wanted = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
+        if x.ndim != len(wanted) or x.shape[1] != wanted[1] or not x.is_floating_point():
+            shape = ", ".join(map(str, wanted))
+            raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
         return (x - self.mean) / self.std
 
     @torch.no_grad()
@@ -52,10 +52,8 @@ class Normalisation(nn.Module):
         """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from features float [N, W].
 
         Raises:
-            UsageError: another width.
             DataError: no rows, or not finite.
         """
-        self._check(x)
         if not len(x) or not bool(torch.isfinite(x).all()):
             raise DataError("features to standardise by: give at least one row, and no NaN or infinity")
         x = x.double()
@@ -64,13 +62,6 @@ class Normalisation(nn.Module):
         # A constant dimension becomes 0, not noise amplified by a tiny deviation.
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std))
-
-    def _check(self, x: Tensor) -> None:
-        # Shapes and types only: constants for an exporter.
-        wanted = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
-        if x.ndim != len(wanted) or x.shape[1] != wanted[1] or not x.is_floating_point():
-            shape = ", ".join(map(str, wanted))
-            raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
 
 
 @dataclass(frozen=True)
@@ -94,8 +85,6 @@ class Backbone(nn.Module):
 
     Attributes:
         SMALLEST: minimum pixels per side.
-        spec: description from which it can be built again.
-        input: normalisation of images float [B, 3, S, S] in [0, 1] or features float [B, W].
         head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
     """
 
@@ -113,7 +102,7 @@ class Backbone(nn.Module):
             )
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """From normalised input to the vector before the head, float [B, trunk width]."""
+        """The vector before the head, float [B, trunk width], of normalised input."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,12 +122,13 @@ def make_head(width: int, out_width: int, generator: torch.Generator | None = No
     return head
 
 
-def _initialise_convolutions(module: nn.Module) -> None:
-    """He initialisation of every convolution."""
-    for layer in module.modules():
+def _convolutional(layers: list[nn.Module]) -> nn.Sequential:
+    """The layers after each other, with He's initial weights of the convolutions."""
+    for layer in layers:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(cast(Tensor, layer.bias))
+    return nn.Sequential(*layers)
 
 
 class VGG(Backbone):
@@ -160,14 +150,12 @@ class VGG(Backbone):
                 width = item
             else:
                 layers.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*layers)
-        _initialise_convolutions(self.features)
+        self.features = _convolutional(layers)
         # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after conv4_3.
         self.taps = (23 if spec.tap == "pool" else 22, len(layers) - 1)
         self.head = make_head(256 + 512, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """Normalised images to [B, 768]."""
         pools = []
         for index, layer in enumerate(self.features):
             x = layer(x)
@@ -188,7 +176,6 @@ class CNNF(Backbone):
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-
         layers: list[nn.Module] = []
         for n_in, n_out, size, stride, ends in (
             (3, 64, 11, 4, "lrn"),
@@ -203,17 +190,16 @@ class CNNF(Backbone):
                 layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
             if ends:
                 layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-        self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d(6)
-        self.classifier = nn.Sequential(
+        # Its layers draw before the convolutions do, once more: the order is part of what a seed means.
+        classifier = nn.Sequential(
             *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), RowDropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), RowDropout(0.5)),
         )
-        _initialise_convolutions(self.features)
+        self.features, self.avgpool = _convolutional(layers), nn.AdaptiveAvgPool2d(6)
+        self.classifier = classifier
         self.head = make_head(4096, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """Normalised images to [B, 4096]."""
         return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
 
 
@@ -222,7 +208,7 @@ class MLP(Backbone):
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-        width = self.flat_width = spec.in_width or 3 * spec.image_size**2
+        width = spec.in_width or 3 * spec.image_size**2
         layers: list[nn.Module] = []
         for hidden in spec.hidden if spec.name == "mlp" else ():
             linear = nn.Linear(width, hidden)
@@ -236,7 +222,6 @@ class MLP(Backbone):
         self.head = make_head(width, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """Normalised features or images to [B, last hidden width]."""
         return cast(Tensor, self.layers(x.flatten(1)))
 
 
@@ -260,7 +245,6 @@ class Trunk(Backbone):
         self.head = make_head(int(out.shape[1]), spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """Normalised inputs to [B, width of the trunk]."""
         return cast(Tensor, self.trunk(x))
 
 

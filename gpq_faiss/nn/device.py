@@ -29,12 +29,7 @@ def on_cpu(name: str) -> bool:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any) as a torch device.
-
-    Raises:
-        UsageError: not such a name.
-        DeviceError: no such GPU on this machine.
-    """
+    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any). Raises UsageError: another name; DeviceError: no such GPU."""
     import torch
 
     if name == "auto":
@@ -62,8 +57,8 @@ def resolve_device(name: str) -> torch.device:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Context without TF32 convolutions, which torch uses by default on newer GPUs and which would give other codes than the CPU.
-    (Matrix products are in float32 by default; bf16 is unaffected.)"""
+    """Context without TF32 convolutions, torch's default on newer GPUs, which would give other codes than the CPU. (Matrix products are
+    in float32 by default.)"""
     import torch
 
     before = torch.backends.cudnn.allow_tf32

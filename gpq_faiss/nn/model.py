@@ -150,7 +150,7 @@ def _build_class_networks(
     A: int,
     generator: torch.Generator,
 ) -> PosteriorNetwork:
-    """Replace the head of ``backbone`` by class networks, with codebooks of ``shape`` (M, K, d), A of them for the class."""
+    """Class networks in place of the head of ``backbone``."""
     n, count = config.network, config.posterior.networks
     width = cast(nn.Linear, backbone.head).in_features
     if isinstance(backbone, MLP):

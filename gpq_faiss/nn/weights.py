@@ -29,11 +29,8 @@ def first_line(error: BaseException) -> str:
 
 
 def imagenet_state() -> dict[str, Tensor]:
-    """torchvision's ImageNet weights of ``vgg16_bn``, downloaded once to ``$TORCH_HOME/hub/checkpoints`` and checked by their hash.
-
-    Raises:
-        DataError: they cannot be downloaded, or the file is damaged.
-    """
+    """torchvision's ImageNet weights of ``vgg16_bn``, downloaded once to ``$TORCH_HOME/hub/checkpoints`` and checked by their hash. Raises
+    DataError: that fails."""
     from torchvision.models import VGG16_BN_Weights
 
     weights = VGG16_BN_Weights.IMAGENET1K_V1
@@ -57,11 +54,7 @@ def imagenet_state() -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict").
-
-    Raises:
-        DataError: missing, damaged, or not a file of named tensors.
-    """
+    """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict"). Raises DataError: it is none."""
     path = Path(path)
     try:
         if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size

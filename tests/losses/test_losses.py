@@ -31,16 +31,23 @@ def normed(a: Vector) -> Vector:
     return [v / math.sqrt(dot(a, a)) for v in a]
 
 
+def naive_soft(scores: Tensor, p: Tensor, r: Tensor) -> float:
+    S, P, R = scores.tolist(), p.tolist(), r.tolist()
+    items = [j for j in range(len(R)) if sum(R[j]) > 0]
+    lost = []
+    for i in range(len(P)):
+        t = {j: dot(P[i], R[j]) for j in items}
+        whole = sum(t.values())
+        if whole:
+            logs = dict(zip(items, softmax([S[i][j] for j in items]), strict=True))
+            lost.append(-sum(t[j] / whole * math.log(logs[j]) for j in items))
+    return sum(lost) / len(lost) if lost else 0.0
+
+
 def naive_npair(x: Tensor, q: Tensor, labels: Tensor) -> float:
-    X, Q, Y = x.tolist(), q.tolist(), labels.tolist()
-    rows = [i for i in range(len(X)) if sum(Y[i]) > 0]
-    total = 0.0
-    for i in rows:
-        S = [sum(dot(X[i][m], Q[j][m]) for m in range(len(X[i]))) for j in rows]
-        t = [dot(Y[i], Y[j]) for j in rows]
-        p = softmax(S)
-        total -= sum(tj / sum(t) * math.log(pj) for tj, pj in zip(t, p, strict=True))
-    return total / len(rows) if rows else 0.0
+    """Eq. 2, by the shares of classes that are labels."""
+    scores = [[sum(dot(a, b) for a, b in zip(i, j, strict=True)) for j in q.tolist()] for i in x.tolist()]
+    return naive_soft(torch.tensor(scores, dtype=torch.float64), labels, labels)
 
 
 def logits(x: Tensor, W: Tensor, variant: str, beta: float) -> list[list[Vector]]:
@@ -187,22 +194,6 @@ def test_half_precision_region_computes_in_full() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = all_losses()
     assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
-
-
-# With class probabilities ---------------------------------------------------------------------------------------------
-
-
-def naive_soft(scores: Tensor, p: Tensor, r: Tensor) -> float:
-    S, P, R = scores.tolist(), p.tolist(), r.tolist()
-    items = [j for j in range(len(R)) if sum(R[j]) > 0]
-    lost = []
-    for i in range(len(P)):
-        t = {j: dot(P[i], R[j]) for j in items}
-        whole = sum(t.values())
-        if whole:
-            logs = dict(zip(items, softmax([S[i][j] for j in items]), strict=True))
-            lost.append(-sum(t[j] / whole * math.log(logs[j]) for j in items))
-    return sum(lost) / len(lost) if lost else 0.0
 
 
 def probabilities(n: int, C: int, generator: torch.Generator) -> Tensor:

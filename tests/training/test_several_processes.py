@@ -30,7 +30,7 @@ from gpq_faiss.training.batches import EpochSampler, training_batches
 from gpq_faiss.training.launch import Launch, launched
 from gpq_faiss.training.parallel import Group, own_device
 
-STEPS = 60
+STEPS = 28
 
 
 def arguments(out: Path, *more: str) -> list[str]:
