@@ -62,6 +62,7 @@ class Served:
 def listening(service: Service, settings: Settings, address: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
     """The server of ``gpq serve`` in a thread, at this address and port."""
     with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that it soon waits for clients
         bound.bind((address, 0))
         server = Server(service, settings)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
