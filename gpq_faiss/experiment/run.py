@@ -218,7 +218,6 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
     try:
         with ended_by_signals():
             return make_run(context, *_opened(context), spec)
-    except (
-        KeyboardInterrupt
-    ):  # the parent is ending, or another process was killed: none waits for another run
+    except KeyboardInterrupt:
+        # The parent is ending, or another process was killed: none waits for another run.
         os._exit(1)

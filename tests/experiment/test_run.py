@@ -251,26 +251,9 @@ def test_a_failed_run_leaves_the_others_alone(
     assert made(tmp_path, **two).made == 2
 
 
-@pytest.mark.slow
-def test_processes_give_what_one_process_gives_and_a_killed_one_is_an_error(
-    done: Path, tmp_path: Path
-) -> None:
-    def kill() -> None:
-        while not multiprocessing.active_children():
-            time.sleep(0.01)
-        pid = multiprocessing.active_children()[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-
-    grid = small_grid(vectors=30, methods=["pq"])
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with pytest.raises(DataError, match="a process was killed"):
-        run_experiment(grid, "digits", tmp_path, jobs=2)
-    killer.join()
-    there = len(list(tmp_path.glob("*.h5")))
-    summary = run_experiment(grid, "digits", tmp_path, jobs=2)
-    assert (summary.there, summary.made) == (there, 4 - there)
+def test_processes_give_what_one_process_gives(done: Path, tmp_path: Path) -> None:
+    summary = run_experiment(small_grid(vectors=30, methods=["pq"]), "digits", tmp_path, jobs=2)
+    assert (summary.there, summary.made) == (0, 4)
     for path in tmp_path.glob("*.h5"):
         assert_same(path, done / path.name)
 
