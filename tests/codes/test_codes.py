@@ -72,14 +72,14 @@ def test_the_lowest_of_equal_codewords_wins(K: int, d: int) -> None:
     assert not assignment[:, 1].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 999), scale=st.floats(-37, 37), each=st.booleans(), K=st.sampled_from([4, 16]))
 def test_the_length_of_a_vector_changes_no_code(seed: int, scale: float, each: bool, K: int) -> None:
     """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or all but the 1."""
     rng = np.random.default_rng(seed)
     M = 3
-    Z, x = random_codebooks(rng, M, K), random_vectors(rng, 40, M)
-    factor = 10.0 ** (rng.uniform(min(0, scale), max(0, scale), (40, M, 1)) if each else scale)
+    Z, x = random_codebooks(rng, M, K), random_vectors(rng, 12, M)
+    factor = 10.0 ** (rng.uniform(min(0, scale), max(0, scale), (12, M, 1)) if each else scale)
     scaled = (x.reshape(-1, M, 12).astype(np.float64) * factor).reshape(x.shape).astype(np.float32)
     truth = cosines(x, Z)
     ordered = np.sort(truth, axis=2)

@@ -69,6 +69,7 @@ def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
     alone = zip(*(engine.search(q[None], 15) for q in xq), strict=True)
     assert same((np.concatenate(parts) for parts in alone), expected)
     assert faiss.omp_get_max_threads() == before
+    assert sorted(engine.range_search(xq[:1], -np.inf)[2]) == engine.ids.tolist() == list(range(9000))
 
 
 def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
