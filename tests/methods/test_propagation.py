@@ -267,6 +267,13 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
     torch.testing.assert_close(parts["total"], total)
     parts["propagation"].backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
+    # Another process is told the same.
+    other = build_gpq(config_of(), data, 0, 2)
+    assert isinstance(other, PosteriorCodes)
+    other.take_prepared(made.prepared())
+    assert (other.accuracy, other.prepared().keys()) == (made.accuracy, made.prepared().keys())
+    for one, twin in zip(vars(made.pseudo_labels).values(), vars(other.pseudo_labels).values(), strict=True):
+        np.testing.assert_array_equal(one, twin)
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "vgg"])
