@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from PIL import Image
 
 
@@ -55,12 +53,6 @@ def save(path: Path, content: Any) -> Path:
     else:
         pq.write_table(pa.table(content), path)
     return path
-
-
-def data_folder() -> Path:
-    if "GPQ_DATA" not in os.environ:
-        pytest.skip("GPQ_DATA is not set: the folder of real test data")
-    return Path(os.environ["GPQ_DATA"])
 
 
 class Items:

@@ -117,10 +117,9 @@ def test_columns_that_are_named() -> None:
     check(data, classes=tuple(KINDS))
     assert (data.ids.tolist(), data.texts["name"].tolist()) == (IDS.tolist(), NAMES)
     assert set(data.texts["noise"].tolist()) == {"1.0"}
-    check(
-        open_data(table, label_column="kind", ids="row"), classes=tuple(KINDS)
-    )  # all other columns of numbers
-    check(open_data(table.set_index("row"), labels="kind"), classes=tuple(KINDS))  # the index is no dimension
+    # All other columns of numbers are the dimensions, the index is none.
+    for source, more in ((table, {"ids": "row"}), (table.set_index("row"), {})):
+        check(open_data(source, label_column="kind", **more), classes=tuple(KINDS))
     reversed_ = open_data(table, **{**given_, "vectors": ["x2", "x0"]})
     np.testing.assert_array_equal(reversed_.read(slice(None)), X[:, [2, 0]])
     shuffled = hub(kind=CELLS, more=[[1.0, 2.0]] * N, key=[str(i) for i in range(N)]).shuffle(seed=3)
@@ -149,10 +148,9 @@ def test_labels_ids_and_names_beside_the_data(tmp_path: Path) -> None:
     check(open_data(X, labels=CELLS), classes=tuple(KINDS))
     assert open_data(X, labels=np.eye(N, 3, dtype=bool)).require_labels().counts().tolist() == [1, 1, 1]
     assert open_data(open_data(X, ids=IDS), labels=Y).ids.tolist() == IDS.tolist()
-    kinds = datasets.List(datasets.ClassLabel(names=KINDS[:3]))
-    both = {"v": datasets.List(datasets.Value("float32")), "labels": kinds}
-    several = datasets.Dataset.from_dict(
-        {"v": list(X[:3]), "labels": [[0, 2], [], [1]]}, features=datasets.Features(both)
+    kinds = datasets.Features({"labels": datasets.List(datasets.ClassLabel(names=KINDS[:3]))})
+    several = datasets.Dataset.from_dict({"labels": [[0, 2], [], [1]]}, features=kinds).add_column(
+        "v", list(X[:3])
     )
     assert open_data(several).require_labels().dense().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
