@@ -119,7 +119,7 @@ def speed(
             seconds = clock(lambda i=index, a=asked: i(xq[:a], k), device)  # type: ignore[misc]
             cells.append(
                 {
-                    "engine": name,
+                    "search": name,
                     "batch": batch,
                     "queries_timed": asked,
                     "queries_per_s": asked / seconds,
@@ -138,13 +138,13 @@ def agree(found: Any, expected: Any, what: str) -> None:
 
 
 def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
-    """Compare the results of all searches with the CPU's exact engine on ``n`` codes."""
+    """Compare the results of all searches with the CPU's exact search on ``n`` codes."""
     Z, codes, xq = draw(bits, n, PARITY_QUERIES, device)
-    engine = MemoryIndex.build(codes.cpu().numpy(), Z)
+    held = MemoryIndex.build(codes.cpu().numpy(), Z)
     queries = xq.cpu().numpy()
     largest = 0.0
     for k in (1, min(K, n), min(5000, n)):
-        D, found = engine.search(queries, k)
+        D, found = held.search(queries, k)
         for name, index in ways(Z, codes, device, memory, n).items():
             if name == "faiss" and k > 2048:
                 continue
@@ -185,11 +185,11 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"## {bits} bits, {int(n):,} items (copy {group['copy_bytes_per_s'] / 1e9:,.0f} GB/s)",
             "",
-            "| engine | batch | queries/s | G codes/s | x copy |",
+            "| search | batch | queries/s | G codes/s | x copy |",
             "|---|--:|--:|--:|--:|",
         ]
         lines += [
-            f"| {c['engine']} | {c['batch']:,} | {c['queries_per_s']:,.1f} | {c['codes_per_s'] / 1e9:,.2f} | "
+            f"| {c['search']} | {c['batch']:,} | {c['queries_per_s']:,.1f} | {c['codes_per_s'] / 1e9:,.2f} | "
             f"{c['code_bytes_over_copy_bytes']:.2f} |"
             for c in group["cells"]
         ]

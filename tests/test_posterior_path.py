@@ -58,7 +58,7 @@ def test_a_search_ranks_by_class_probabilities_in_sums_of_codewords(model: Path,
         pixels = torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255
         expected = scored(net, pixels, torch.from_numpy(chosen)).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-4)
-    with pytest.raises(MismatchError, match="holds vectors of items"):
+    with pytest.raises(MismatchError, match="of items: give the data of the queries"):
         search(model, built, str(tmp_path / "features.h5"), k=3)
 
 

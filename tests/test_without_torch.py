@@ -151,7 +151,7 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
         gpq.open_encoder(shop / "encoder.onnx", "cuda")
     with pytest.raises(UsageError, match="queries only"):
         gpq.evaluate(shop / "encoder.onnx", f"features:{shop}/queries.npy")
-    with pytest.raises(MismatchError, match="vectors of items"):
+    with pytest.raises(MismatchError, match="of items: give the data of the queries"):
         gpq.search(shop / "encoder.onnx", shop / "index.faiss", str(shop / "queries-features.h5"))
     make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
     gpq.export_encoder(tmp_path / "other", tmp_path / "other.onnx")

@@ -80,9 +80,9 @@ def _search(path: Path, case: int) -> str:
 
     xq = np.ones((2, M * d), np.float32)
     if case % 2:
-        engine = open_file(path, "50MB")
-        engine.search(xq, 3)
-        engine.range_search(xq, 0.0)
+        held = open_file(path, "50MB")
+        held.search(xq, 3)
+        held.range_search(xq, 0.0)
     else:
         open_in_memory(path).search(xq, 3)
     return ""

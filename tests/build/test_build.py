@@ -173,9 +173,9 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
         from gpq_faiss.indexes.file import open_file
         def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         xq = np.random.default_rng(0).normal(size=(5, 72)).astype(np.float32)
-        engine = open_file("big.faiss", "15MB")
+        held = open_file("big.faiss", "15MB")
         before = peak()
-        assert engine.search(xq, 10, threads=1)[1].shape == (5, 10)
+        assert held.search(xq, 10, threads=1)[1].shape == (5, 10)
         assert peak() - before < 30e6  # the budget, and what Faiss and the allocator keep
     """
     subprocess.run(
@@ -197,7 +197,7 @@ def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(tail)
     start = time.perf_counter()
-    engine = open_file(path)
+    held = open_file(path)
     assert time.perf_counter() - start < 1
-    assert engine.ntotal == n
-    assert engine.codes(0, n - 3, n).tolist() == [[0] * ((M + 1) // 2)] * 3
+    assert held.ntotal == n
+    assert held.codes(0, n - 3, n).tolist() == [[0] * ((M + 1) // 2)] * 3

@@ -112,7 +112,7 @@ def test_the_benchmark_runs_from_end_to_end(
     assert result["rehearsal"] is True
     assert "these figures mean nothing" in out.with_suffix(".md").read_text()
     cells = result["search"]["12/1500"]["cells"]
-    assert [(c["engine"], c["batch"]) for c in cells] == [
-        (engine, batch) for batch in (1, 3) for engine in ("exact", "faiss")
+    assert [(c["search"], c["batch"]) for c in cells] == [
+        (search, batch) for batch in (1, 3) for search in ("exact", "faiss")
     ]
     assert result["parity"]["12"]["exact"] == "equal to the bit"

@@ -121,15 +121,15 @@ def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch: pytest.Monkey
 @on_devices
 def test_tensors_in_tensors_out(device: str) -> None:
     codes, Z, ids, xq = items(3, 8, distinct=200)
-    engine = MemoryIndex.build(codes, Z, ids)
-    exact, queries = to_gpu(engine.to_faiss("ivf"), device), torch.from_numpy(xq).to(device)
+    held = MemoryIndex.build(codes, Z, ids)
+    exact, queries = to_gpu(held.to_faiss("ivf"), device), torch.from_numpy(xq).to(device)
     D, found = exact.search(queries, 30)
     assert D.device == found.device == exact.device
-    assert same((D.cpu().numpy(), found.cpu().numpy()), engine.search(xq, 30))
+    assert same((D.cpu().numpy(), found.cpu().numpy()), held.search(xq, 30))
     whole = torch.cat([queries, queries], dim=1)[:, : xq.shape[1]]  # not contiguous
     assert torch.equal(exact.search(whole.double(), 9)[1], exact.search(queries, 9)[1])
     xq.setflags(write=False)
-    assert same(exact.search(xq, 30), engine.search(xq, 30))
+    assert same(exact.search(xq, 30), held.search(xq, 30))
     bare = to_gpu(MemoryIndex.build(codes, Z), device)  # row numbers serve as ids
     allowed = np.arange(1500) % 5 != 0
     made, denied = (codes, Z, np.arange(1500), xq), Deny(np.arange(0, 1500, 5))
@@ -145,8 +145,8 @@ def test_tensors_in_tensors_out(device: str) -> None:
 @pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)])
 def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(14, 6, n=5000, queries=30)
-    engine = MemoryIndex.build(codes, Z, ids)
-    index = to_gpu(engine, "cpu", memory=memory)
+    held = MemoryIndex.build(codes, Z, ids)
+    index = to_gpu(held, "cpu", memory=memory)
     seen: list[tuple[int, int]] = []
     joined = device_index.merged
 
@@ -158,7 +158,7 @@ def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.Monke
     allowed = np.random.default_rng(0).random(5000) < 0.4
     for where in (None, Allow(ids[allowed])):
         seen.clear()
-        assert same(index.search(xq, k, where=where), engine.search(xq, k, where=where))
+        assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
         assert all((rows * k + read) * device_index._CELL <= memory for rows, read in seen)
         if memory == 1 << 23:
             assert max(rows for rows, _ in seen) > 1  # and what is allowed is used
@@ -236,13 +236,13 @@ def test_a_missing_gpu_is_an_error(device: str | int) -> None:
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
 def test_a_gpu_by_its_front_door(M: int) -> None:
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
-    engine = MemoryIndex.build(codes, Z, ids)
-    index = to_gpu(engine)
+    held = MemoryIndex.build(codes, Z, ids)
+    index = to_gpu(held)
     assert index.device == device_of(0)
     for where in (None, Deny(ids[::100]), Allow(ids[::100]), lambda i: i % 3 == 0):
         for k in (10, 1000, 5000):
-            assert same(index.search(xq, k, where=where), engine.search(xq, k, where=where))
-        assert same(index.range_search(xq, 2.0, where=where), engine.range_search(xq, 2.0, where=where))
+            assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
+        assert same(index.range_search(xq, 2.0, where=where), held.range_search(xq, 2.0, where=where))
 
 
 @pytest.mark.parametrize("k", [pytest.param(k, marks=ON_GPU) for k in (10, 5000, 1_000_000)])

@@ -52,24 +52,24 @@ def both(file: Path) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("M", [128, 255, 256])
 def test_as_many_codebooks_as_a_training_takes(tmp_path: Path, M: int) -> None:
     Z, codes, xq = books(M, d=2), random_codes(9000, M), queries(3, 2 * M)
-    engine = MemoryIndex.build(codes, Z)
+    held = MemoryIndex.build(codes, Z)
     expected = best(xq, codes, Z, 10)
-    assert same(engine.search(xq, 10), expected)
+    assert same(held.search(xq, 10), expected)
     for form in ("flat", "fastscan"):
-        path = engine.save(tmp_path / f"{form}.faiss", form)
+        path = held.save(tmp_path / f"{form}.faiss", form)
         assert same(open_in_memory(path).search(xq, 10), expected)
 
 
 def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
-    xq, engine = queries(70, 32), MemoryIndex.build(random_codes(9000, 8, distinct=3000), books(8))
-    expected = engine.search(xq, 15, threads=1)
+    xq, held = queries(70, 32), MemoryIndex.build(random_codes(9000, 8, distinct=3000), books(8))
+    expected = held.search(xq, 15, threads=1)
     before = faiss.omp_get_max_threads()
-    assert same(engine.search(xq, 15, threads=2), expected)
-    assert same(engine.search(xq.astype(np.float64), 15), expected)
-    alone = zip(*(engine.search(q[None], 15) for q in xq), strict=True)
+    assert same(held.search(xq, 15, threads=2), expected)
+    assert same(held.search(xq.astype(np.float64), 15), expected)
+    alone = zip(*(held.search(q[None], 15) for q in xq), strict=True)
     assert same((np.concatenate(parts) for parts in alone), expected)
     assert faiss.omp_get_max_threads() == before
-    assert sorted(engine.range_search(xq[:1], -np.inf)[2]) == engine.ids.tolist() == list(range(9000))
+    assert sorted(held.range_search(xq[:1], -np.inf)[2]) == held.ids.tolist() == list(range(9000))
 
 
 def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
@@ -82,13 +82,13 @@ def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
     for some in lists:
         among = slice(None) if some is None else np.isin(ids, some)
         expected.append(best(xq, codes[among], Z, 50, ids[among]))
-    engine = MemoryIndex.build(codes, Z, ids)
+    held = MemoryIndex.build(codes, Z, ids)
 
     def run(seed: int) -> bool:
         order, right = np.random.default_rng(seed), True
         for _ in range(10):
             number, first = int(order.integers(4)), int(order.integers(70))
-            found = engine.search(xq[first:], 50, where=lists[number], threads=1)
+            found = held.search(xq[first:], 50, where=lists[number], threads=1)
             right &= same(found, (part[first:] for part in expected[number]))
         return right
 
@@ -110,11 +110,11 @@ def test_extreme_ids_are_kept() -> None:
 def test_what_the_caller_does_with_its_arrays_changes_nothing() -> None:
     arrays = random_codes(500, 5), books(5), np.arange(500) * 3
     kept = [array.copy() for array in arrays]
-    engine, xq = MemoryIndex.build(*arrays), queries(6, 20)
-    before = engine.search(xq, 9)
+    held, xq = MemoryIndex.build(*arrays), queries(6, 20)
+    before = held.search(xq, 9)
     for array in arrays:
         array[:] = array[::-1].copy()
-    assert same(engine.search(xq, 9), before)
+    assert same(held.search(xq, 9), before)
     assert same(MemoryIndex.build(*kept).search(xq, 9), before)
 
 
@@ -128,14 +128,14 @@ def test_an_open_file_that_is_replaced_goes_on_answering(tmp_path: Path, form: A
     Z, path, xq = books(6), tmp_path / "a.faiss", queries(5, 24)
     numbers = np.random.default_rng(0).permutation(20_000) * 7 - 5 if ids else None
     MemoryIndex.build(random_codes(20_000, 6), Z, numbers).save(path, form)
-    with open_file(path, "3MB") as engine:
-        before = engine.search(xq, 8)
-        ranged = engine.range_search(xq, float(before[0][:, 3].max()))
+    with open_file(path, "3MB") as held:
+        before = held.search(xq, 8)
+        ranged = held.range_search(xq, float(before[0][:, 3].max()))
         other = None if numbers is None else numbers[::-1] * 3
         MemoryIndex.build(random_codes(20_000, 6, seed=5), Z, other).save(path, form, overwrite=True)
-        assert same(engine.search(xq, 8), before)
+        assert same(held.search(xq, 8), before)
         path.unlink()
-        assert same(engine.range_search(xq, float(before[0][:, 3].max())), ranged)
+        assert same(held.range_search(xq, float(before[0][:, 3].max())), ranged)
 
 
 def test_a_filter_function_that_searches_the_same_file_is_an_error_and_no_standstill(both: Any) -> None:

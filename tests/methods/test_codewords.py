@@ -25,7 +25,7 @@ def cloud(n: int, E: int = 6) -> Tensor:
     return torch.from_numpy(np.random.default_rng([3, n]).normal(size=(n, E))).float()
 
 
-def beliefs(n: int, C: int = 10, sharp: float = 6.0, seed: int = 0) -> Tensor:
+def posteriors(n: int, C: int = 10, sharp: float = 6.0, seed: int = 0) -> Tensor:
     """Class probabilities, most of them sure of one class, float [n, C]."""
     logits = torch.randn(n, C, generator=torch.Generator().manual_seed(seed))
     logits[torch.arange(n), torch.arange(n) % C] += sharp
@@ -46,7 +46,7 @@ def cross_entropy(targets: Tensor, S: Tensor) -> float:
     return float(-(targets.double() * log_p).sum(dim=1).mean())
 
 
-@pytest.mark.parametrize("make", [beliefs, cloud], ids=["simplex", "gaussian"])
+@pytest.mark.parametrize("make", [posteriors, cloud], ids=["simplex", "gaussian"])
 @pytest.mark.parametrize("M", [1, 3, 6])
 def test_turns_end_no_worse_than_they_began(
     make: Callable[[int], Tensor], M: int, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +64,7 @@ def test_turns_end_no_worse_than_they_began(
 
 def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other codewords are nearer to the vectors with these codes, but for the small weight on their length."""
-    x = beliefs(400)
+    x = posteriors(400)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
     codes = assign(x, fit_codewords(x, 3, 4, seed=0))
     monkeypatch.setattr(module, "_ITERATIONS", 1)
@@ -77,25 +77,25 @@ def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_as_many_vectors_as_codewords_are_enough_and_repeats_do_no_harm() -> None:
-    for x in (beliefs(8), torch.full((50, 4), 0.25)):
+    for x in (posteriors(8), torch.full((50, 4), 0.25)):
         S = fit_codewords(x, 2, 8, seed=0)
         assert torch.isfinite(S).all()
         assert error(x, S) < 1e-4
 
 
 def test_too_few_or_infinite_vectors_are_refused() -> None:
-    for p in (beliefs(15, 3), beliefs(15, 40)):
+    for p in (posteriors(15, 3), posteriors(15, 40)):
         with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
             fit_class_codebooks(p, p, 2, 16, seed=0)
     for bad in (float("nan"), float("inf")):
-        x = beliefs(20)
+        x = posteriors(20)
         x[3, 2] = bad
         with pytest.raises(DataError, match="infinite"):
             fit_codewords(x, 2, 8, seed=0)
 
 
 def test_turns_lower_the_cross_entropy_below_that_of_one_codebook() -> None:
-    p = beliefs(300, 40)
+    p = posteriors(300, 40)
     entropy = float(-(p * p.log()).sum(dim=1).mean())
     costs = [cross_entropy(p, fit_logit_codewords(p, M, 16, seed=0)) for M in (1, 2)]
     # 16 codewords cannot tell 40 classes; 16 x 16 products of probabilities can.
@@ -105,7 +105,7 @@ def test_turns_lower_the_cross_entropy_below_that_of_one_codebook() -> None:
 def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TABLE_STEPS", 100)
     monkeypatch.setattr(module, "_ITERATIONS", 3)
-    p = beliefs(300, 8)
+    p = posteriors(300, 8)
     codewords = fit_logit_codewords(p, 2, 16, seed=0)
     codes, target = assign_logits(p, codewords), p @ p.T
 
@@ -124,18 +124,18 @@ def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch: pytest.MonkeyP
 def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TABLE_STEPS", 10)
     monkeypatch.setattr(module, "_ITERATIONS", 2)
-    few, p = beliefs(300, 4, 3.0), beliefs(300, 50)
+    few, p = posteriors(300, 4, 3.0), posteriors(300, 50)
     assert not fit_class_codebooks(few, few, 3, 16, seed=0).by_logits
     many = fit_class_codebooks(p, p, 2, 16, seed=0)
     assert many.by_logits
     assert not torch.equal(many.tables, many.logits)
-    targets = torch.cat([beliefs(50, 50, seed=3), torch.eye(50)])
+    targets = torch.cat([posteriors(50, 50, seed=3), torch.eye(50)])
     alone = torch.cat([many.assign(t.unsqueeze(0)) for t in targets])
     assert torch.equal(many.assign(targets), alone), "codes do not depend on the batch"
 
 
 def test_without_feature_codebooks_the_class_has_all_the_weight() -> None:
-    p = beliefs(300, 4)
+    p = posteriors(300, 4)
     found = fit_class_codebooks(p, p, 2, 16, seed=0)
     residual = torch.nn.functional.normalize(cloud(300), dim=1)
     weights = [

@@ -149,9 +149,9 @@ def test_every_kind_holds_the_same_codes(
     assert {int(i): c.tobytes() for i, c in zip(layout.ids, layout.codes, strict=True)} == {
         i: c.tobytes() for i, c in expected.items()
     }
-    engine = open_in_memory(path)
-    assert read_sidecar(path)["model_fingerprint"] == engine.model_fingerprint == "model-1"
-    truth = engine.search(x[:5], 20)
+    held = open_in_memory(path)
+    assert read_sidecar(path)["model_fingerprint"] == held.model_fingerprint == "model-1"
+    truth = held.search(x[:5], 20)
     D, found = open_file(path, "32MB").search(x[:5], 20)
     assert np.array_equal(found, truth[1])
     assert np.array_equal(D, truth[0])

@@ -186,9 +186,9 @@ def test_one_changed_bit_is_noticed(files: dict[str, Path], tmp_path: Path, name
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_index_of_any_form_is_described(files: dict[str, Path], tmp_path: Path, form: str) -> None:
-    engine = open_in_memory(files["index"])
-    for ids in (engine.ids, None):
-        made = MemoryIndex.build(engine.codes, engine.codebooks, ids)
+    held = open_in_memory(files["index"])
+    for ids in (held.ids, None):
+        made = MemoryIndex.build(held.codes, held.codebooks, ids)
         found = info(made.save(tmp_path / "i.faiss", form, overwrite=True))
         assert (found["kind"], found["index_kind"], found["ntotal"]) == ("index", form, N)
         assert found["own_ids"] == (ids is not None or form.startswith("ivf"))

@@ -30,8 +30,8 @@ def files(model: Path) -> dict[str, Path]:
     rng = np.random.default_rng(1)
     numbers = rng.choice(1 << 24, N // 10, replace=False)[rng.integers(0, N // 10, N)]
     codes = pack_codes((numbers[:, None] >> (4 * np.arange(6)) & 15).astype(np.uint8), 16)
-    engine = MemoryIndex.build(codes, header.codebooks, model_fingerprint=header.model_fingerprint)
-    flat = engine.save(model.parent / "source.faiss")
+    held = MemoryIndex.build(codes, header.codebooks, model_fingerprint=header.model_fingerprint)
+    flat = held.save(model.parent / "source.faiss")
     return {k: build_index(model, flat, model.parent / f"{k}.faiss", kind=k) for k in ("flat", "ivf")}
 
 
