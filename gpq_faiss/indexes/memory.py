@@ -18,7 +18,7 @@ from ..codes.checks import (
     check_codebooks,
 )
 from ..errors import DataError, UsageError
-from ..faissio.io import check_index_output, save_index
+from ..faissio.io import save_index
 from ..faissio.storage import Form, check_form, faiss_index
 from .base import Index, Limits
 from .codeword_lists import CodewordLists
@@ -172,5 +172,6 @@ class MemoryIndex(Index):
             DataError: writing fails.
             UsageError: see :meth:`to_faiss`.
         """
-        path = check_index_output(path, overwrite=overwrite)
-        return save_index(self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True)
+        return save_index(
+            self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=overwrite
+        )
