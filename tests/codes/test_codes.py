@@ -20,7 +20,6 @@ from gpq_faiss.errors import DataError, UsageError
 
 
 def unit(array: np.ndarray) -> np.ndarray:
-    array = np.asarray(array, np.float64)
     return (array / np.linalg.norm(array, axis=-1, keepdims=True)).astype(np.float32)
 
 
@@ -29,16 +28,13 @@ def random_codebooks(rng: np.random.Generator, M: int, K: int, d: int = 12) -> n
 
 
 def random_vectors(rng: np.random.Generator, n: int, M: int, d: int = 12) -> np.ndarray:
-    return unit(rng.normal(size=(n, M, d))).reshape(n, M * d)
+    return random_codebooks(rng, n, M, d).reshape(n, M * d)
 
 
 def cosines(x: np.ndarray, Z: np.ndarray) -> np.ndarray:
     """[N, M, K] in float64."""
     M, _, d = Z.shape
     return np.einsum("nmd,mkd->nmk", x.reshape(-1, M, d).astype(np.float64), Z.astype(np.float64))
-
-
-# Encoding ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("K", WORDS)
@@ -113,9 +109,6 @@ def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(
         encode(x, Z)
 
 
-# Packing, fusing, scoring -------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None)
 @given(nbits=st.integers(2, 8), M=st.integers(1, 13), n=st.integers(0, 9), seed=st.integers(0, 1000))
 def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: int) -> None:
@@ -164,9 +157,6 @@ def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M: int, K: in
     assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
 
 
-# What is refused ----------------------------------------------------------------------------------------------------------
-
-
 def test_unfit_codebooks_are_refused() -> None:
     good = random_codebooks(np.random.default_rng(0), 3, 16)
     nan, long = good.copy(), good.copy()
@@ -183,9 +173,8 @@ def test_unfit_codebooks_are_refused() -> None:
         (np.zeros_like(good), "norm 0"),
     ):
         for function in (check_codebooks, inject):
-            with pytest.raises(DataError, match=message) as caught:
+            with pytest.raises(DataError, match=message):
                 function(Z)
-            assert "\n" not in str(caught.value)
     fused = fuse(good)
     fused[0, 17, 0] += 0.5
     for Z in (fused, good):

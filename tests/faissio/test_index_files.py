@@ -21,7 +21,7 @@ from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
 from gpq_faiss.codes.codebooks import fuse, inject
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import DataError, GpqError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
@@ -50,9 +50,6 @@ def by_id(ids: np.ndarray, codes: np.ndarray) -> dict[int, bytes]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     return save_index(made(), tmp_path / "index.faiss", model_fingerprint="m" * 16, extra={"a": 1})
-
-
-# There and back -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("M", [2, 13])
@@ -137,22 +134,14 @@ def test_fastscan_blocks_of_any_height_are_unpacked() -> None:
 
 
 def test_conversions_that_cannot_be_are_refused() -> None:
-    wide, one = (
-        MemoryIndex.build(*some(3, 32)[:1], codebooks(3, 32)),
-        MemoryIndex.build(some(1)[0], codebooks(1)),
-    )
-    for form in FORMS[1:]:
-        with pytest.raises(UsageError, match="needs 16 codewords"):
-            wide.to_faiss(form)
-    with pytest.raises(UsageError, match="needs two codebooks"):
-        one.to_faiss("fused")
-    with pytest.raises(UsageError, match="choose from"):
-        one.to_faiss("hnsw")
+    wide, one = (MemoryIndex.build(some(M, K)[0], codebooks(M, K)) for M, K in ((3, 32), (1, 16)))
+    calls = [(wide, form, "needs 16 codewords") for form in FORMS[1:]]
+    calls += [(one, "fused", "needs two codebooks"), (one, "hnsw", "choose from")]
+    for index, form, message in calls:
+        with pytest.raises(UsageError, match=message):
+            index.to_faiss(form)
     with pytest.raises(DataError, match="is empty"):
         of_faiss(inject(codebooks(3)))
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
 
 
 def test_an_existing_index_or_sidecar_is_not_replaced(saved: Path) -> None:
@@ -166,7 +155,6 @@ def test_an_existing_index_or_sidecar_is_not_replaced(saved: Path) -> None:
     assert saved.read_bytes() == before
     save_index(inject(codebooks(1)), saved, overwrite=True)
     assert load_index(saved)[1]["ntotal"] == 0
-    assert sorted(p.name for p in saved.parent.iterdir()) == ["index.faiss", "index.faiss.json"]
 
 
 def test_a_full_disk_leaves_the_old_files(saved: Path) -> None:
@@ -186,9 +174,6 @@ def test_a_full_disk_leaves_the_old_files(saved: Path) -> None:
     assert str(saved) in str(caught.value)
     assert (saved.read_bytes(), sidecar_path(saved).read_bytes()) == before
     assert len(list(saved.parent.iterdir())) == 2
-
-
-# What is refused ------------------------------------------------------------------------------------------------------
 
 
 def test_a_sidecar_that_does_not_fit_is_refused(saved: Path) -> None:
@@ -214,28 +199,25 @@ def test_a_sidecar_that_does_not_fit_is_refused(saved: Path) -> None:
 def test_files_that_are_no_index_are_refused(tmp_path: Path) -> None:
     flat = faiss.IndexFlatIP(4)
     contents = {
-        b"": "empty",
+        b"": "is empty",
         b"Ix": "not the product-quantised codes",
         b"IxPq": "truncated",
         b"hello, world\n" * 10: "not a Faiss index",
         faiss.serialize_index(flat).tobytes(): "type 'IxFI'",
         faiss.serialize_index(faiss.IndexIDMap2(flat)).tobytes(): "type 'IxFI'",
     }
-    for content, message in [(None, "not found"), *contents.items(), ("folder", "folder")]:
-        path = tmp_path / f"{message}.faiss"
-        if content == "folder":
-            path.mkdir()
-        elif isinstance(content, bytes):
-            path.write_bytes(content)
+    for content, message in contents.items():
+        path = tmp_path / "i.faiss"
+        path.write_bytes(content)
         for read in (load_index, open_file):
-            with pytest.raises(DataError, match=message) as caught:
+            with pytest.raises(DataError, match=rf"i\.faiss.*{message}") as caught:
                 read(path)
-            assert str(path) in str(caught.value)
             assert "\n" not in str(caught.value)
 
 
 def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
-    x, ip = np.random.default_rng(0).normal(size=(400, 36)), faiss.METRIC_INNER_PRODUCT
+    x = np.random.default_rng(0).normal(size=(400, 36)).astype(np.float32)
+    ip = faiss.METRIC_INNER_PRODUCT
 
     def refused(index: object, message: str) -> None:
         for read in (contents_of, lambda index: save_index(index, tmp_path / "out.faiss")):
@@ -244,52 +226,49 @@ def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
     l2 = faiss.IndexPQ(36, 3, 4)
-    l2.train(x.astype(np.float32))
+    l2.train(x)
     refused(l2, "metric")
     refused(faiss.IndexPQ(36, 3, 4, ip), "not trained")
     plain = faiss.IndexPQ(36, 3, 4, ip)
-    plain.train(x.astype(np.float32))
+    plain.train(x)
     refused(plain, "norm")
     refused(faiss.IndexIVFPQ(faiss.IndexFlatL2(36), 36, 4, 3, 4, ip), "not trained")
     short = faiss.IndexIDMap(inject(codebooks(3)))
-    short.add_with_ids(x.astype(np.float32), np.arange(400))
+    short.add_with_ids(x, np.arange(400))
     faiss.copy_array_to_vector(np.arange(399), short.id_map)
     refused(short, "contradict each other")
-
-    def changed(change: Callable[[Any, Any, Any], object], message: str = "contradict each other") -> None:
-        index = made("ivf")
-        change(index, faiss.downcast_index(index.index), faiss.downcast_VectorTransform(index.chain.at(0)))
-        with pytest.raises(DataError, match=message):
-            contents_of(index)
 
     def swap(vector: Any, one: int, other: int) -> None:
         values = faiss.vector_to_array(vector)
         values[[one, other]] = values[[other, one]]
         faiss.copy_array_to_vector(values, vector)
 
-    changed(lambda outer, inner, moved: setattr(inner, "by_residual", False))
-    changed(lambda outer, inner, moved: setattr(outer, "ntotal", 5))
-    changed(lambda outer, inner, moved: swap(moved.map, 0, 1), "contradict each other|not 1")
-    changed(lambda outer, inner, moved: swap(moved.map, 3, 13), "contradict each other|not 1")
-    changed(lambda outer, inner, moved: moved.map.resize(7))
-    changed(lambda outer, inner, moved: swap(inner.pq.centroids, 0, 14), "contradict each other|not 1")
-    changed(lambda outer, inner, moved: inner.quantizer.reset())
-    changed(lambda outer, inner, moved: setattr(inner, "nprobe", 0))
-    changed(lambda outer, inner, moved: inner.set_direct_map_type(faiss.DirectMap.Hashtable))
+    changes: tuple[Callable[[Any, Any, Any], object], ...] = (
+        lambda outer, inner, moved: setattr(inner, "by_residual", False),
+        lambda outer, inner, moved: setattr(outer, "ntotal", 5),
+        lambda outer, inner, moved: swap(moved.map, 0, 1),
+        lambda outer, inner, moved: swap(moved.map, 3, 13),
+        lambda outer, inner, moved: moved.map.resize(7),
+        lambda outer, inner, moved: swap(inner.pq.centroids, 0, 14),
+        lambda outer, inner, moved: inner.quantizer.reset(),
+        lambda outer, inner, moved: setattr(inner, "nprobe", 0),
+        lambda outer, inner, moved: inner.set_direct_map_type(faiss.DirectMap.Hashtable),
+    )
+    for change in changes:
+        index = made("ivf")
+        change(index, faiss.downcast_index(index.index), faiss.downcast_VectorTransform(index.chain.at(0)))
+        with pytest.raises(DataError, match=r"contradict each other|not 1"):
+            contents_of(index)
     # What only a reader of all rows can see.
-    index = faiss.IndexIDMap(inject(codebooks(3)))
-    index.add_with_ids(x[:4].astype(np.float32), np.array([1, 2, 2, 3]))
+    for ids, message in (([1, 2, 2, 3], "id 2 occurs more than once"), ([-1, 5], "id -1")):
+        index = faiss.IndexIDMap(inject(codebooks(3)))
+        index.add_with_ids(x[: len(ids)], np.array(ids))
+        with pytest.raises(DataError, match=message):
+            contents_of(index)
     spare = inject(codebooks(3))
     spare.add_sa_codes(np.full((4, 2), 255, np.uint8))
-    nobody = faiss.IndexIDMap(inject(codebooks(3)))
-    nobody.add_with_ids(x[:2].astype(np.float32), np.array([-1, 5]))
-    for wrong, message in (
-        (index, "id 2 occurs more than once"),
-        (spare, "beyond the last"),
-        (nobody, "id -1"),
-    ):
-        with pytest.raises(DataError, match=message):
-            contents_of(wrong)
+    with pytest.raises(DataError, match="beyond the last"):
+        contents_of(spare)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -309,28 +288,3 @@ def test_any_change_of_a_file_is_noticed(tmp_path: Path, form: Form) -> None:
         for read in (load_index, open_file):
             with pytest.raises(DataError, match=r"truncated|damaged"):
                 read(path)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_mutated_files_never_crash(tmp_path: Path, form: Form) -> None:
-    """Without a sidecar; what opens can be searched. (tools/fuzz.py does so with limited memory.)"""
-    data, mutant = faiss.serialize_index(made(form)).tobytes(), tmp_path / "mutant"
-    rng, xq, read = np.random.default_rng(0), np.ones((2, 72), np.float32), 0
-    refused: list[str] = []
-    for case in range(150):
-        broken = bytearray(data)
-        if case % 4 == 0:
-            del broken[rng.integers(len(data)) :]
-        else:
-            for _ in range(rng.integers(1, 4)):  # mostly where the sizes are
-                place = rng.integers(160 if rng.integers(2) else len(data))
-                broken[place] = rng.integers(256) if case % 2 else broken[place] ^ (1 << rng.integers(8))
-        mutant.write_bytes(broken)
-        try:
-            with (open_in_memory if case % 3 else open_file)(mutant) as opened:
-                opened.search(xq, 3)
-            read += 1
-        except GpqError as error:
-            refused.append(str(error))
-    assert 0 < read < len(refused)
-    assert not any("\n" in line for line in refused)
