@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 import signal
@@ -16,28 +15,15 @@ import httpx
 import numpy as np
 import pytest
 from commands import done, refused
-from PIL import Image, ImageDraw
+from PIL import Image
 
 TOKEN = "a-token-of-this-journey"  # noqa: S105
 KINDS = ("ring", "cross", "bar")
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
-def picture(kind: str, rng: np.random.Generator) -> Image.Image:
-    image = Image.fromarray(rng.integers(90, 160, (48, 64, 3), dtype=np.uint8))
-    draw, x, y = ImageDraw.Draw(image), int(rng.integers(4, 36)), int(rng.integers(2, 20))
-    colour = tuple(int(value) for value in rng.integers(0, 80, 3))
-    if kind == "ring":
-        draw.ellipse([x, y, x + 24, y + 24], outline=colour, width=5)
-    elif kind == "cross":
-        draw.line([x, y, x + 24, y + 24], fill=colour, width=6)
-        draw.line([x + 24, y, x, y + 24], fill=colour, width=6)
-    else:
-        draw.rectangle([x, y + 8, x + 26, y + 16], fill=colour)
-    return image
-
-
-def as_bytes(image: Image.Image) -> bytes:
+def picture(seed: int) -> bytes:
+    image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8))
     held = io.BytesIO()
     image.save(held, "JPEG", quality=92)
     return held.getvalue()
@@ -47,23 +33,18 @@ def as_bytes(image: Image.Image) -> bytes:
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder with 150 pictures in ``photos``, and ``labels.csv`` of half of them."""
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
     Path("photos").mkdir()
-    with open("labels.csv", "w", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["image", "label"])
-        for i in range(150):
-            kind = KINDS[i % 3]
-            (Path("photos") / f"img_{i:04d}.jpg").write_bytes(as_bytes(picture(kind, rng)))
-            if i % 2:
-                table.writerow([f"img_{i:04d}.jpg", kind])
+    for i in range(150):
+        Path(f"photos/img_{i:04d}.jpg").write_bytes(picture(i))
+    lines = [f"img_{i:04d}.jpg,{KINDS[i % 3]}" for i in range(1, 150, 2)]
+    Path("labels.csv").write_text("\n".join(["image,label", *lines]))
     return tmp_path
 
 
 @pytest.fixture
 def service(photos: Path) -> Iterator[httpx.Client]:
     """``gpq serve`` of the pictures, trained and indexed by commands."""
-    training = "--preset paper --bits 24 --set network.backbone=mlp --set network.image_size=24 --set training.steps=40"
+    training = "--preset paper --bits 24 --set network.backbone=mlp --set network.image_size=24 --set training.steps=10"
     done(f"train folder:photos --labels labels.csv --labelled all {training} --out model")
     done("encode model folder:photos --labels labels.csv --out codes.h5")
     done("index model codes.h5 --out index.faiss")
@@ -75,15 +56,12 @@ def service(photos: Path) -> Iterator[httpx.Client]:
         text=True,
     )
     assert popen.stderr is not None
-    said = []
-    for line in popen.stderr:
-        said.append(line)
-        if "serving 150 items at " in line:
-            break
-    else:
-        raise AssertionError("".join(said))
+    said: list[str] = []
+    while not said or "serving 150 items at " not in said[-1]:
+        said.append(popen.stderr.readline())
+        assert said[-1], "".join(said)
     threading.Thread(target=popen.stderr.read, daemon=True).start()
-    address = line.split("serving 150 items at ")[1].split("/ ")[0]
+    address = said[-1].split("serving 150 items at ")[1].split("/ ")[0]
     with httpx.Client(base_url=address, timeout=30) as client:
         yield client
     popen.send_signal(signal.SIGTERM)
@@ -91,12 +69,14 @@ def service(photos: Path) -> Iterator[httpx.Client]:
 
 
 def test_pictures_are_found_added_and_removed_over_http(service: httpx.Client, photos: Path) -> None:
+    def search(picture: bytes, **options: object) -> list[dict[str, object]]:
+        answer = service.post("/search", files={"image": picture}, data=options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["results"]
+
     assert "<html" in service.get("/").text
-    rng = np.random.default_rng(7)
-    query = as_bytes(picture("ring", rng))
-    sent = service.post("/search", files={"image": query}, data={"k": "5"})
-    assert sent.status_code == 200, sent.text
-    results = sent.json()["results"]
+    query, new = picture(1000), picture(1001)
+    results = search(query, k=5)
     assert len(results) == 5
     for one in results:
         assert (photos / "photos" / one["name"]).is_file()
@@ -105,23 +85,16 @@ def test_pictures_are_found_added_and_removed_over_http(service: httpx.Client, p
     small = service.get(f"/items/{results[0]['id']}/thumbnail")
     assert small.headers["content-type"].startswith("image/")
     assert max(Image.open(io.BytesIO(small.content)).size) <= 192
-
     # Only pictures of one label.
-    crosses = service.post("/search", files={"image": query}, data={"k": "5", "allow_labels": "cross"}).json()
-    assert all(one["labels"] == ["cross"] for one in crosses["results"])
-
+    assert all(one["labels"] == ["cross"] for one in search(query, k=5, allow_labels="cross"))
     # A new picture, under its name; and away with it.
-    new = as_bytes(picture("ring", rng))
-    refused = service.post("/items", files={"image": new})
-    assert refused.status_code == 401
-    added = service.post(
-        "/items", files={"image": new}, data={"name": "new.jpg", "labels": "ring"}, headers=BEARER
-    )
+    item = {"files": {"image": new}, "data": {"name": "new.jpg", "labels": "ring"}}
+    assert service.post("/items", **item).status_code == 401
+    added = service.post("/items", **item, headers=BEARER)
     assert added.status_code == 201, added.text
     number = added.json()["id"]
     assert service.get(f"/items/{number}").json() == {"id": number, "name": "new.jpg", "labels": ["ring"]}
-    found = service.post("/search", files={"image": new}, data={"k": "1000"}).json()["results"]
-    assert next(one for one in found if one["id"] == number)["name"] == "new.jpg"
+    assert [one["name"] for one in search(new, k=1000) if one["id"] == number] == ["new.jpg"]
     assert service.delete(f"/items/{number}", headers=BEARER).status_code == 200
     assert service.get(f"/items/{number}").status_code == 404
     assert service.post("/search", files={"image": b"no image"}).status_code == 422

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import zipfile
@@ -17,7 +18,7 @@ import torch
 from commands import done
 from model_factory import make_model, random_input
 
-from gpq_faiss.codes.encode import encode
+import gpq_faiss as gpq
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
@@ -30,15 +31,10 @@ from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.index import index as build_index
 from gpq_faiss.stages.info import info
-from gpq_faiss.store import Header, RowWriter
+from gpq_faiss.store import RowReader, RowWriter
 
 M, K, D, N = 5, 16, 12, 23
 CLASSES = ("cat", "dog", "owl")
-
-
-def header(folder: Path, kind: Any) -> Header:
-    model = load_model(folder)
-    return Header(kind, model.fingerprint, model.codebooks, "d" * 16, class_names=CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +42,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One of everything, of one model."""
     root = tmp_path_factory.mktemp("files")
     model = make_model(root / "model", M=M, K=K, d=D, class_names=CLASSES)
-    vectors, _ = Encoder.load(model).embed(random_input("features", N))
-    labels = np.zeros((N, 1), np.uint8)
-    labels[:7] = 1 << 7  # the first class, of seven items
-    for kind, values in (("features", vectors), ("codes", encode(vectors, load_model(model).codebooks))):
-        with RowWriter(root / f"{kind}.h5", header(model, kind)) as writer:
-            writer.append(values, np.arange(1000, 1000 + N), labels)
-            writer.finish()
+    x, labels = random_input("features", N), [0] * 7 + [-1] * (N - 7)
+    np.savez(root / "data.npz", features=x, labels=labels, class_names=CLASSES, ids=np.arange(1000, 1000 + N))
+    gpq.encode(model, f"features:{root}/data.npz", root / "codes.h5")
+    vectors, _ = Encoder.load(model).embed(x)
     np.save(root / "x.npy", vectors)
     np.savez(root / "x.npz", x=vectors, y=np.arange(4, dtype=np.uint8))
     built = {
@@ -138,7 +131,9 @@ def test_encoders_are_known_by_their_content(
 
 def test_unfinished_work(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "codes.h5"
-    with RowWriter(out, header(files["model"], "codes"), commit_seconds=0) as writer:
+    with RowReader(files["codes.h5"]) as reader:
+        header = reader.header
+    with RowWriter(out, header, commit_seconds=0) as writer:
         writer.append(np.zeros((9, 3), np.uint8), np.arange(9), np.zeros((9, 1), np.uint8))
     assert not out.exists()
     found = info(out)  # the name that the user gave
@@ -151,9 +146,9 @@ def test_unfinished_work(files: dict[str, Path], tmp_path: Path) -> None:
 # Damaged and foreign -------------------------------------------------------------------------------------------------
 
 
-def refused(path: Path) -> str:
+def refused(path: Path, error: type[Exception] = DataError) -> str:
     """The one line with which ``info`` refuses a file."""
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(error) as caught:
         info(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -161,12 +156,11 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["x.npz", "plain index", "torch", "onnx"])
-@pytest.mark.parametrize("share", [0.3, 0.99])
-def test_a_truncated_file_is_refused(files: dict[str, Path], tmp_path: Path, name: str, share: float) -> None:
-    whole = files[name].read_bytes()
-    copy = tmp_path / files[name].name
-    copy.write_bytes(whole[: int(share * len(whole))])
-    refused(copy)
+def test_a_truncated_file_is_refused(files: dict[str, Path], tmp_path: Path, name: str) -> None:
+    whole, copy = files[name].read_bytes(), tmp_path / files[name].name
+    for share in (0.3, 0.99):
+        copy.write_bytes(whole[: int(share * len(whole))])
+        refused(copy)
 
 
 @pytest.mark.parametrize("name", ["codes.h5", "features.h5", "index"])
@@ -180,8 +174,7 @@ def test_one_changed_bit_is_noticed(files: dict[str, Path], tmp_path: Path, name
             at = file[name.removesuffix(".h5")].id.get_chunk_info(0).byte_offset + 5
     raw[at] ^= 1
     copy.write_bytes(raw)
-    with pytest.raises(MismatchError if name == "index" else DataError, match=r"damaged|index\.faiss"):
-        info(copy)
+    assert re.search(r"damaged|index\.faiss", refused(copy, MismatchError if name == "index" else DataError))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -192,13 +185,6 @@ def test_an_index_of_any_form_is_described(files: dict[str, Path], tmp_path: Pat
         found = info(made.save(tmp_path / "i.faiss", form, overwrite=True))
         assert (found["kind"], found["index_kind"], found["ntotal"]) == ("index", form, N)
         assert found["own_ids"] == (ids is not None or form.startswith("ivf"))
-
-
-def test_an_index_of_another_kind_is_said_to_be_one(tmp_path: Path) -> None:
-    for factory in ("Flat", "HNSW4", "SQ8", "IVF1,Flat", "IVF1,RQ2x4", "PCA2,Flat"):
-        faiss.write_index(faiss.index_factory(8, factory), str(tmp_path / "i.faiss"))
-        with pytest.raises(DataError, match=r"not the product-quantised codes|its metric is not"):
-            info(tmp_path / "i.faiss")
 
 
 FOREIGN = {
@@ -234,53 +220,40 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         np.save(file, np.zeros(3))
         file.write(b"x")
     assert "its array ends at" in refused(tmp_path / "a.npy")
+    for factory in ("Flat", "HNSW4", "SQ8", "IVF1,Flat", "IVF1,RQ2x4", "PCA2,Flat"):
+        faiss.write_index(faiss.index_factory(8, factory), str(tmp_path / "i.faiss"))
+        line = refused(tmp_path / "i.faiss")
+        assert "not the product-quantised codes" in line or "its metric is not" in line
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_an_encoder_with_a_wrong_description_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    copy, names = tmp_path / "e.pt2", {"class_names": "3", "model_fingerprint": None, "format_version": "2"}
+    for change in (
         {"kind": "other"},
         {"codewords": "many"},
         {"codewords": "0"},
-        {"class_names": "3"},
-        {"model_fingerprint": None},
-        {"format_version": "2"},
-    ],
-)
-def test_an_encoder_with_a_wrong_description_is_refused(
-    files: dict[str, Path], tmp_path: Path, change: dict[str, Any]
-) -> None:
-    copy = tmp_path / "e.pt2"
-    with zipfile.ZipFile(files["torch"]) as source, zipfile.ZipFile(copy, "w") as target:
-        for member in source.infolist():
-            data = source.read(member)
-            if member.filename.endswith("gpq.json"):
-                value = json.loads(data) | change
-                data = json.dumps({k: v for k, v in value.items() if v is not None}).encode()
-            target.writestr(member, data)
-    with pytest.raises(DataError, match="was not made by this version of gpq export-encoder"):
-        info(copy)
+        *({k: v} for k, v in names.items()),
+    ):
+        with zipfile.ZipFile(files["torch"]) as source, zipfile.ZipFile(copy, "w") as target:
+            for member in source.infolist():
+                data = source.read(member)
+                if member.filename.endswith("gpq.json"):
+                    value = json.loads(data) | change
+                    data = json.dumps({k: v for k, v in value.items() if v is not None}).encode()
+                target.writestr(member, data)
+        assert "was not made by this version of gpq export-encoder" in refused(copy)
 
 
 def test_damaged_and_foreign_folders_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a model folder"):
-        info(tmp_path)
-    with pytest.raises(DataError, match="not found"):
-        info(tmp_path / "nothing")
+    """What ``tests/cli/test_bad_files.py`` does not ask of every command."""
+    assert "not a model folder" in refused(tmp_path)
     folder = tmp_path / "model"
     shutil.copytree(files["model"], folder)
     other = load_split(folder / "split.json")
     object.__setattr__(other, "seen_classes", (0, 1))
     other.save(folder / "split.json")
-    with pytest.raises(MismatchError, match=r"split\.json"):
-        info(folder)
+    assert "split.json" in refused(folder, MismatchError)
     (folder / "split.json").unlink()
     assert info(folder)["split"] is None
-    raw = bytearray((folder / "model.safetensors").read_bytes())
-    raw[-5] ^= 1
-    (folder / "model.safetensors").write_bytes(raw)
-    with pytest.raises(MismatchError, match=r"config\.json"):
-        info(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(DataError, match="incomplete"):
-        info(folder)
+    assert "incomplete" in refused(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,44 +44,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def truth(folder: Path, *stems: str) -> dict[int, tuple[str, str, str]]:
+def check(folder: Path, index: Path, *stems: str, model: str = "model") -> None:
+    """Every result of a search has the name, the title and the label that its item has in the data."""
     known = {}
-    for stem in stems:
-        held = np.load(folder / f"{stem}.npz")
-        for i, name, title, label in zip(
-            held["ids"], held["names"], held["title"], held["labels"], strict=True
-        ):
-            known[int(i)] = (str(name), str(title), str(held["class_names"][label]))
-    return known
-
-
-def check(folder: Path, index: Path, *stems: str) -> None:
-    known = truth(folder, *stems)
-    for query in gpq.search(folder / "model", index, folder / "queries.npy", k=7).to_dict()["queries"]:
+    for held in (np.load(folder / f"{stem}.npz") for stem in stems):
+        columns = held["names"], held["title"], held["class_names"][held["labels"]]
+        known |= dict(zip(held["ids"].tolist(), zip(*columns, strict=True), strict=True))
+    for query in gpq.search(folder / model, index, folder / "queries.npy", k=7).to_dict()["queries"]:
         assert len(query["ids"]) == 7
-        for i, name, title, labels in zip(
-            query["ids"], query["names"], query["title"], query["labels"], strict=True
-        ):
-            assert (name, title, *labels) == known[i]
+        texts = zip(query["names"], query["title"], (one for (one,) in query["labels"]), strict=True)
+        assert list(texts) == [known[i] for i in query["ids"]]
 
 
 @pytest.mark.parametrize(
     "how", [{}, {"kind": "fastscan"}, {"memory": "64MB"}, {"kind": "ivf", "memory": "64MB"}]
 )
-def test_every_index_gives_names(folder: Path, how: dict[str, str]) -> None:
-    codes = folder / "a.codes.h5"
-    check(folder, gpq.index(folder / "model", codes, folder / "i.faiss", **how), "a")  # type: ignore[arg-type]
-    # From features, and from the index itself.
-    by_features = gpq.index(folder / "model", folder / "a.features.h5", folder / "f.faiss", **how)  # type: ignore[arg-type]
-    check(folder, by_features, "a")
-    other = gpq.index(folder / "model", folder / "i.faiss", folder / "o.faiss", memory="64MB")
-    check(folder, other, "a")
-    assert items_path(other).read_bytes() != b""
-
-
-def test_merged_sources_keep_their_own_classes(folder: Path) -> None:
+def test_every_index_gives_names(folder: Path, how: dict[str, Any]) -> None:
+    """Of codes, of features, of the index itself; and of several sources, each with classes of its own."""
     second = data(folder, "b", 1, ["emu", "dog", "fox"])
-    merged = gpq.index(folder / "model", [folder / "a.codes.h5", second], folder / "m.faiss")
+    check(folder, gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss", **how), "a")
+    check(folder, gpq.index(folder / "model", folder / "a.features.h5", folder / "f.faiss", **how), "a")
+    check(folder, gpq.index(folder / "model", folder / "i.faiss", folder / "o.faiss", memory="64MB"), "a")
+    merged = gpq.index(folder / "model", [folder / "a.codes.h5", second], folder / "m.faiss", **how)
     check(folder, merged, "a", "b")
 
 
@@ -111,8 +96,7 @@ def test_names_of_another_index_are_not_shown(folder: Path, caplog: pytest.LogCa
 
 def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
     codes, out = folder / "a.codes.h5", folder / "i.faiss"
-    make_model(folder / "other", width=20, M=4, seed=1)
-    fingerprint = read_model(folder / "other").model_fingerprint
+    fingerprint = read_model(make_model(folder / "other", width=20, M=4, seed=1)).model_fingerprint
     features = gpq.open_data(f"features:{folder / 'a'}.npz", keep="title")
     other = gpq.encode(folder / "other", features, folder / "other.h5")
     for spoil in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:1000])):
@@ -122,8 +106,7 @@ def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
             gpq.index(folder / "model", codes, out)
         gpq.index(folder / "other", other, out, overwrite=True)
         assert gpq.open_index(out).model_fingerprint == fingerprint
-        found = gpq.search(folder / "other", out, folder / "queries.npy", k=1).to_dict()["queries"][0]
-        assert found["names"] == [truth(folder, "a")[found["ids"][0]][0]]
+        check(folder, out, "a", model="other")
 
 
 def test_a_shard_whose_files_are_partly_lost_is_built_again(folder: Path) -> None:
