@@ -1,10 +1,11 @@
-"""The losses of the trained baselines against plain loops, and that each is the weighted sum of its terms on the right rows."""
+"""The trained baselines: their losses against plain loops, each the weighted sum of its terms on the right rows, and what they keep."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,21 +24,20 @@ from deep_training import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.data.base import Dataset
 from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.methods import ninh, pqn, ssgah, subic
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
-from gpq_faiss.methods.bgdh import context_loss, pairwise_likelihood
+from gpq_faiss.methods.bgdh import BipartiteGraph, context_loss, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets, reconstruct
-from gpq_faiss.methods.ninh import SLICE, piecewise_threshold
 from gpq_faiss.methods.pq import fit_codebooks
-from gpq_faiss.methods.pqn import asymmetric_triplets, soft_quantise
 from gpq_faiss.methods.ssdh import batch_graph, contrast, same_class
-from gpq_faiss.methods.ssgah import draw_triplets
-from gpq_faiss.methods.subic import SUBIC, block_log_softmax, entropies
+from gpq_faiss.methods.trainable import TrainingBatch
 
 
 def drawn(seed: int = 0) -> torch.Generator:
@@ -96,9 +96,12 @@ def test_losses_over_triplets_and_pairs(n: int, classes: int, margin: float, see
     for group in (4, 100):
         logistic = [1 / (1 + math.exp(3 * float(h[a] @ (q[p] - q[n])))) for a, p, n in triplets_of(y, group)]
         if n <= group or n == 8:  # several groups are of equal size
-            assert float(asymmetric_triplets(h, q, y, group=group, scale=3.0)) == pytest.approx(
+            assert float(pqn.asymmetric_triplets(h, q, y, group=group, scale=3.0)) == pytest.approx(
                 mean(logistic), abs=1e-9
             )
+    a, p, n_ = ssgah.draw_triplets(y, drawn(seed))  # one for each anchor that has any
+    assert set(zip(a.tolist(), p.tolist(), n_.tolist(), strict=True)) <= set(triplets_of(y))
+    assert a.tolist() == sorted({anchor for anchor, _, _ in triplets_of(y)})
     pairs = [(i, j) for i, j in itertools.product(range(n), repeat=2) if y[i].any() and y[j].any()]
     kinds: dict[bool, list[float]] = {True: [], False: []}
     for i, j in pairs:
@@ -121,10 +124,10 @@ def test_the_ranking_term_has_the_gradient_of_the_loop() -> None:
 def test_a_batch_without_triplets_costs_nothing(ids: list[int]) -> None:
     x, y = torch.randn(len(ids), 4, requires_grad=True), labels_of(ids, 3)
     triplets = group_hard_triplets(x, y, 5.0, torch.Generator())
-    assert all(len(t) == 0 for t in (*triplets, *draw_triplets(y, drawn())))
+    assert all(len(t) == 0 for t in (*triplets, *ssgah.draw_triplets(y, drawn())))
     distances = squared_distances(x, x)
     for loss in (
-        asymmetric_triplets(x, x, y),
+        pqn.asymmetric_triplets(x, x, y),
         triplet_ranking(distances, y, 1.0),
         triplet_margin(x[triplets[0]] - x[triplets[1]], x[triplets[0]] - x[triplets[2]], 5.0),
     ):
@@ -154,14 +157,6 @@ def test_every_pair_takes_one_negative_that_violates_the_margin(group: int, marg
     expected = mean([max(0.0, margin + apart(z, a, p) - apart(z, a, n)) for a, p, n in rows])
     a, p, n = triplets
     assert float(triplet_margin(z[a] - z[p], z[a] - z[n], margin)) == pytest.approx(expected, rel=1e-12)
-
-
-def test_drawn_triplets_are_of_one_class_and_another() -> None:
-    y = some_labels(16, 5, 0)
-    a, p, n = draw_triplets(y, drawn())
-    known = set(triplets_of(y))
-    assert all(row in known for row in zip(a.tolist(), p.tolist(), n.tolist(), strict=True))
-    assert a.tolist() == sorted({anchor for anchor, _, _ in known})
 
 
 def test_contrast_against_a_loop() -> None:
@@ -213,21 +208,23 @@ def test_entropies_are_those_of_a_loop_and_have_their_ends() -> None:
     def bits_of(p: Any) -> float:
         return -sum(float(v) * math.log2(v) for v in p if v > 0)
 
-    log_z = block_log_softmax(normal(5, 12) * 3, 3)
+    log_z = subic.block_log_softmax(normal(5, 12) * 3, 3)
     z = log_z.exp().numpy()
     np.testing.assert_allclose(z.sum(axis=2), 1)
-    found = [float(v) for v in entropies(log_z)]
+    found = [float(v) for v in subic.entropies(log_z)]
     expected = np.mean([sum(bits_of(z[i, m]) for m in range(3)) for i in range(5)])
     assert found == pytest.approx([expected, sum(bits_of(z[:, m].mean(axis=0)) for m in range(3))])
     rows = {"sure": torch.eye(4), "unsure": torch.full((6, 4), 0.25), "collapsed": torch.eye(4)[[1, 1, 1]]}
-    ends = {k: [float(v) for v in entropies(p[:, None].clamp_min(1e-20).log())] for k, p in rows.items()}
+    ends = {
+        k: [float(v) for v in subic.entropies(p[:, None].clamp_min(1e-20).log())] for k, p in rows.items()
+    }
     for name, wanted in {"sure": [0, 2], "unsure": [2, 2], "collapsed": [0, 0]}.items():
         assert ends[name] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_soft_quantisation_is_a_softmax_over_codewords_and_hard_in_the_limit() -> None:
     x, Z = (torch.nn.functional.normalize(t, dim=2) for t in (normal(3, 2, 4), normal(2, 5, 4, seed=1)))
-    soft, hard = soft_quantise(x, Z, 5.0), soft_quantise(x, Z, 1e4)
+    soft, hard = pqn.soft_quantise(x, Z, 5.0), pqn.soft_quantise(x, Z, 1e4)
     for b, m in itertools.product(range(3), range(2)):
         weight = (5 * Z[m] @ x[b, m]).softmax(0)
         torch.testing.assert_close(soft[b, m], weight @ Z[m])
@@ -236,66 +233,155 @@ def test_soft_quantisation_is_a_softmax_over_codewords_and_hard_in_the_limit() -
 
 def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise() -> None:
     s = torch.tensor([0.0, 0.29, 0.31, 0.5, 0.69, 0.71, 1.0], requires_grad=True)
-    out = piecewise_threshold(s, 0.2)
+    out = ninh.piecewise_threshold(s, 0.2)
     assert out.tolist() == pytest.approx([0, 0, 0.31, 0.5, 0.69, 1, 1])
     out.sum().backward()
     assert s.grad is not None
     assert s.grad.tolist() == [0, 0, 1, 1, 1, 0, 0]
     method = made("ninh", features(), 4)
-    x = torch.randn(6, 4 * SLICE, generator=drawn(1))
+    x = torch.randn(6, 4 * ninh.SLICE, generator=drawn(1))
     for bit in range(4):
-        own = slice(SLICE * bit, SLICE * bit + SLICE)
+        own = slice(ninh.SLICE * bit, ninh.SLICE * (bit + 1))
         expected = torch.sigmoid(x[:, own].relu() @ method.weight[bit])
         torch.testing.assert_close(method.encoded(x)[:, bit], expected)
 
 
 # Losses of a batch ----------------------------------------------------------------------------------------------------
 
+Terms = dict[str, tuple[float, Any]]
+"""The weight of each part of a loss in the total, and its value; None: not worked out here."""
 
-def test_ssdh() -> None:
-    method, batch = made("ssdh", digits()).eval(), first_batch(digits(), 12, 9)
-    found = parts_of(method, batch)
-    with torch.no_grad():
-        h = method.exported()(batch.x).sigmoid()
-        deep = method.extractor.trunk_features(method.extractor.input(batch.x))
-        logits = method.classifier(deep)
-    d = squared_distances(h, h)
-    assert found["rank"] == pytest.approx(hinges(h[:12], batch.y, method.margin_rank) / 2, rel=1e-4)
-    graph = batch_graph(deep, method.near, method.far)
-    assert found["embedding"] == pytest.approx(float(contrast(d, *graph, method.margin_pair)), rel=1e-4)
-    classes = torch.cat([batch.y.argmax(1), logits[12:].argmax(1)])
-    same = classes[12:, None] == classes
-    themselves = torch.eye(21, dtype=torch.bool)[12:]
+
+def error_of(x: np.ndarray, C: np.ndarray) -> float:
+    parts = x.reshape(len(x), len(C), -1)
+    return float(np.square(parts[:, :, None] - C).sum(axis=3).min(axis=2).sum(axis=1).mean())
+
+
+def ssdh_terms(method: Any, batch: TrainingBatch) -> Terms:
+    h = method.exported()(batch.x).sigmoid()
+    deep = method.extractor.trunk_features(method.extractor.input(batch.x))
+    d, graph = squared_distances(h, h), batch_graph(deep, method.near, method.far)
+    classes = torch.cat([batch.y.argmax(1), method.classifier(deep)[12:].argmax(1)])
+    same, themselves = classes[12:, None] == classes, torch.eye(21, dtype=torch.bool)[12:]
     pseudo = contrast(d[12:], same & ~themselves, ~same, method.margin_pair)
-    assert found["pseudo"] == pytest.approx(float(pseudo), rel=1e-4)
-    total = found["rank"] + found["classification"] + method.weight * (found["embedding"] + found["pseudo"])
-    assert found["total"] == pytest.approx(total, rel=1e-5)
+    return {
+        "rank": (1, hinges(h[:12], batch.y, method.margin_rank) / 2),
+        "classification": (1, None),
+        "embedding": (method.weight, contrast(d, *graph, method.margin_pair)),
+        "pseudo": (method.weight, pseudo),
+    }
 
 
-def test_subic() -> None:
-    method, batch = made("subic", features()).eval(), first_batch(features(), 20, 5)
+def subic_terms(method: Any, batch: TrainingBatch) -> Terms:
     method.gamma, method.mu = 0.3, 0.7
-    found = parts_of(method, batch)
-    total = found["classification"] + 0.3 * found["mean_entropy"] - 0.7 * found["batch_entropy"]
-    assert found["total"] == pytest.approx(total, rel=1e-5)
-    log_p = method.classifier(method.network(batch.x[:20])).log_softmax(dim=1)
-    naive = -float((log_p * batch.y).sum().detach()) / 20 / math.log(10)
-    assert found["classification"] == pytest.approx(naive, rel=1e-5)
-    with pytest.raises(UsageError, match="at least 2"):
-        SUBIC(quick_config(), features(), 8, 1)
+    log_p = method.classifier(method.network(batch.x[:12])).log_softmax(dim=1)
+    naive = -(log_p * batch.y).sum() / 12 / math.log(10)
+    return {"classification": (1, naive), "mean_entropy": (0.3, None), "batch_entropy": (-0.7, None)}
 
 
-def test_ninh() -> None:
-    assert made("ninh", features(), bits=48).margin == 4
-    method, batch = made("ninh", features(), bits=12).eval(), first_batch(features(), 30, 9)
-    with torch.no_grad():
-        method.weight.mul_(30)
-        shifted = method.exported()(batch.x)
-    values = piecewise_threshold(shifted + 0.5, 0.4)
+def ninh_terms(method: Any, batch: TrainingBatch) -> Terms:
+    method.weight.mul_(30)
+    shifted = method.exported()(batch.x)
+    values = ninh.piecewise_threshold(shifted + 0.5, 0.4)
     assert ((values == 0) | (values == 1)).any()
-    bits = np.unpackbits(method.coder().encode(shifted.numpy()), axis=1, bitorder="little")[:, :12]
-    np.testing.assert_array_equal(bits, values.numpy() > 0.5)
-    assert parts_of(method, batch)["total"] == pytest.approx(hinges(values[:30], batch.y, 1.0), rel=1e-4)
+    bits = np.unpackbits(method.coder().encode(shifted.numpy()), axis=1, bitorder="little")
+    np.testing.assert_array_equal(bits, values > 0.5)
+    return {"total": (1, hinges(values[:12], batch.y, method.margin))}
+
+
+def dqn_terms(method: Any, batch: TrainingBatch) -> Terms:
+    assert parts_of(method, batch)["quantisation"] == 0  # until they are fitted
+    method.fitted.fill_(True)
+    error = error_of(method.network(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
+    return {"cosine": (1, None), "quantisation": (method.weight, error)}
+
+
+def dtq_terms(method: Any, batch: TrainingBatch) -> Terms:
+    """After a training; by turns: the codes kept are those of the codebooks kept, and the loss counts the distance to their sums."""
+    with torch.enable_grad():
+        state = trained("dtq").method.state_dict()
+    assert bool(state["seen"].all())
+    kept, codewords = state["kept"].numpy(), state["codewords"].numpy()
+    error = np.square(kept - reconstruct(state["codes"].numpy(), codewords)).sum(axis=1).mean()
+    assert error < 0.5 * kept.var(axis=0).sum()
+    method.fit_labels(None, split_of(features()).labelled, None)
+    method.load_state_dict(state)
+    own = reconstruct(method.codes[method.positions(batch)].numpy(), codewords)
+    error = np.square(method.network(batch.x[:12]).numpy() - own).sum(axis=1).mean()
+    return {"triplet": (1, None), "quantisation": (method.weight, error)}
+
+
+def cnnh_terms(method: Any, batch: TrainingBatch) -> Terms:
+    rows, y = np.concatenate([batch.rows, [10**6]]), sets_of_labels(13, 3, True, 3)
+    method.fit_labels(None, rows, y)
+    out = method.exported()(batch.x[:12]).double().tanh().numpy()
+    return {"total": (1, np.square(out - factorise(y, 16)[:12]).mean())}
+
+
+def bgdh_terms(method: Any, batch: TrainingBatch) -> Terms:
+    method.before_step(0, 9, lambda n: iter([batch.x]))
+    u, e, generator = method.exported()(batch.x), method.network.backbone(batch.x), drawn()
+    right = method.graph.walk(method.network.backbone.input(batch.x), method.longest, generator)
+    wrong = torch.randint(int(method.graph.used), (21, method.wrong), generator=generator)
+    return {
+        "pairs": (1, pairwise_likelihood(u[:12], batch.y)),
+        "quantisation": (method.quantisation, (u[:12] - u[:12].sign()).square().mean()),
+        "graph": (method.weight, context_loss(e, method.contexts, right, wrong)),
+    }
+
+
+def ssgah_terms(method: Any, batch: TrainingBatch) -> Terms:
+    method.blur, generator, s = 0.0, drawn(), method.smooth
+    v = method.network.backbone.input(batch.x)
+    pair = method.generator(v, torch.randn(21, method.noise, generator=generator))
+    h, hp, hn = (method.network(t, True).sigmoid() for t in (v, *pair))
+    a, p, n = ssgah.draw_triplets(batch.y, generator)
+    triples = (v, *pair), (v[a], v[n], v[p]), (v[a], v[p], v[n])
+    fake, swapped, real = (method.discriminator(*t).sigmoid() for t in triples)
+    says = -(s * real.log() + (1 - s) * (1 - real).log()).mean()
+    says = says - (1 - fake).log().mean() / 2 - (1 - swapped).log().mean() / 2
+    hinge = triplet_margin(h - hp, h - hn, method.margin)
+    trust = {0: 0.0, 2: 0.0, 5: 0.5, 9: 1.0}[batch.step]  # once the generator has learnt
+    return {
+        "rank": (1, triplet_ranking(squared_distances(h[:12], h[:12]), batch.y, method.margin)),
+        "synthetic": (trust * method.synthetic, hinge),
+        "adversary": (-method.adversary, hinge),
+        "discriminator": (1, says),
+        "generator": (1, -fake.log().mean()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "step", "terms"),
+    [
+        ("ssdh", digits, 0, ssdh_terms),
+        ("subic", features, 0, subic_terms),
+        ("ninh", features, 0, ninh_terms),
+        ("dqn", features, 0, dqn_terms),
+        ("dtq", features, 0, dtq_terms),
+        ("cnnh", features, 0, cnnh_terms),
+        ("bgdh", features, 0, bgdh_terms),
+        ("ssgah", features, 9, ssgah_terms),
+        *(("ssgah", digits, step, ssgah_terms) for step in (0, 2, 5, 9)),
+    ],
+)
+def test_losses_are_their_terms_on_the_right_rows(
+    name: str, data: Callable[[], Dataset], step: int, terms: Callable[[Any, TrainingBatch], Terms]
+) -> None:
+    method, batch = made(name, data()).eval(), replace(first_batch(data(), 12, 9), step=step)
+    with torch.no_grad():
+        expected = terms(method, batch)
+    found = parts_of(method, batch)
+    for part, (_, value) in expected.items():
+        assert value is None or found[part] == pytest.approx(float(value), rel=1e-4), part
+    total = sum(weight * found[part] for part, (weight, _) in expected.items())
+    assert found["total"] == pytest.approx(total, rel=1e-5)
+
+
+def test_margin_and_number_of_classes_that_suit_a_method() -> None:
+    assert [made("ninh", features(), bits=bits).margin for bits in (12, 48)] == [1, 4]
+    with pytest.raises(UsageError, match="at least 2"):
+        subic.SUBIC(quick_config(), features(), 8, 1)
 
 
 def test_pqn_learns_its_codewords_through_the_loss() -> None:
@@ -304,24 +390,6 @@ def test_pqn_learns_its_codewords_through_the_loss() -> None:
     method.losses(first_batch(features(), 30, 0), amp=False)["total"].backward()  # type: ignore[no-untyped-call]
     assert bool(method.codewords.raw.grad.any(dim=2).all())  # type: ignore[union-attr]
     assert all(p.grad is not None for p in method.parameters())
-
-
-# DQN and DTQ, which alternate between network and codebooks --------------------------------------------------------------
-
-
-def error_of(x: np.ndarray, C: np.ndarray) -> float:
-    parts = x.reshape(len(x), len(C), -1)
-    return float(np.square(parts[:, :, None] - C).sum(axis=3).min(axis=2).sum(axis=1).mean())
-
-
-def test_dqn_counts_the_distance_to_the_nearest_codewords_once_they_are_fitted() -> None:
-    method, batch = made("dqn", features()).eval(), first_batch(features(), 20, 3)
-    assert parts_of(method, batch)["quantisation"] == 0
-    method.fitted.fill_(True)
-    parts = parts_of(method, batch)
-    z = method.network(batch.x[:20]).detach().numpy()
-    assert parts["quantisation"] == pytest.approx(error_of(z, method.codewords.numpy()) / 48, rel=1e-5)
-    assert parts["total"] == pytest.approx(parts["cosine"] + method.weight * parts["quantisation"], rel=1e-6)
 
 
 def test_codebooks_go_on_from_where_they_are_and_never_get_worse() -> None:
@@ -347,24 +415,6 @@ def test_codewords_are_the_means_of_their_items_after_training() -> None:
     for m, k in itertools.product(range(4), range(16)):
         if (nearest[:, m] == k).sum() > 1:
             np.testing.assert_allclose(C[m, k], x[nearest[:, m] == k, m].mean(axis=0), atol=0.02)
-
-
-def test_codes_and_codebooks_of_dtq_belong_together_after_training() -> None:
-    method: Any = trained("dtq").method
-    # By turns: the codes kept are those of the codebooks kept, and the loss counts the distance to their sums.
-    assert bool(method.seen.all())
-    kept, codewords = method.kept.numpy(), method.codewords.numpy()
-    error = np.square(kept - reconstruct(method.codes.numpy(), codewords)).sum(axis=1).mean()
-    assert error < 0.5 * kept.var(axis=0).sum()
-    again = made("dtq", features()).eval()
-    again.fit_labels(None, split_of(features()).labelled, None)
-    again.load_state_dict(method.state_dict())
-    batch = first_batch(features(), 20, 0)
-    parts = parts_of(again, batch)
-    z = again.network(batch.x[:20]).detach().numpy()
-    own = reconstruct(again.codes[again.positions(batch)].numpy(), codewords)
-    assert parts["quantisation"] == pytest.approx(np.square(z - own).sum(axis=1).mean(), rel=1e-4)
-    assert parts["total"] == pytest.approx(parts["triplet"] + again.weight * parts["quantisation"], rel=1e-5)
 
 
 # CNNH -----------------------------------------------------------------------------------------------------------------
@@ -434,21 +484,6 @@ def test_the_codes_are_one_a_class_and_far_apart() -> None:
     assert (codes != factorise(y, 12, seed=1)).any()
 
 
-def test_the_loss_of_cnnh_is_the_error_of_the_codes() -> None:
-    method, batch = made("cnnh", features(), bits=12).eval(), first_batch(features(), 3, 2)
-    rows, y = np.concatenate([batch.rows, [10**6]]), sets_of_labels(4, 3, True, 3)
-    method.fit_labels(None, rows, y)
-    codes = factorise(y, 12).astype(float)
-    out = method.exported()(batch.x).detach().double().numpy()
-    assert out.shape == (5, 12)
-    assert parts_of(method, batch)["total"] == pytest.approx(
-        np.square(np.tanh(out[:3]) - codes[:3]).mean(), rel=1e-5
-    )
-
-
-# SUBIC ----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_code_is_the_largest_activation_of_each_block() -> None:
     run = trained("subic")
     z = vectors(run.method, features(), split_of(features()).database[:50]).reshape(50, 4, 16)
@@ -459,3 +494,133 @@ def test_a_code_is_the_largest_activation_of_each_block() -> None:
     np.testing.assert_array_equal(chosen, z.argmax(axis=2))
     naive = [[sum(z[q, m, chosen[i, m]] for m in range(4)) for i in range(50)] for q in range(3)]
     np.testing.assert_allclose(coder.score(z[:3].reshape(3, -1), codes), naive, rtol=1e-5)
+
+
+# BGDH ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph() -> BipartiteGraph:
+    """Two far groups of items."""
+    graph = BipartiteGraph(8, 3, 2)
+    graph.fit(groups(0), seed=0)
+    return graph
+
+
+def groups(seed: int, n: int = 60) -> Tensor:
+    x = torch.randn(2 * n, 3, generator=torch.Generator().manual_seed(seed))
+    x[n:] += 40
+    return x
+
+
+def test_items_are_joined_to_their_nearest_anchors(graph: BipartiteGraph) -> None:
+    x = groups(1, 10)
+    near, weight = graph.joined(x)
+    for i, item in enumerate(x):
+        d = [float(((item - a) ** 2).sum()) for a in graph.anchors]
+        nearest = sorted(range(8), key=d.__getitem__)[:2]
+        kernel = [math.exp(-(d[a] - d[nearest[0]]) / float(graph.bandwidth)) for a in nearest]
+        assert near[i].tolist() == nearest
+        np.testing.assert_allclose(weight[i].numpy(), np.array(kernel) / sum(kernel), atol=1e-3)
+
+
+def test_walks_have_the_probabilities_of_the_graph(graph: BipartiteGraph) -> None:
+    sample = groups(0)
+    Z = np.zeros((len(sample), 8))
+    near, weight = graph.joined(sample)
+    np.put_along_axis(Z, near.numpy(), weight.numpy(), axis=1)
+    # Steps sum over the items on the way: by the probability of each item, from an anchor.
+    np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
+    item = groups(1, 1)[:1]
+    walks = graph.walk(item.expand(20_000, -1), 2, torch.Generator().manual_seed(0))
+    near, weight = graph.joined(item)
+    first = torch.zeros(8).scatter_(0, near[0], weight[0])
+    expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
+    found = torch.bincount(walks, minlength=8) / 20_000
+    torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
+
+
+def test_few_items_make_few_anchors() -> None:
+    graph = BipartiteGraph(50, 3, 2)
+    sample = groups(0, 3)
+    graph.fit(sample, seed=0)
+    assert int(graph.used) == 6
+    assert (graph.walk(sample, 4, torch.Generator().manual_seed(0)) < 6).all()
+    assert torch.isfinite(graph.steps).all()
+    with pytest.raises(DataError, match="too few"):
+        graph.fit(sample[:1], seed=0)
+
+
+def test_graph_waits_for_the_network_on_images_and_not_on_features() -> None:
+    for data, when in ((digits(), 3), (features(), 0)):
+        method, batch = made("bgdh", data), first_batch(data, 20, 20)
+        there = []
+        for step in range(5):
+            method.before_step(step, 9, lambda n, batch=batch: iter([batch.x]))  # type: ignore[misc]
+            there.append("graph" in method.losses(batch, amp=False))
+        assert there == [step >= when for step in range(5)]
+
+
+def test_the_graph_stays_while_the_network_learns_and_a_training_resumes() -> None:
+    method, batch = made("bgdh", digits()), first_batch(digits(), 20, 20)
+    method.before_step(3, 9, lambda n: iter([batch.x]))
+    before = method.seen(batch.x).clone()
+    resumed = made("bgdh", digits())
+    resumed.load_state_dict(method.state_dict())
+    resumed.before_step(4, 9, lambda n: pytest.fail("the graph is there"))
+    assert parts_of(method.eval(), batch) == parts_of(resumed.eval(), batch)
+    optimizer = method.optimizer(quick_config().training)
+    method.train()
+    method.losses(batch, amp=False)["total"].backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    torch.testing.assert_close(method.seen(batch.x), before, rtol=0, atol=0)
+
+
+# SSGAH --------------------------------------------------------------------------------------------------------------
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+
+
+@pytest.mark.parametrize("data", [digits, features])
+def test_every_network_gets_the_gradient_of_its_own_objective_alone(data: Callable[[], Dataset]) -> None:
+    """The invariant: one backward through the sum is three separate ones."""
+    method, batch = made("ssgah", data()).eval(), replace(first_batch(data(), 12, 9), step=9)
+    networks = method.network, method.generator, method.discriminator
+
+    def after(*terms: str) -> list[list[Tensor]]:
+        """The gradients of the networks after a backward through the weighted sum of the terms."""
+        batch.generator.manual_seed(0)
+        method.zero_grad(set_to_none=True)
+        parts = method.losses(batch, amp=False)
+        weights = {"synthetic": method.synthetic, "adversary": -method.adversary}
+        sum(weights.get(t, 1.0) * parts[t] for t in terms).backward()  # type: ignore[union-attr]
+        return [gradients(net) for net in networks]
+
+    together = after("total")
+    assert all(any(g.abs().sum() > 0 for g in grads) for grads in together)
+    own = ("rank", "synthetic"), ("generator", "adversary"), ("discriminator",)
+    for at, terms in enumerate(own):
+        for other, found in enumerate(after(*terms)):
+            for g, expected in zip(found, together[other], strict=True):
+                wanted = expected if other == at else torch.zeros_like(g)
+                torch.testing.assert_close(g, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_synthetic_items_stay_out_of_running_statistics() -> None:
+    method, batch = made("ssgah", digits()).train(), first_batch(digits(), 12, 9)
+    norm: Any = nn.BatchNorm1d(64)
+    method.extractor.layers.insert(1, norm)
+    layer = method.extractor.layers[0]
+    real = layer(method.extractor.input(batch.x).flatten(1)).mean(dim=0)
+    method.losses(batch, amp=False)
+    torch.testing.assert_close(norm.running_mean, 0.1 * real)
+
+
+def test_image_networks_take_any_size() -> None:
+    for size in (4, 7, 33):
+        x, z = torch.randn(2, 3, size, size), torch.randn(2, 5)
+        similar, dissimilar = ssgah.Generator(0, 5, 16)(x, z)
+        assert similar.shape == dissimilar.shape == x.shape
+        assert ssgah.Discriminator(0, 16)(x, similar, dissimilar).shape == (2,)
