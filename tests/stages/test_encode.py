@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,14 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(raw, "write_at", full)
 
 
+def same_rows(one: Path, other: Path) -> np.ndarray:
+    """Two files have the same items and values; the values."""
+    with RowReader(one) as first, RowReader(other) as second:
+        np.testing.assert_array_equal(first.ids(), second.ids())
+        np.testing.assert_array_equal(values := first.block(), second.block())
+        return values
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_no_item_is_skipped_after_a_full_disk(
     tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch, keep: bool
@@ -66,9 +73,7 @@ def test_no_item_is_skipped_after_a_full_disk(
     assert not out.exists()
     encode(model, data, out, keep_features=keep, batch_size=100)
     encode(model, data, tmp_path / "whole.h5", keep_features=False, batch_size=100)
-    with RowReader(out) as found, RowReader(tmp_path / "whole.h5") as whole:
-        np.testing.assert_array_equal(found.ids(), data.ids)
-        np.testing.assert_array_equal(found.block(), whole.block())
+    same_rows(out, tmp_path / "whole.h5")
 
 
 def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
@@ -83,28 +88,22 @@ def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
     with pytest.raises(DataError, match="begun from a features file"):
         encode(model, data, out, keep_features=False)
     encode(model, data, out)
-    with RowReader(out) as found:
-        np.testing.assert_array_equal(found.ids(), data.ids)
+    same_rows(out, tmp_path / "other.h5")
 
 
-@pytest.mark.parametrize(
-    ("network", "input_", "expected"),
-    [
-        (NetworkConfig(), {"kind": "images", "image_size": 8}, ("linear", ())),
-        (NetworkConfig(), {"kind": "images", "image_size": 16}, ("vgg", ())),
-        (NetworkConfig(), {"kind": "features", "width": 9}, ("linear", ())),
-        (NetworkConfig(hidden=(7,)), {"kind": "features", "width": 9}, ("mlp", (7,))),
-        (NetworkConfig(backbone="mlp"), {"kind": "features", "width": 9}, ("mlp", (512,))),
-    ],
-)
-def test_the_network_that_is_chosen(
-    network: NetworkConfig, input_: dict[str, Any], expected: tuple[str, tuple[int, ...]]
-) -> None:
-    backbone: Any = build_network(Config(network=network), input_, 3).backbone
-    name, hidden = expected
-    assert backbone.spec.name == name
-    layers = getattr(backbone, "layers", ())
-    assert tuple(layer.out_features for layer in layers if hasattr(layer, "out_features")) == hidden
+def test_the_network_that_is_chosen() -> None:
+    features = {"kind": "features", "width": 9}
+    for network, input_, name, hidden in (
+        (NetworkConfig(), {"kind": "images", "image_size": 8}, "linear", []),
+        (NetworkConfig(), {"kind": "images", "image_size": 16}, "vgg", []),
+        (NetworkConfig(), features, "linear", []),
+        (NetworkConfig(hidden=(7,)), features, "mlp", [7]),
+        (NetworkConfig(backbone="mlp"), features, "mlp", [512]),
+    ):
+        backbone: Any = build_network(Config(network=network), input_, 3).backbone
+        assert backbone.spec.name == name
+        layers = getattr(backbone, "layers", ())
+        assert [layer.out_features for layer in layers if hasattr(layer, "out_features")] == hidden
 
 
 def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> None:
@@ -133,58 +132,37 @@ def bitmaps(root: Path, seed: int, n: int = 20) -> None:
         os.utime(path, (1e9, 1e9))
 
 
-def packed(root: Path, seed: int) -> str:
-    """DATA: a plain tar of the images."""
-    bitmaps(root / str(seed), seed)
+def put(form: str, root: Path, seed: int) -> str:
+    """DATA: images in a folder, listed in a file, in a plain tar of one, or in that as WebDataset."""
+    bitmaps(root / "images", seed)
+    if form == "list":
+        (root / "x").write_text("".join(f"images/{i % 2}/{i:02}.bmp {i % 2}\n" for i in range(20)))
+        return f"list:{root}/x"
+    if form == "folder":
+        return f"folder:{root}/images"
     with tarfile.open(root / "images.tar", "w") as tar:
-        tar.add(root / str(seed), arcname=".")
-    return f"folder:{root / 'images.tar'}"
+        tar.add(root / "images", arcname=".")
+    return f"{'webdataset' if form == 'webdataset' else 'folder'}:{root}/images.tar"
 
 
-def loose(root: Path, seed: int) -> str:
-    bitmaps(root / "images", seed)
-    return f"folder:{root / 'images'}"
-
-
-def listed(root: Path, seed: int) -> str:
-    bitmaps(root / "images", seed)
-    (root / "list.txt").write_text("".join(f"images/{i % 2}/{i:02}.bmp {i % 2}\n" for i in range(20)))
-    return f"list:{root / 'list.txt'}"
-
-
-def sharded(root: Path, seed: int) -> str:
-    packed(root, seed)
-    return f"webdataset:{root / 'images.tar'}"
-
-
-def rows_of(path: Path) -> np.ndarray:
-    with RowReader(path) as reader:
-        return reader.block()
-
-
-@pytest.mark.parametrize("put", [loose, packed, listed, sharded])
-def test_codes_are_of_the_images_that_are_there_now(tmp_path: Path, put: Callable[[Path, int], str]) -> None:
-    fingerprints = {
-        (seed, copy): open_data(put(tmp_path / f"{copy}{seed}", seed)).fingerprint
-        for seed in (1, 2)
-        for copy in "ab"
-    }
-    assert fingerprints[1, "a"] == fingerprints[1, "b"] != fingerprints[2, "a"] == fingerprints[2, "b"]
+@pytest.mark.parametrize("form", ["folder", "tar", "list", "webdataset"])
+def test_codes_are_of_the_images_that_are_there_now(tmp_path: Path, form: str) -> None:
+    a, b, c, d = (
+        open_data(put(form, tmp_path / f"{i}", seed)).fingerprint for i, seed in enumerate((1, 1, 2, 2))
+    )
+    assert a == b != c == d
     model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-    out, expected = tmp_path / "codes.h5", []
+    out, found = tmp_path / "codes.h5", []
     for seed in (1, 2):
-        data = put(tmp_path / "data", seed)
+        data = put(form, tmp_path / "data", seed)
         encode(model, data, tmp_path / f"fresh{seed}.h5", features=tmp_path / f"vectors{seed}.h5")
-        expected.append(rows_of(tmp_path / f"vectors{seed}.h5"))
         if seed == 2:
             out.unlink()
             with pytest.raises(OutputExistsError, match=r"features\.h5 exists already"):
                 encode(model, data, out)  # the features are those of the images before
         encode(model, data, out, overwrite=seed == 2)
-        np.testing.assert_array_equal(rows_of(tmp_path / "features.h5"), expected[-1])
-    assert (
-        (expected[0] != expected[1]).any(axis=1).all()
-    )  # vectors of random weights differ, if their codes do not
+        found.append(same_rows(tmp_path / "features.h5", tmp_path / f"vectors{seed}.h5"))
+    assert (found[0] != found[1]).any(axis=1).all()  # vectors of random weights differ, if their codes do not
 
 
 def test_overwrite_runs_the_network(tmp_path: Path, model: Path, data: Dataset) -> None:
@@ -195,21 +173,18 @@ def test_overwrite_runs_the_network(tmp_path: Path, model: Path, data: Dataset) 
     other = replace(other, fingerprint=data.fingerprint)
     encode(model, other, out, overwrite=True)
     encode(model, other, tmp_path / "fresh.h5", keep_features=False)
-    np.testing.assert_array_equal(rows_of(out), rows_of(tmp_path / "fresh.h5"))
-    for overwrite in (False, True):
-        paths = encode_shards(
-            model, f"features:{tmp_path / 'x.npy'}", tmp_path / "shards", overwrite=overwrite
-        )
-        if not overwrite:
-            before = paths[0].stat().st_mtime_ns
-    assert paths[0].stat().st_mtime_ns != before
+    same_rows(out, tmp_path / "fresh.h5")
+    (path,) = encode_shards(model, data.name, tmp_path / "shards")
+    before = path.stat().st_mtime_ns
+    encode_shards(model, data.name, tmp_path / "shards", overwrite=True)
+    assert path.stat().st_mtime_ns != before
 
 
 def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-    data, out = loose(tmp_path, 1), tmp_path / "codes.h5"
+    data, out = put("folder", tmp_path, 1), tmp_path / "codes.h5"
     monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=5)
     with pytest.raises(DataError, match="disk is full"):
@@ -218,18 +193,18 @@ def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
     encode(model, data, out, batch_size=4)
     assert "is discarded: of another model" in caplog.text
     encode(model, data, tmp_path / "fresh.h5", features=tmp_path / "vectors.h5", batch_size=4)
-    np.testing.assert_array_equal(rows_of(tmp_path / "features.h5"), rows_of(tmp_path / "vectors.h5"))
+    same_rows(tmp_path / "features.h5", tmp_path / "vectors.h5")
 
 
-@pytest.mark.parametrize("at", [0, 4000, 100_000, 299_999])
-def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path: Path, at: int) -> None:
-    path = tmp_path / "a.raw"
-    content = bytearray(300_000)
-    path.write_bytes(content)
-    before = sampled_content([(str(path), 0, 300_000)])
-    content[at] = 1
-    path.write_bytes(content)
-    assert sampled_content([(str(path), 0, 300_000)]) != before
+def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path: Path) -> None:
+    path, found = tmp_path / "a.raw", set()
+    for at in (None, 0, 4000, 100_000, 299_999):
+        content = bytearray(300_000)
+        if at is not None:
+            content[at] = 1
+        path.write_bytes(content)
+        found.add(sampled_content([(str(path), 0, 300_000)]))
+    assert len(found) == 5
 
 
 # Two at the same time ---------------------------------------------------------------------------------------------------------
@@ -271,6 +246,8 @@ def test_a_second_encoding_of_shards_takes_none_of_the_first_away(
     assert refused == len(paths) == 3
     assert sorted(tmp_path.joinpath("shards").iterdir()) == sorted(paths)
     encode(model, data, tmp_path / "codes.h5", batch_size=100)
-    np.testing.assert_array_equal(
-        np.concatenate([rows_of(path) for path in paths]), rows_of(tmp_path / "codes.h5")
-    )
+    found = []
+    for path in (tmp_path / "codes.h5", *paths):
+        with RowReader(path) as reader:
+            found.append(reader.block())
+    np.testing.assert_array_equal(np.concatenate(found[1:]), found[0])
