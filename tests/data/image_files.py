@@ -1,4 +1,4 @@
-"""Small image files for the tests of the sources."""
+"""Small images, tables and other sources for the tests of data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import datasets
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -21,11 +22,9 @@ def png(seed: int, size: int = 4) -> bytes:
     return out.getvalue()
 
 
-def put(root: Path, *names: str) -> None:
+def put(root: Path, *names: str, size: int = 4) -> None:
     for i, name in enumerate(names):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(i))
+        save(root / name, png(i, size))
 
 
 def raw_tar(*members: tuple[str, bytes, bytes]) -> bytes:
@@ -40,6 +39,7 @@ def raw_tar(*members: tuple[str, bytes, bytes]) -> bytes:
 
 def save(path: Path, content: Any) -> Path:
     """Bytes or text as they are; arrays and columns in the form of the suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, bytes | str):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     elif path.suffix == ".npy":
@@ -53,6 +53,20 @@ def save(path: Path, content: Any) -> Path:
     else:
         pq.write_table(pa.table(content), path)
     return path
+
+
+def hub(kinds: dict[str, Any] | None = None, /, **columns: Any) -> datasets.Dataset:
+    """A data set of columns, some of them of kinds."""
+    found = datasets.Dataset.from_dict(columns)
+    for name, kind in (kinds or {}).items():
+        found = found.cast_column(name, kind)
+    return found
+
+
+def shard(path: Path, members: dict[str, bytes | None]) -> str:
+    """A tar of those members that have a content, as a WebDataset."""
+    held = ((name, tarfile.REGTYPE, content) for name, content in members.items() if content is not None)
+    return f"webdataset:{save(path, raw_tar(*held))}"
 
 
 class Items:
