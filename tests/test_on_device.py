@@ -16,11 +16,8 @@ import torch
 from commands import done, refused
 from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
-from whole_path import Products, run
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.config import merge, preset
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.filters import Allow, Deny
@@ -146,26 +143,6 @@ def test_an_index_for_a_device_by_hand(shop: Path) -> None:
         open_on_device(shop / "nothing.faiss", "cpu")
 
 
-# The whole path, and the command line -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
-    changes = {
-        "network": {"backbone": "linear"},
-        "quantizer": {"codebooks": 6},
-        "training": {"steps": 20, "batch_labelled": 50, "batch_unlabelled": 50},
-    }
-    config = merge(preset("paper"), changes)
-    return run(open_digits(), tmp_path_factory.mktemp("path"), config=config, compare=("pq",), on_device=True)
-
-
-def test_the_path_on_a_device_is_that_of_the_cpu(products: Products) -> None:
-    results = products.results
-    assert results.description.endswith("on cpu")
-    equal(results, search(products.model, products.index, open_digits(), rows="0:8", k=10))
-
-
 @NO_GPU
 def test_without_a_gpu_the_command_line_says_so(shop: Path) -> None:
     for call in (
@@ -174,14 +151,6 @@ def test_without_a_gpu_the_command_line_says_so(shop: Path) -> None:
     ):
         why = refused(*call, "--device", "cuda")
         assert why == "device 'cuda' was requested, but torch sees no GPU here: use --device cpu"
-
-
-def on_both(*call: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a command prints on a GPU, and on the CPU."""
-    found, expected = (
-        json.loads(done(*call, "--format", "json", *device)) for device in (("--device", "cuda"), ())
-    )
-    return found, expected
 
 
 @pytest.mark.parametrize(
@@ -198,18 +167,9 @@ def on_both(*call: object) -> tuple[dict[str, Any], dict[str, Any]]:
 )
 def test_gpq_search_on_a_gpu(shop: Path, options: tuple[Any, ...]) -> None:
     options = tuple(shop / "where.npy" if option == "WHERE" else option for option in options)
-    found, expected = on_both("search", shop / "model", shop / "ivf.faiss", shop / "queries.npy", *options)
+    call = "search", shop / "model", shop / "ivf.faiss", shop / "queries.npy", *options, "--format", "json"
+    found, expected = (json.loads(done(*call, *device)) for device in (("--device", "cuda"), ()))
     assert found["description"].endswith("on cuda:0")
     for one, other in zip(found["queries"], expected["queries"], strict=True):
         assert (one["id"], one["ids"]) == (other["id"], other["ids"])
         assert one["scores"] == pytest.approx(other["scores"], abs=1e-5)
-
-
-@pytest.mark.parametrize("options", [pytest.param(options, marks=ON_GPU) for options in ((), ("-k", 50))])
-def test_gpq_evaluate_on_a_gpu(products: Products, options: tuple[Any, ...]) -> None:
-    found, expected = on_both("evaluate", products.model, "digits", *options)
-    assert found["device"] == "cuda:0"
-    # vectors of a GPU differ in their last digits, so a code may where two codewords are equally near
-    assert found["map"] == pytest.approx(expected["map"], abs=5e-3)
-    assert found["convention"] == expected["convention"]
-    assert found["precision"] == pytest.approx(expected["precision"], abs=2e-2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from whole_path import Products, run
 
+import gpq_faiss as gpq
 from gpq_faiss import evaluate, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
@@ -20,23 +21,43 @@ from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
+from gpq_faiss.stages.evaluation_result import Evaluation
 from gpq_faiss.stages.queries import parse_rows
+from gpq_faiss.stages.search_result import SearchResult
 from gpq_faiss.store import RowReader
 
 
-def quick(**training: object) -> Config:
+def quick() -> Config:
     """The recommended preset, shortened."""
     changes = {
         "network": {"backbone": "mlp", "hidden": [64]},
         "quantizer": {"codebooks": 6},
-        "training": {"steps": 100, "learning_rate": 3e-3, **training},
+        "training": {"steps": 100, "learning_rate": 3e-3},
     }
     return merge(preset("recommended"), changes)
 
 
+class Products(NamedTuple):
+    """Of all stages in a row."""
+
+    model: Path
+    codes: Path
+    results: SearchResult
+    evaluation: Evaluation
+
+
+def run(folder: Path, *, compare: tuple[str, ...] = (), device: str = "cpu", amp: bool = False) -> Products:
+    data = open_digits()
+    model = train(data, folder / "model", config=quick(), labelled="20-per-class", amp=amp, device=device)
+    codes = gpq.encode(model, data, folder / "codes.h5", device=device)
+    index = gpq.index(model, codes, folder / "index.faiss")
+    results = gpq.search(model, index, data, rows="0:8", device=device)
+    return Products(model, codes, results, evaluate(model, data, compare=compare, device=device))
+
+
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
-    return run(open_digits(), tmp_path_factory.mktemp("run"), config=quick(), compare=("pq",))
+    return run(tmp_path_factory.mktemp("run"), compare=("pq",))
 
 
 def test_the_path_ends_in_figures_far_above_chance(products: Products) -> None:
@@ -126,8 +147,15 @@ def test_rows_as_slices_and_lists() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("amp", [False, True])
 def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
-    out = run(open_digits(), tmp_path, config=quick(), device="cuda", amp=amp)
+    out = run(tmp_path, device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
+    for k in (None, 50):
+        found, expected = (
+            evaluate(out.model, open_digits(), k=k, device=device) for device in ("cuda", "cpu")
+        )
+        assert found.device == "cuda:0"
+        assert found.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
+        assert found.ranking.precision == pytest.approx(expected.ranking.precision, abs=2e-2)
     # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a close one.
     rows = np.arange(500)
     _, on_gpu = Encoder.load(out.model, "cuda").embed_rows(open_digits(), rows)
