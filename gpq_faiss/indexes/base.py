@@ -19,6 +19,7 @@ from .filters import Filter
 LIMIT = 10_000_000
 """Default limit of results of a range search, at about 50 bytes each: too low a score is an error before half a gigabyte."""
 _LARGE = 1e30  # |q|^2 from which scores might overflow
+_FLOAT32 = np.dtype(np.float32)
 _MOST = float(np.finfo(np.float32).max)
 
 
@@ -180,7 +181,15 @@ class Index(ABC):
 
     def _queries(self, xq: ArrayLike) -> Floats:
         """Checked queries in the one form for which the loops are compiled."""
-        x = check_vectors(xq, self.width, what="queries", allow_empty=False, finite=False)
+        x = xq  # in most calls in that form already
+        if not (
+            type(x) is np.ndarray
+            and x.dtype == _FLOAT32
+            and x.ndim == 2
+            and x.shape[1] == self.width
+            and len(x)
+        ):
+            x = check_vectors(xq, self.width, what="queries", allow_empty=False, finite=False)
         if not np.vdot(x, x) < _LARGE:
             score_tables(x, self.codebooks)  # raises the error
         return x if x.flags.carray else np.require(x, requirements=["A", "W"])

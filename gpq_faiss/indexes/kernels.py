@@ -542,19 +542,21 @@ def rescore(
     for q in range(len(single)):
         _clear(D[q], found[q])
         n, least = np.int64(0), floor[q]
-        # What is far apart in memory is read first, without branches, so that a processor fetches many at once.
         there = 0
         while there < size and places[q, there] >= 0:
-            row = places[q, there]
-            score = np.float32(0)
-            for t in range(codes.shape[1]):
-                code, at = codes[row, t], 32 * t
+            scores[there] = 0
+            there += 1
+        # What is far apart in memory is read first, without branches, so that a processor fetches many at once.
+        for t in range(codes.shape[1]):
+            at = 32 * t
+            for i in range(there):
+                code = codes[places[q, i], t]
                 part = single[q, at + (code & 15)]
                 if at + 16 < width:
                     part = single[q, at + 16 + (code >> 4)] + part
-                score += part
-            scores[there], slots[there] = score, starts[row]
-            there += 1
+                scores[i] += part
+        for i in range(there):
+            slots[i] = starts[places[q, i]]
         for i in range(there):
             items[i] = members[slots[i]]
         for i in range(there):
