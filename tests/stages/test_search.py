@@ -44,16 +44,16 @@ def queries(tmp_path: Path) -> str:
 def test_the_user_is_told_how_it_was_searched(
     model: Path, files: dict[str, Path], queries: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = files["flat"]
     caplog.set_level(logging.INFO, logger="gpq_faiss.stages.search")
-    result = search(model, path, queries, k=5)
-    assert result.description == "20,000 items in memory"
-    assert caplog.messages == [f"{path}: {result.description}"]
-    in_place = search(model, path, queries, k=5, memory="500kB")
-    assert in_place.description == "20,000 items in place"
-    assert np.array_equal(in_place.ids, result.ids)
-    lists = search(model, files["ivf"], queries, k=5, memory="500kB")
-    assert lists.description == "20,000 items in place, 16 lists"
+    for kind, memory, how in (
+        ("flat", None, "in memory"),
+        ("flat", "500kB", "in place"),
+        ("ivf", "500kB", "in place, 16 lists"),
+    ):
+        caplog.clear()
+        result = search(model, files[kind], queries, k=5, memory=memory)
+        assert result.description == f"20,000 items {how}"
+        assert caplog.messages == [f"{files[kind]}: {result.description}"]
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
@@ -77,19 +77,17 @@ def test_fewer_results_than_asked_for_are_said_aloud(
     assert search(model, files[kind], queries, min_score=1e9, memory=memory).short == 0
 
 
+@pytest.mark.parametrize("memory", [None, "500kB"])
 def test_a_search_that_stops_early_says_what_is_proven(
-    model: Path, files: dict[str, Path], queries: str
+    model: Path, files: dict[str, Path], queries: str, memory: str | None
 ) -> None:
-    path = files["ivf"]
-    exact = search(model, path, queries, k=5)
-    assert exact.exact is None
-    for memory in (None, "500kB"):
-        early = search(model, path, queries, k=5, nprobe=4, memory=memory)
-        assert early.exact is not None
-        assert np.array_equal(early.ids[early.exact], exact.ids[early.exact])
-        assert early.to_dict()["proven_exact"] == early.exact.sum()
-        assert f"{early.exact.sum()} of 40 results are proven to be exact" in early.about()
-        every = search(model, path, queries, k=5, nprobe=10**6, memory=memory)
-        assert every.exact is not None
-        assert every.exact.all()
-        assert np.array_equal(every.ids, exact.ids)
+    plain = search(model, files["flat"], queries, k=5)
+    every, early = (search(model, files["ivf"], queries, k=5, nprobe=n, memory=memory) for n in (10**6, 4))
+    assert plain.exact is None
+    assert every.exact is not None
+    assert every.exact.all()
+    assert np.array_equal(every.ids, plain.ids)
+    assert early.exact is not None
+    assert np.array_equal(early.ids[early.exact], plain.ids[early.exact])
+    assert early.to_dict()["proven_exact"] == early.exact.sum()
+    assert f"{early.exact.sum()} of 40 results are proven to be exact" in early.about()
