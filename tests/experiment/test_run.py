@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ from gpq_faiss import files
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split
-from gpq_faiss.errors import BusyError, DataError, UsageError
+from gpq_faiss.errors import BusyError, DataError, GpqError
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
@@ -130,9 +131,9 @@ def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: P
 
 
 def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -> None:
-    made(tmp_path, **ONE, vectors=30)
-    path, whole = tmp_path / "pq_12bits_seed0.h5", done / "pq_12bits_seed0.h5"
-    data = path.read_bytes()
+    whole = done / "pq_12bits_seed0.h5"
+    shutil.copytree(done, tmp_path / "x")
+    path, data = tmp_path / "x" / whole.name, whole.read_bytes()
     zeros = data[:200] + b"\0" * (len(data) - 200)
     for damaged in (b"", data[: len(data) // 2], b"not HDF5 at all", zeros):
         path.write_bytes(damaged)
@@ -158,15 +159,17 @@ def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -
         message = f"is not a run of gpq experiment of this version, or damaged .'{wrong}' is"
         with pytest.raises(DataError, match=message):
             read_run(path)
-    assert made(tmp_path, **ONE, vectors=30).made == 1
+    assert made(path.parent, **WHOLE).made == 1
     assert_same(path, whole)
 
 
-def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32))
-    np.save(tmp_path / "y.npy", np.arange(200) % 2)
-    other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
-    (tmp_path / "experiment.json").write_text("[]")
+def test_what_does_not_belong_in_a_folder_and_calls_that_cannot_be(done: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32)
+    other = open_data(x, labels=np.arange(200) % 2)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "experiment.json").write_text("[]")
+    (tmp_path / "b" / "x").touch()
     for change, options, message in (
         ({"protocol": "2"}, {}, "protocol 1, not 2"),
         ({"labelled": "9-per-class"}, {}, "labelled 20-per-class, not 9-per-class"),
@@ -174,20 +177,14 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
         ({"preset": "recommended"}, {}, "preset paper, not recommended"),
         ({"config": {"loss": {"lambda1": 3.0}}}, {}, "not {'loss': {'lambda1': 3.0}}: choose"),
         ({}, {"data": other}, "runs on digits, and these data differ"),
-        ({}, {"out": tmp_path}, "damaged or of another version"),
+        ({}, {"out": tmp_path / "a"}, "damaged or of another version"),
+        ({}, {"out": tmp_path / "b"}, "something other than an experiment"),
+        ({}, {"jobs": 0}, "0 jobs"),
+        ({}, {"jobs": 2}, "give its name"),
     ):
         arguments: dict[str, Any] = {"data": DIGITS, "out": done} | options
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(GpqError, match=message):
             run_experiment(small_grid(**WHOLE).with_options(**change), **arguments)
-    (tmp_path / "experiment.json").unlink()
-    with pytest.raises(DataError, match="something other than an experiment"):
-        made(tmp_path, **WHOLE)
-
-
-def test_arguments_that_cannot_be(tmp_path: Path) -> None:
-    for jobs, message in ((0, "0 jobs"), (2, "give its name")):
-        with pytest.raises(UsageError, match=message):
-            run_experiment("table2", DIGITS, tmp_path, jobs=jobs)
     held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
     assert held is not None
     with pytest.raises(BusyError, match="being written by another process"):
