@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gpq_faiss.data.base import ImageDataset, images
-from gpq_faiss.data.images import BrokenImageError, decode_image, resize_square, to_images, to_vectors
+from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
 from gpq_faiss.data.reader import load_batch
 from gpq_faiss.data.tables import About
 from gpq_faiss.errors import DataError
@@ -35,14 +36,12 @@ def random_rgb(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng([seed, height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def png_header(width: int, height: int) -> bytes:
+def png_of(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds hardly any pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
+    data = bytearray(encoded(np.zeros((2, 2, 3), np.uint8)))
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
 
 
 # Decoding ---------------------------------------------------------------------------------------------------------------
@@ -53,29 +52,21 @@ GREY = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
 SEEN = np.uint8([[[200, 0, 0, 0], [200, 0, 0, 255]], [[200, 0, 0, 128], [200, 0, 0, 255]]])
 HARM = b"Exif\0\0II*\0\xff\xff\xff\xff"
 FRAMES = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 0, 255))]
-# What a viewer does for each EXIF orientation, from the standard: where row 0 and column 0 of the file lie.
-_VIEWS: dict[int, Any] = {
-    1: lambda a: a,
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.transpose(1, 0, 2),
-    6: lambda a: a.transpose(1, 0, 2)[:, ::-1],
-    7: lambda a: a.transpose(1, 0, 2)[::-1, ::-1],
-    8: lambda a: a.transpose(1, 0, 2)[::-1],
-}
+# What a viewer does for each EXIF orientation, from the standard: whether row 0 of the file is a column, and from where they count.
+VIEWS = [(False, 1, 1), (False, 1, -1), (False, -1, -1), (False, -1, 1)]
+VIEWS += [(True, y, x) for _, y, x in VIEWS]
 
 
-def turned(orientation: int) -> bytes:
+def turned(orientation: int, column: bool, y: int, x: int) -> tuple[bytes, Any]:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encoded(PIXELS, exif=exif)
+    return encoded(PIXELS, exif=exif), (PIXELS.transpose(1, 0, 2) if column else PIXELS)[::y, ::x]
 
 
 EXACT: list[tuple[bytes, Any]] = [
     *[(encoded(PIXELS, form), PIXELS) for form in ("PNG", "BMP", "TIFF", "PPM")],
     (encoded(PIXELS, "WEBP", lossless=True), PIXELS),
-    *[(turned(orientation), view(PIXELS)) for orientation, view in _VIEWS.items()],
+    *[turned(orientation, *view) for orientation, view in enumerate(VIEWS, 1)],
     (encoded(RED, "TIFF"), np.full((8, 8, 3), [255, 0, 0])),
     (encoded(Image.fromarray(BITS[..., 0]).convert("1")), BITS),
     (encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), np.full((8, 8, 3), [255, 0, 0])),
@@ -95,37 +86,49 @@ NEAR: list[tuple[bytes, Any]] = [
     ("data", "expected", "most"), [*((*x, 0) for x in EXACT), *((*x, 3) for x in NEAR)], ids=range(21)
 )
 def test_images_look_as_in_a_viewer(data: bytes, expected: Any, most: int) -> None:
-    pixels = decode_image(data)
+    pixels = decode_image(data, max_pixels=max(np.size(expected) // 3, 1))  # the limit is inclusive
     assert pixels.shape == np.shape(expected)
     assert np.abs(pixels - np.asarray(expected, float)).max() <= most
 
 
+NO_IMAGES: list[tuple[Any, str]] = [
+    ("nowhere.png", "not found"),
+    ([b"no image"], "image 0"),
+    (np.zeros((2, 5, 5, 4), np.uint8), "expected"),
+    *[(np.full((5, 5, 3), value), "from 0 to 1") for value in (200.0, np.nan)],
+    ([np.zeros((5, 5, 3), np.uint8), {"x": 1}], "image 1"),
+    (7, "expected"),
+]
+BAD_BYTES: list[tuple[bytes, str]] = [
+    (b"", "not an image"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+    (encoded(random_rgb(40, 40), "JPEG")[:300], "cannot be decoded"),
+    (encoded(random_rgb(40, 40))[:900], "cannot be decoded"),
+    (encoded(Image.new("RGB", (1, 9))), "1 x 9 pixels"),
+    (encoded(np.ones((4, 4), dtype=np.float32), "TIFF"), "32-bit"),
+    (png_of(8192, 8193), "8192 x 8193 pixels are more than the 67,108,864 allowed"),
+    (png_of(50_000, 50_000), "exceeds limit"),
+    (png_of(0xFFFFFFF, 0xFFFFFFF), "exceeds limit"),
+    (png_of(1000, 1000), "cannot be decoded"),
+]
+
+
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("convert", "bad", "why"),
     [
-        (b"", "not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-        (encoded(random_rgb(40, 40), "JPEG")[:300], "cannot be decoded"),
-        (encoded(random_rgb(40, 40))[:900], "cannot be decoded"),
-        (encoded(Image.new("RGB", (1, 9))), "1 x 9 pixels"),
-        (encoded(np.ones((4, 4), dtype=np.float32), "TIFF"), "32-bit"),
-        (png_header(8192, 8193), "8192 x 8193 pixels are more than the 67,108,864 allowed"),
-        (png_header(50_000, 50_000), "exceeds limit"),
-        (png_header(0xFFFFFFF, 0xFFFFFFF), "exceeds limit"),
-        (png_header(1000, 1000), "cannot be decoded"),
+        *[(partial(decode_image, name="here.png"), data, f"here.png: .*{why}") for data, why in BAD_BYTES],
+        (partial(decode_image, max_pixels=34), encoded(PIXELS), "7 x 5 pixels are more than the 34 allowed"),
+        *[(partial(to_images, size=8), bad, why) for bad, why in NO_IMAGES],
+        *[
+            (partial(to_vectors, width=8), bad, "items to embed")
+            for bad in ("abc", [[1, 2, 3], [1]], [[1, 2, 3]])
+        ],
     ],
-    ids=range(10),
 )
-def test_bad_bytes_are_one_clear_line(data: bytes, why: str) -> None:
-    with pytest.raises(BrokenImageError, match=f"here.png: .*{why}") as caught:
-        decode_image(data, name="here.png")
+def test_what_is_no_item_is_one_clear_line(convert: Any, bad: object, why: str) -> None:
+    with pytest.raises(DataError, match=why) as caught:
+        convert(bad)
     assert str(caught.value).isprintable()
-
-
-def test_the_pixel_limit_is_inclusive_and_can_be_set() -> None:
-    assert decode_image(encoded(PIXELS), max_pixels=35).shape == (5, 7, 3)
-    with pytest.raises(BrokenImageError, match="7 x 5 pixels are more than the 34 allowed"):
-        decode_image(encoded(PIXELS), max_pixels=34)
 
 
 @settings(max_examples=100, deadline=None)
@@ -194,26 +197,6 @@ def test_sizes_and_kinds_may_be_mixed(tmp_path: Path) -> None:
     assert to_vectors(x[0], 3).shape == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("convert", "bad", "why"),
-    [
-        (to_images, "nowhere.png", "not found"),
-        (to_images, [b"no image"], "image 0"),
-        (to_images, np.zeros((2, 5, 5, 4), np.uint8), "expected"),
-        (to_images, np.full((5, 5, 3), 200.0), "from 0 to 1"),
-        (to_images, np.full((5, 5, 3), np.nan), "from 0 to 1"),
-        (to_images, [np.zeros((5, 5, 3), np.uint8), {"x": 1}], "image 1"),
-        (to_images, 7, "expected"),
-        (to_vectors, "abc", "items to embed"),
-        (to_vectors, [[1, 2, 3], [1]], "items to embed"),
-        (to_vectors, [[1, 2, 3]], "items to embed"),
-    ],
-)
-def test_what_is_no_item_is_named(convert: Any, bad: object, why: str) -> None:
-    with pytest.raises(DataError, match=why):
-        convert(bad, 8)
-
-
 # Data sets --------------------------------------------------------------------------------------------------------------
 
 
@@ -241,10 +224,10 @@ def test_load_batch_equals_one_by_one(tmp_path: Path, threads: int) -> None:
 
 
 def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
-    one = files(tmp_path / "a", 4).fingerprint
-    assert files(tmp_path / "b", 4).fingerprint == one
-    assert files(tmp_path / "b", 4, broken=(1,)).fingerprint != one
-    assert files(tmp_path / "b", 4, first=7).fingerprint != one
+    made = [("a", {}), ("b", {}), ("b", {"broken": (1,)}), ("b", {"first": 7})]
+    a, b, broken, other_ids = (files(tmp_path / name, 4, **more).fingerprint for name, more in made)
+    assert a == b
+    assert len({a, broken, other_ids}) == 3
 
 
 def test_images_in_memory_grey_and_rgb() -> None:
