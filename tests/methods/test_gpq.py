@@ -1,7 +1,8 @@
-"""GPQ and its variants by their equations; with soft targets its score tables, and the way from images to Faiss."""
+"""GPQ and its variants by their equations; with soft targets its score tables, and the way from images to Faiss; the preset ``authors``."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -12,20 +13,24 @@ import numpy as np
 import pytest
 import torch
 from model_factory import own_settings
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
+from gpq_faiss.errors import UsageError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import npair, soft_npair, triplet
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.gpq_soft import SoftGPQ
 from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.backbones import CNNF
-from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
+from gpq_faiss.nn.augment import random_flip_crop
+from gpq_faiss.nn.backbones import CNNF, VGG, BackboneSpec, build_backbone
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export import export_faiss
@@ -37,33 +42,34 @@ C, WIDTH, M = 4, 10, 3
 LABELLED, ITEMS = 12, 20
 
 
-def config_of(**sections: dict[str, Any]) -> Config:
+def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
     small = {
         "quantizer": {"codebooks": M, "codewords": 8, "subdim": 12},
         "network": {"hidden": [16], "noise": 0.0},
         "posterior": {"networks": 2},
     }
-    return validate(merge(merge(preset("gpq"), small), sections))
-
-
-def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
-    config = config_of(**sections)
-    net = build_network(config, {"kind": "features", "width": WIDTH}, classes)
-    assert isinstance(net, SoftGPQNetwork)
+    config = merge(merge(preset("gpq"), small), sections)
+    net: Any = build_network(config, {"kind": "features", "width": WIDTH}, classes)
     return SoftGPQ(net, config).train()
 
 
 def batch() -> TrainingBatch:
+    """The two parts differ in mean and spread, so that joint statistics are neither's."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ITEMS, WIDTH, generator=generator)
+    x[LABELLED:] = 2 * x[LABELLED:] + 1.5
     return TrainingBatch(x, torch.eye(C)[torch.arange(LABELLED) % C], 0, 10, generator)
+
+
+def floats(parts: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in parts.items()}
 
 
 def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
     gpq = method(loss={"lambda1": 0.9, "lambda2": 0.3}, posterior={"propagation": 0.0})
     given = batch()
-    parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
-    theirs = {k: v.item() for k, v in super(SoftGPQ, gpq).losses(given, amp=False).items()}
+    parts = floats(gpq.losses(given, amp=False))
+    theirs = floats(super(SoftGPQ, gpq).losses(given, amp=False))
     net = gpq.network
     with torch.no_grad():
         p = net.eval().posterior(given.x)
@@ -87,7 +93,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
 
 def test_the_pairs_teach_the_codes_and_not_the_class_networks() -> None:
     gpq = method()
-    gpq.losses(batch(), amp=False)["npair"].backward()  # type: ignore[no-untyped-call]
+    gpq.losses(batch(), amp=False)["npair"].backward()
     assert all(p.grad is None for p in gpq.network.classes.parameters())
     ours = [p for name, p in gpq.network.named_parameters() if not name.startswith("classes.")]
     assert all(p.grad is not None and bool(p.grad.any()) for p in ours)
@@ -110,7 +116,7 @@ def test_score_tables_are_refitted_after_the_training() -> None:
     short = {"quantizer": {"subdim": 8}}, {"quantizer": {"codewords": 4}, "classes": 9}
     # Not to sub-vectors that are too short for them, nor with more classes than codewords.
     for changes, refitted in zip(({}, *short), (True, False, False), strict=True):
-        gpq = method(**changes)  # type: ignore[arg-type]
+        gpq = method(**changes)
         with torch.no_grad():
             gpq.network.codewords.raw.mul_(3)  # of any length
         gpq.fit_codebooks(lambda n: iter([x[:n]]), final=False)
@@ -121,18 +127,14 @@ def test_score_tables_are_refitted_after_the_training() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = merge(
-        preset("gpq"),
-        {
-            "quantizer": {"codebooks": 6},
-            "posterior": {"networks": 3},
-            "network": {"hidden": [64]},
-            "training": {"steps": 60, "learning_rate": 3e-3},
-        },
-    )
-    return train(
-        open_digits(), tmp_path_factory.mktemp("gpq") / "model", config=config, labelled="20-per-class"
-    )
+    changes: dict[str, Any] = {
+        "quantizer": {"codebooks": 6},
+        "posterior": {"networks": 3},
+        "network": {"hidden": [64]},
+        "training": {"steps": 60, "learning_rate": 3e-3},
+    }
+    folder = tmp_path_factory.mktemp("gpq") / "model"
+    return train(open_digits(), folder, config=merge(preset("gpq"), changes), labelled="20-per-class")
 
 
 def test_digits_are_found_by_their_class(model: Path) -> None:
@@ -169,28 +171,20 @@ def test_faiss_makes_the_codes_and_search_finds_the_items(model: Path, tmp_path:
 
 # Variants -------------------------------------------------------------------------------------------------------------
 
-BASES = {"paper": preset("paper"), "own settings": own_settings()}
 
-
-@pytest.mark.parametrize("base", list(BASES))
+@pytest.mark.parametrize("base", [preset("paper"), own_settings()], ids=["paper", "own settings"])
 @pytest.mark.parametrize("variant", ["gpq", "gpq-h", "gpq-t"])
-def test_a_variant_is_its_losses(variant: str, base: str) -> None:
-    small: dict[str, Any] = {
-        "quantizer": {"codebooks": 3, "subdim": 6},
-        "network": {"hidden": [24]},
-    }
-    config = validate(merge(merge(BASES[base], small), dict(METHODS[variant].changes)))
-    data = open_data(np.eye(8, 10, dtype=np.float32), labels=np.arange(8) % 4)
-    gpq = make_builder(variant)(config, data, 0, 4).eval()
-    assert isinstance(gpq, GPQ)
-    x, y = batch().x, batch().y
+def test_a_variant_is_its_losses(variant: str, base: Config) -> None:
+    small = {"quantizer": {"codebooks": 3, "subdim": 6}, "network": {"hidden": [24]}}
+    config = merge(merge(base, small), dict(METHODS[variant].changes))
+    data = open_data(np.eye(8, WIDTH, dtype=np.float32), labels=np.arange(8) % C)
+    gpq: Any = make_builder(variant)(config, data, 0, C).eval()
+    x, y, net = batch().x, batch().y, gpq.network
     parts = gpq.losses(batch(), amp=False)
-    net = gpq.network
     labelled = intra_normalize(net.backbone(x[:12]), 3)
-    metric = "triplet" if variant == "gpq-t" else "npair"
-    loss = {"triplet": triplet, "npair": npair}[metric]
-    expected = {metric: loss(labelled, soft_assign(labelled, net.codebooks(), 20.0), y)}
-    weights = {metric: 1.0}
+    loss = triplet if variant == "gpq-t" else npair
+    expected = {loss.__name__: loss(labelled, soft_assign(labelled, net.codebooks(), 20.0), y)}
+    weights = {loss.__name__: 1.0}
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
         W, beta, others = net.classifier.raw, config.beta, intra_normalize(net.backbone(x[12:]), 3)
@@ -201,9 +195,8 @@ def test_a_variant_is_its_losses(variant: str, base: str) -> None:
         torch.testing.assert_close(parts[name], value)
     assert set(parts) == {"total", *weights}
     torch.testing.assert_close(parts["total"], sum(weight * parts[name] for name, weight in weights.items()))
-    parts["total"].backward()  # type: ignore[no-untyped-call]
+    parts["total"].backward()
     # Without a classifier the sub-prototypes still carry z' = s(z; α, W).
-    assert net.classifier.raw.grad is not None
     assert net.classifier.raw.grad.any()
 
 
@@ -212,3 +205,118 @@ def test_gpq_f_takes_cnn_f() -> None:
     network = build_network(config, {"kind": "images", "image_size": 64}, 4)
     assert isinstance(network.backbone, CNNF)
     assert network.eval()(torch.rand(2, 3, 64, 64)).shape == (2, config.quantizer.width)
+
+
+# The preset "authors" -------------------------------------------------------------------------------------------------
+
+D, HIDDEN = 5, 6
+
+
+def small(variant: str = "authors") -> GPQ:
+    """GPQ of the preset over a perceptron with batch norm."""
+    changes = {
+        "quantizer": {"codebooks": M, "codewords": 4, "subdim": D},
+        "network": {"backbone": "mlp", "hidden": [HIDDEN], "weights": "none"},
+        "gpq": {"variant": variant},
+    }
+    config = validate(merge(preset("authors"), changes))
+    net: Any = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    norm = torch.nn.BatchNorm1d(HIDDEN)
+    net.backbone.layers.insert(1, norm)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
+        norm.bias.copy_(torch.linspace(-0.2, 0.3, HIDDEN))
+    return GPQ(net, config).train()
+
+
+def by_hand(gpq: GPQ, parts: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """The perceptron's output, each of ``parts`` normalised by its own mean and deviation, and the averages that move with each."""
+    state = {k: v.double().numpy() for k, v in gpq.network.backbone.state_dict().items()}
+    out, mean, variance = [], np.zeros(HIDDEN), np.ones(HIDDEN)
+    for x in parts:
+        h = x @ state["layers.0.weight"].T + state["layers.0.bias"]
+        mean, variance = 0.9 * mean + 0.1 * h.mean(axis=0), 0.9 * variance + 0.1 * h.var(axis=0, ddof=1)
+        h = (h - h.mean(axis=0)) / np.sqrt(h.var(axis=0) + 1e-5)
+        h = np.maximum(h * state["layers.1.weight"] + state["layers.1.bias"], 0)
+        out.append(h @ state["head.weight"].T + state["head.bias"])
+    return np.concatenate(out), mean, variance
+
+
+@pytest.mark.parametrize("variant", ["authors", "paper"])
+def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant: str) -> None:
+    gpq, given = small(variant), batch()
+    x = given.x.double().numpy()
+    raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "authors" else [x])
+    parts = floats(gpq.losses(given, amp=False))
+    norm: Any = gpq.network.backbone.get_submodule("layers.1")
+    np.testing.assert_allclose(np.stack([norm.running_mean, norm.running_var]), averages, rtol=1e-4)
+    split = raw.reshape(ITEMS, M, D)
+    directions = split / np.linalg.norm(split, axis=2, keepdims=True)
+    W = gpq.network.classifier.raw.detach().double()
+    unit = (W / W.norm(dim=2, keepdim=True)).numpy()
+    entropy = 0.0
+    for item in directions[LABELLED:]:
+        logits = [4 * unit[m] @ item[m] for m in range(M)]
+        if variant == "authors":  # one vote of all sub-spaces, scaled by β²
+            logits = [4 * np.mean(logits, axis=0)]
+        for row in logits:
+            p = np.exp(row) / np.exp(row).sum()
+            entropy -= p @ np.log(p) / (ITEMS - LABELLED) / len(logits)
+    assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
+    labelled = torch.from_numpy(directions[:LABELLED])
+    y = given.y.double()
+    classification = float(subspace_classification(labelled, W, shares(y, W), 4.0, "code"))
+    assert parts["classification"] == pytest.approx(classification, rel=1e-5)
+    quantised = soft_assign(labelled, gpq.network.codebooks().detach().double(), 20.0)
+    pairs = float(npair(labelled, quantised, y))
+    assert parts["npair"] == pytest.approx(pairs, rel=1e-5)
+    assert parts["total"] == pytest.approx(pairs + 0.1 * classification - 0.1 * entropy, rel=1e-5)
+
+
+def test_without_unlabelled_items_there_is_one_batch() -> None:
+    given = batch()
+    alone = dataclasses.replace(given, x=given.x[:LABELLED])
+    apart, joint = (small(s).losses(alone, amp=False) for s in ("authors", "paper"))
+    assert floats(apart) == floats(joint)
+
+
+def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, root = np.random.default_rng(0), tmp_path / "pictures"
+    for number, i in itertools.product(range(2), range(30)):
+        (root / "ab"[number]).mkdir(exist_ok=True, parents=True)
+        pixels = rng.integers(60 * number, 180 + 60 * number, (16, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(root / "ab"[number] / f"{i}.png")
+    pictures = f"folder:{root}"
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    place = tmp_path / "torch" / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
+    place.parent.mkdir(parents=True)
+    spec = BackboneSpec("vgg", "images", 4, image_size=16)
+    vgg = build_backbone(spec, generator=torch.Generator().manual_seed(99))
+    state = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.")}
+    torch.save(state, place)
+    seen: list[torch.Tensor] = []
+
+    def spy(x: torch.Tensor, *args: Any, colour: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(colour.flatten())
+        return random_flip_crop(x, *args, colour=colour, **options)
+
+    monkeypatch.setattr("gpq_faiss.training.loop.random_flip_crop", spy)
+    training = {"steps": 1, "batch_unlabelled": 20, "learning_rate": 1e-9, "augment": "crop"}
+    config = merge(preset("authors"), {"quantizer": {"codebooks": 2}, "training": training})
+    model = train(pictures, tmp_path / "model", config=config, labelled="5-per-class")
+    torch.testing.assert_close(seen, [torch.tensor([0.485, 0.456, 0.406])], check_dtype=False)
+    trained = load_file(model / "model.safetensors")
+    for name, tensor in state.items():
+        if "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(trained[f"network.backbone.{name}"], tensor, atol=1e-7, rtol=0)
+    assert int(trained["network.backbone.features.1.num_batches_tracked"]) == 2, "a batch each, one step"
+    backbone: Any = Encoder.load(model).model.network.get_submodule("backbone")
+    assert (type(backbone), backbone.spec.tap) == (VGG, "pool"), "as it was trained"
+    assert evaluate(model, pictures).method == "gpq (authors)"
+
+
+def test_one_unlabelled_item_has_no_statistics() -> None:
+    with pytest.raises(UsageError, match="one item has no batch statistics"):
+        validate(merge(preset("authors"), {"training": {"batch_unlabelled": 1}}))
