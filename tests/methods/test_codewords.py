@@ -11,13 +11,7 @@ from torch import Tensor
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods import codewords as module
-from gpq_faiss.methods.codewords import (
-    fit_class_codebooks,
-    fit_codewords,
-    fit_logit_codewords,
-    fit_tables,
-    weights_of_parts,
-)
+from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords, fit_logit_codewords, fit_tables
 from gpq_faiss.nn.additive import assign, assign_logits
 
 
@@ -138,14 +132,8 @@ def test_without_feature_codebooks_the_class_has_all_the_weight() -> None:
     p = posteriors(300, 4)
     found = fit_class_codebooks(p, p, 2, 16, seed=0)
     residual = torch.nn.functional.normalize(cloud(300), dim=1)
-    weights = [
-        weights_of_parts(found, words, p, p, residual, w)
-        for words, w in (
-            (torch.zeros(0, 16, 6), 0.5),
-            (residual[None, :16], 0.02),
-            (residual[None, :16], 0.5),
-        )
-    ]
+    words = (torch.zeros(0, 16, 6), 0.5), (residual[None, :16], 0.02), (residual[None, :16], 0.5)
+    weights = (module.weights_of_parts(found, z, p, p, residual, w) for z, w in words)
     none, light, heavy = (float(w[1] / w[0]) for w in weights)
     assert none == 0
     assert heavy / light == pytest.approx((0.5 / 0.5) / (0.02 / 0.98), rel=1e-4)

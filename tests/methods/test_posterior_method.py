@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import posterior_factory as factory
 import pytest
 import torch
-from posterior_factory import (
-    CLASS_CODEBOOKS,
-    WIDTH,
-    C,
-    D,
-    Sampler,
-    config_of,
-    few_steps,  # noqa: F401  # an autouse fixture
-    items,
-    method,
-    scored,
-    seen,
-)
-from torch import nn
+from posterior_factory import CLASS_CODEBOOKS, WIDTH, C, Sampler, config_of, items, scored, seen
 
 from gpq_faiss.config import merge
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.nn.posterior import (
-    CLASS_DIM,
-    PosteriorNetwork,
-)
+from gpq_faiss.nn.posterior import CLASS_DIM, PosteriorNetwork
+
+few_steps = factory.few_steps
 
 
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
 def test_settling_fits_codebooks_to_what_the_network_believes(A: int) -> None:
-    made = method(A)
+    made = factory.method(A)
     random = made.codebooks().copy()
     draw = Sampler(items(700))
     made.fit_codebooks(draw)
@@ -56,8 +44,7 @@ def test_settling_fits_codebooks_to_what_the_network_believes(A: int) -> None:
 def fitted(A: int, w: float) -> PosteriorNetwork:
     """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted to 600 items."""
     config = merge(config_of(A), {"posterior": {"feature_weight": w}})
-    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, PosteriorNetwork)
+    net: Any = build_network(config, {"kind": "features", "width": WIDTH}, C)
     PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
     return net.eval()
 
@@ -79,7 +66,7 @@ def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
     scores = scored(net, items(600), net.codes(items(600)))
     assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
     # A query for a class alone is part of what a query holds.
-    torch.testing.assert_close(net.prototypes[:, :, : D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
+    torch.testing.assert_close(net.prototypes[:, :, : factory.D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
@@ -101,54 +88,33 @@ def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
     return TrainingBatch(items(n + unlabelled, 5), y, 3, 10, torch.Generator())
 
 
-def test_the_loss_is_that_of_the_class_networks() -> None:
-    made = method().eval()
-    parts = made.losses(batch(), amp=False)
-    net, loss = made.network, made.config.loss
-    with torch.no_grad():
-        v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
-        v = v / v.norm(dim=2, keepdim=True)
-        W, y = net.classifier.raw, shares(batch().y, v)
-        classification = subspace_classification(v[:15], W, y, made.config.beta)
-        entropy = subspace_entropy(v[15:], W, made.config.beta)
-    torch.testing.assert_close(parts["classification"].detach(), classification)
-    torch.testing.assert_close(parts["entropy"].detach(), entropy)
-    expected = loss.lambda1 * classification - loss.lambda2 * entropy
-    torch.testing.assert_close(parts["total"].detach(), expected)
-    assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
-
-
-@pytest.mark.parametrize("part", ["classification", "entropy"])
-def test_both_losses_teach_the_class_networks_and_none_the_codewords(part: str) -> None:
-    made = method(2)
-    before = made.codebooks().copy()
-    made.losses(batch(), amp=False)[part].backward()  # type: ignore[no-untyped-call]
-    taught = {n for n, p in made.network.named_parameters() if p.grad is not None and bool(p.grad.any())}
-    assert taught == {"classifier.raw", *(f"backbone.head.{name}" for name in ("into", "bias", "out"))}
-    assert taught == {n for n, _ in made.network.named_parameters()}
-    optimizer = made.optimizer(made.config.training)
-    optimizer.step()
-    np.testing.assert_allclose(made.codebooks(), before, atol=1e-6)
-
-
-def test_the_class_networks_lower_the_entropy_that_the_classifier_raises() -> None:
+def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises() -> None:
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
-    made = method().eval()
-    net = made.network
-    assert isinstance(net.backbone.head, SubspaceHeads)
-    parameters = [net.classifier.raw, net.backbone.head.out]
-    found = torch.autograd.grad(made.losses(batch(), amp=False)["entropy"], parameters)
-    directions = net.directions(net.features(batch().x[15:])[1])
-    plain = subspace_entropy(directions, net.classifier.raw, made.config.beta)
-    expected = torch.autograd.grad(plain, parameters)
-    assert all(bool((g.abs() > 1e-5).any()) for g in expected)
-    torch.testing.assert_close(found, (expected[0], -expected[1]))
+    made: Any = factory.method(2).eval()
+    parts, net, beta, loss = made.losses(batch(), amp=False), made.network, made.config.beta, made.config.loss
+    v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
+    v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw
+    classification = subspace_classification(v[:15], W, shares(batch().y, v), beta)
+    entropy = subspace_entropy(v[15:], W, beta)
+    total = loss.lambda1 * classification - loss.lambda2 * entropy
+    names, parameters = zip(*made.network.named_parameters(), strict=True)
+    # None of the codewords.
+    assert set(names) == {"classifier.raw", *(f"backbone.head.{name}" for name in ("into", "bias", "out"))}
+    for name, plain, sign in (("classification", classification, 1), ("entropy", entropy, -1)):
+        torch.testing.assert_close(parts[name], plain)
+        found, expected = (
+            torch.autograd.grad(value, parameters, retain_graph=True) for value in (parts[name], plain)
+        )
+        for parameter, ours, theirs in zip(names, found, expected, strict=True):
+            assert theirs.abs().max() > 1e-5
+            torch.testing.assert_close(ours, theirs if parameter == "classifier.raw" else sign * theirs)
+    torch.testing.assert_close(parts["total"], total)
+    assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
 
 
 def test_the_class_networks_move_faster_than_a_trunk() -> None:
     config = merge(config_of(), {"network": {"hidden": [8, 16]}})
-    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, PosteriorNetwork)
+    net: Any = build_network(config, {"kind": "features", "width": WIDTH}, C)
     slow, fast = PosteriorCodes(net, config).optimizer(config.training).param_groups
     own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
     assert {id(p) for p in fast["params"]} == own
@@ -157,10 +123,8 @@ def test_the_class_networks_move_faster_than_a_trunk() -> None:
     assert fast["times"] == 2.0
     # Over convolutions they are linear, and move as slowly as these; the seed alone gives their weights.
     config = merge(config, {"network": {"backbone": "vgg"}})
-    nets = [build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2)]
-    net, again = nets
-    assert isinstance(net, PosteriorNetwork)
-    assert isinstance(net.backbone.head, nn.Linear)
+    net, again = (build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2))
+    assert isinstance(net.backbone.head, torch.nn.Linear)
     assert all(map(torch.equal, net.state_dict().values(), again.state_dict().values()))
     (group,) = PosteriorCodes(net, config).optimizer(config.training).param_groups
     assert (group["times"], len(group["params"])) == (0.5, len(list(net.parameters())))
