@@ -174,14 +174,13 @@ def test_a_broken_file_is_one_line(
 
 @pytest.mark.parametrize("how", ["pipe", "device"])
 def test_what_never_ends_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
-    bad = tmp_path / "bad.txt"
+    bad = tmp_path / "bad.toml"
     PLACES[how](bad)
-    calls = "encode MODEL DATA --ids BAD | search MODEL INDEX QUERIES --allow-ids BAD | search MODEL INDEX QUERIES --deny-ids BAD"
-    for option in ("--labelled", "--queries", "--config"):
-        calls += f" | train DATA --labels LABELS {TRAIN} {option} BAD"
-    all_refused(shop, bad, f"{calls} | train DATA {TRAIN} --labels BAD", "bad.txt is a device or a pipe")
-    bad = bad.rename(tmp_path / "grid.toml")
-    all_refused(shop, bad, "experiment run BAD DATA --labels LABELS", "grid.toml is a device or a pipe")
+    train, search = f"train DATA --labels LABELS {TRAIN}", "search MODEL INDEX QUERIES"
+    calls = f"{search} --allow-ids BAD | {search} --deny-ids BAD | encode MODEL DATA --ids BAD"
+    calls += f" | train DATA --labels BAD {TRAIN} | experiment run BAD DATA --labels LABELS"
+    calls += f" | {train} --labelled BAD | {train} --queries BAD | {train} --config BAD"
+    all_refused(shop, bad, calls, "bad.toml is a device or a pipe")
 
 
 def test_bad_rows_and_widths_are_named(shop: Shop, tmp_path: Path) -> None:
@@ -369,48 +368,40 @@ def test_what_unpacks_to_more_than_the_budget_or_the_free_memory_is_one_line(
         all_refused(shop, path, "encode MODEL features:BAD", "of memory are needed, 21.0 MB are free")
 
 
-def claiming(good: Path, path: Path, rows: int, keep: bool) -> Path:
-    """The HDF5 file ``good`` with datasets of so many rows, of which (with ``keep``) those of ``good`` are stored."""
-    with h5py.File(good) as old, h5py.File(path, "w") as new:
-        for key, value in old.attrs.items():
-            new.attrs[key] = rows if key == "ntotal" else value
-        for key, column in old.items():
-            if key == "codebooks":
-                old.copy(column, new)
-                continue
-            chunks, shape = (1 << 16, *column.shape[1:]), (rows, *column.shape[1:])
-            options: dict[str, Any] = {"compression": "gzip", "fletcher32": True}
-            made = new.create_dataset(key, shape, column.dtype, chunks=chunks, **options)
-            if keep:
-                made[: len(column)] = column[()]
-    assert path.stat().st_size < 400_000
-    return path
-
-
 @pytest.mark.parametrize(("rows", "keep"), [(10**11, True), (200_000, False)])
 def test_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path, rows: int, keep: bool) -> None:
-    """HDF5 reads what was never written as zeros, without a word."""
+    """HDF5 reads what was never written as zeros, without a word: of so many rows those of a good file are there, or none."""
     for good, calls in (
         (shop.codes, "index MODEL BAD | index MODEL BAD --memory 100MB | info BAD"),
         (shop.vectors, f"search MODEL INDEX BAD | train features:BAD {TRAIN}"),
     ):
-        all_refused(shop, claiming(good, tmp_path / good.name, rows, keep), calls, "damaged")
+        bad = Path(shutil.copy(good, tmp_path))
+        with h5py.File(bad, "r+") as h5:
+            h5.attrs["ntotal"] = rows
+            for key in set(h5) - {"codebooks"}:
+                stored = h5.pop(key)[()]
+                options: dict[str, Any] = {"compression": "gzip", "fletcher32": True}
+                width = stored.shape[1:]
+                made = h5.create_dataset(
+                    key, (rows, *width), stored.dtype, chunks=(1 << 16, *width), **options
+                )
+                if keep:
+                    made[: len(stored)] = stored
+        assert bad.stat().st_size < 400_000
+        all_refused(shop, bad, calls, "damaged")
 
 
 def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path) -> None:
-    for name, options in {"plain": {}, "chunked": {"chunks": (4096, WIDTH)}}.items():
+    twice, size = h5py.h5p.create(h5py.h5p.DATASET_CREATE), (1 << 20, WIDTH)
+    twice.set_deflate(9)
+    for name, options in {
+        "plain": {"shape": (10**11, WIDTH)},
+        "chunked": {"shape": (10**11, WIDTH), "chunks": (4096, WIDTH)},
+        "twice": {"data": np.ones(size, np.float32), "chunks": size, "compression": 9, "dcpl": twice},
+    }.items():
         with h5py.File(tmp_path / f"{name}.h5", "w") as h5:
-            h5.create_dataset("features", (10**11, WIDTH), np.float32, **options)
-    with h5py.File(tmp_path / "twice.h5", "w") as h5:
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_chunk((1 << 20, WIDTH))
-        plist.set_deflate(9)
-        plist.set_deflate(9)
-        space = h5py.h5s.create_simple((1 << 20, WIDTH))
-        made = h5py.h5d.create(h5.id, b"features", h5py.h5t.IEEE_F32LE, space, plist)
-        h5py.Dataset(made)[()] = 1.0
-    for path in tmp_path.glob("*.h5"):
-        all_refused(shop, path, "encode MODEL features:BAD")
+            h5.create_dataset("features", dtype=np.float32, **options)
+        all_refused(shop, tmp_path / f"{name}.h5", "encode MODEL features:BAD")
 
 
 def test_parquet_without_pyarrow_names_the_remedy(
@@ -430,8 +421,7 @@ def test_parquet_without_pyarrow_names_the_remedy(
 def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
     shop: Shop, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, model = tmp_path / "images", shop.image_model
-    shutil.copytree(shop.images, folder)
+    folder = Path(shutil.copytree(shop.images, tmp_path / "images"))
     bad = folder / "b" / "3.png"
     if "link" in how:
         bad.unlink()
@@ -439,13 +429,11 @@ def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
         (folder / "a" / "no image").symlink_to("no image")
     else:
         os.truncate(bad, 0 if how == "empty" else bad.stat().st_size // 2)
-    train = f"train folder:{folder} --set network.backbone=mlp {TRAIN} --protocol none --out {tmp_path}/model"
-    encode = f"encode {model} folder:{folder} --out {tmp_path}/codes.h5"
-    with untouched(tmp_path, shop.root):
-        assert "1 of 12 images cannot be read" in refused(encode)
-        assert "3.png" in refused(f"search {model} {shop.image_index} {bad}")
-        assert "3.png" in refused(train)
-    assert "11 codes" in gpq(f"{encode} --read max_bad=0.1").stdout
+    train = f"train folder:{folder} --set network.backbone=mlp {TRAIN} --protocol none"
+    encode = f"encode IMAGE_MODEL folder:{folder}"
+    all_refused(shop, folder, encode, "1 of 12 images cannot be read")
+    all_refused(shop, bad, f"{train} | search IMAGE_MODEL IMAGE_INDEX BAD", "3.png")
+    assert "11 codes" in gpq(*fill(f"{encode} --read max_bad=0.1", shop, out=tmp_path / "codes.h5")).stdout
     caplog.clear()
-    assert gpq(f"{train} --read max_bad=0.1").exit_code == 0
+    assert gpq(*fill(f"{train} --read max_bad=0.1", shop, out=tmp_path / "model")).exit_code == 0
     assert "1 of 12 images cannot be read (" in caplog.text

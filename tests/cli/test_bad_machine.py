@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,35 +27,30 @@ from gpq_faiss.store import RowReader
 
 
 @contextlib.contextmanager
-def no_space_on_sync() -> Iterator[None]:
-    """Some file systems find out only then that nothing is left."""
+def no_space(sync: bool) -> Iterator[None]:
+    """Writes beyond 1,200 bytes of a file fail; or, as some file systems find out only then, all at the end (``sync``)."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        yield
-
-
-@contextlib.contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Every write beyond ``size`` bytes of a file fails, in the middle of whatever writes."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    with pytest.MonkeyPatch.context() as patch:
+        if sync:
+            patch.setattr(os, "fsync", full)
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1200, old[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
 @pytest.mark.parametrize("stage", [*STAGES, "train sync", "encode sync", "index sync"])
 def test_a_write_that_fails_is_one_line(shop: Shop, tmp_path: Path, stage: str) -> None:
-    name, sync = stage.removesuffix(" sync"), stage.endswith(" sync")
-    call, _ = stage_call(name, shop, tmp_path)
-    with no_space_on_sync() if sync else file_size_limit(1200):
-        line = refused(*call)
-    assert ("the disk is full" if sync else "cannot write") in line
+    sync = stage.endswith(" sync")
+    call, _ = stage_call(stage.removesuffix(" sync"), shop, tmp_path)
+    with no_space(sync):
+        assert ("the disk is full" if sync else "cannot write") in refused(*call)
     # Only an unfinished run that the command goes on with.
     assert all(".partial" in left for left in content(tmp_path))
     assert gpq(*call).exit_code == 0, "with space again, the same command works"
@@ -68,32 +64,31 @@ def locked(tmp_path: Path) -> Iterator[Path]:
     """A folder that truly cannot be written: by its mode, for root by the immutable flag."""
     folder = tmp_path / "locked"
     folder.mkdir()
-    root = os.geteuid() == 0
-    command = ["chattr", "+i", str(folder)] if root else ["chmod", "555", str(folder)]
+    close, reopen = (
+        (("chattr", "+i"), ("chattr", "-i")) if os.geteuid() == 0 else (("chmod", "555"), ("chmod", "755"))
+    )
     if (
-        shutil.which(command[0]) is None
-        or subprocess.run(command, check=False, capture_output=True).returncode
+        shutil.which(close[0]) is None
+        or subprocess.run([*close, folder], check=False, capture_output=True).returncode
     ):
         pytest.skip("root may write everywhere, and this file system has no immutable flag")
     try:
         yield folder
     finally:
-        subprocess.run(["chattr", "-i", str(folder)] if root else ["chmod", "755", str(folder)], check=True)
+        subprocess.run([*reopen, folder], check=True)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_locked_folder_or_a_file_in_its_place_is_one_line(shop: Shop, locked: Path, stage: str) -> None:
-    call, _ = stage_call(stage, shop, locked)
-    with untouched(locked, shop.root):
-        line = refused(*call)
-        assert "no permission to write" in line
-        assert "choose another folder" in line
-    (locked.parent / "file").write_bytes(b"precious")
-    call, _ = stage_call(stage, shop, locked.parent / "file")
-    with untouched(shop.root):
-        line = refused(*call)
-        assert "cannot write" in line
-        assert "not a folder" in line
+    file = locked.parent / "file"
+    file.write_bytes(b"precious")
+    with untouched(locked.parent, shop.root):
+        for folder, words in (
+            (locked, ("no permission to write", "choose another folder")),
+            (file, ("cannot write", "not a folder")),
+        ):
+            line = refused(*stage_call(stage, shop, folder)[0])
+            assert all(word in line for word in words)
 
 
 # GPUs -------------------------------------------------------------------------------------------------------------------
@@ -132,25 +127,19 @@ cli(sys.argv[1:], prog_name="gpq")
 
 def interrupt(call: str, when: Path, number: signal.Signals) -> tuple[int, str]:
     """Run gpq, slowed down, send it a signal once ``when`` exists; exit code and its line on stderr."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "-q", *call.split()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        deadline = 60 / 0.005
-        while not when.exists() and child.poll() is None and deadline > 0:
-            deadline -= 1
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(0.005)
-        child.send_signal(number)
-        stdout, stderr = child.communicate(timeout=60)
-    finally:
-        child.kill()
+    command = [sys.executable, "-c", SLOW, "-q", *call.split()]
+    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            deadline = time.monotonic() + 60
+            while not when.exists() and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            child.send_signal(number)
+            stdout, stderr = child.communicate(timeout=60)
+        finally:
+            child.kill()
     assert stdout == ""
     return child.returncode, only_line(stderr)
 
@@ -220,17 +209,19 @@ gpq_cli.main.cli(sys.argv[1:], prog_name="gpq")
 """
 
 
+def python(script: str, *arguments: object, **environment: str) -> tuple[int, str]:
+    """Exit code and stderr of a script in a process of its own."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return ended.returncode, ended.stderr
+
+
 def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path) -> None:
-    call = f"-q encode {shop.model} {shop.data} --out {tmp_path}/c.h5".split()
-    ended = subprocess.run(
-        [sys.executable, "-c", LITTLE, *call],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert ended.returncode == 1
-    line = only_line(ended.stderr)
+    one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    call = ("-q", "encode", shop.model, shop.data, "--out", tmp_path / "c.h5")
+    code, stderr = python(LITTLE, *call, **{**os.environ, **one})
+    assert code == 1
+    line = only_line(stderr)
     assert line.startswith("out of memory (")
     assert "install" not in line
 
@@ -265,15 +256,10 @@ def test_lack_of_memory_damage_and_bugs_are_told_apart(
 @pytest.mark.parametrize(("own", "spins"), [({}, "0"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(own: dict[str, str], spins: str) -> None:
     """What OpenMP itself says of the environment that it has read."""
-    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | own
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment |= own | {"OMP_DISPLAY_ENV": "VERBOSE", "OMP_NUM_THREADS": "2"}
     script = (
         "import sys, gpq_cli.main as m; sys.argv[1:] = ['info', 'none']\ntry: m.cli()\nfinally: import faiss"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment | {"OMP_DISPLAY_ENV": "VERBOSE", "OMP_NUM_THREADS": "2"},
-    )
-    assert {line.split("'")[1] for line in ended.stderr.splitlines() if "GOMP_SPINCOUNT" in line} == {spins}
+    _, stderr = python(script, **environment)
+    assert {line.split("'")[1] for line in stderr.splitlines() if "GOMP_SPINCOUNT" in line} == {spins}

@@ -107,19 +107,11 @@ def test_a_pipe_gets_lines_with_the_time_to_go(pipes: dict[str, tuple[str, str]]
 def test_a_terminal_shows_no_less_than_a_pipe(pipes: dict[str, tuple[str, str]]) -> None:
     with ThreadPoolExecutor() as pool:
         shown, narrow = pool.map(by_terminal, (100, 20))
-    screen = [timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[K", shown)]
-    # All but the lines of progress: what is logged on the way and at the end of a stage.
-    steps = "training: N of N steps, N s"
-    notes = {timeless(line) for line in pipes[""][1].splitlines()} - {
-        "gpq test: N s", steps, f"{steps}, N s to go",
-    }  # fmt: skip
-    assert notes == {
-        "a note at the start",
-        "half of it is done",
-        "placing lists: N s",
-        "training: N steps in N s",
-    }
-    assert {*notes, "the result"} <= set(screen)
+    screen = {timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[K", shown)}
+    # What is logged on the way and at the end of a stage.
+    notes = {"a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s"}
+    assert notes <= set(map(timeless, pipes[""][1].splitlines()))
+    assert {*notes, "the result"} <= screen
     # The line is redrawn; it has the name, the count, the time so far and the time to go.
     lines = re.findall(r"\r\x1b\[Ktraining: (\d+) of 40 steps, \d+ s, \d+ s to go", shown)
     assert len(set(lines)) >= 3
@@ -129,54 +121,49 @@ def test_a_terminal_shows_no_less_than_a_pipe(pipes: dict[str, tuple[str, str]])
     assert 0 < max(len(line) for line in lines if " in " not in line) <= 20
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)), prog_name="gpq")
+def call(line: str) -> Result:
+    return CliRunner().invoke(cli, line.split(), prog_name="gpq")
 
 
 @pytest.mark.parametrize("flag", ["-q", "--verbose"])
 def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_path: Path, flag: str) -> None:
     root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
     logged = list(root.handlers), package.level, threading.active_count()
-    search = ["search", shop.model, shop.index, shop.queries, "-k", "3"]
-    before, after, none = call(flag, *search), call(*search, flag), call(*search)
+    search = f"search {shop.model} {shop.index} {shop.queries} -k 3"
+    before, after, none = call(f"{flag} {search}"), call(f"{search} {flag}"), call(search)
     assert before.exit_code == after.exit_code == 0, after.stderr
     assert before.stdout == after.stdout == none.stdout
     assert before.stderr == after.stderr
     assert (after.stderr == "") == (flag == "-q")
-    grid = f"run table2 {shop.data} --labels {shop.labels} --labelled 20-per-class --methods pq --bits 12 --seeds 0"
-    result = call("experiment", flag, *grid.split(), "--out", tmp_path / "runs")
-    assert result.exit_code == 0, result.stderr
-    assert ("pq_12bits" in result.stderr) == (flag != "-q")
-    call("search", shop.model, shop.index, "missing.npy")
+    data = f"{shop.data} --labels {shop.labels} --labelled 20-per-class"
+    run = call(f"experiment {flag} run table2 {data} --methods pq --bits 12 --seeds 0 --out {tmp_path}/runs")
+    assert run.exit_code == 0, run.stderr
+    assert ("pq_12bits" in run.stderr) == (flag != "-q")
+    call(f"search {shop.model} {shop.index} missing.npy")
     assert (list(root.handlers), package.level, threading.active_count()) == logged
 
 
 def test_a_command_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages of a command, each with its name, however short."""
-    seen = []
+    seen: list[Stage] = []
     real = stages.Stage
-
-    def spy(*args: object) -> Stage:
-        seen.append(real(*args))  # type: ignore[arg-type]
-        return seen[-1]
-
-    monkeypatch.setattr(stages, "Stage", spy)
+    monkeypatch.setattr(stages, "Stage", lambda *args: seen.append(real(*args)) or seen[-1])
+    model, codes = f"{tmp_path}/m", f"{tmp_path}/codes.h5"
     for line in (
-        f"train {shop.data} --labels {shop.labels} --labelled 5-per-class --set training.steps=5 --out {tmp_path}/m",
-        f"encode {tmp_path}/m {shop.data} --out {tmp_path}/codes.h5",
-        f"index {tmp_path}/m {tmp_path}/codes.h5 --out {tmp_path}/i.faiss",
-        f"index {tmp_path}/m {tmp_path}/codes.h5 --kind ivf --memory 64MB --out {tmp_path}/lists.faiss",
-        f"search {tmp_path}/m {tmp_path}/i.faiss {shop.queries}",
-        f"evaluate {tmp_path}/m {shop.data} --labels {shop.labels}",
+        f"train {shop.data} --labels {shop.labels} --labelled 5-per-class --set training.steps=5 --out {model}",
+        f"encode {model} {shop.data} --out {codes}",
+        f"index {model} {codes} --out {tmp_path}/i.faiss",
+        f"index {model} {codes} --kind ivf --memory 64MB --out {tmp_path}/lists.faiss",
+        f"search {model} {tmp_path}/i.faiss {shop.queries}",
+        f"evaluate {model} {shop.data} --labels {shop.labels}",
     ):
-        assert call(*line.split()).exit_code == 0
-    names = {one.name for one in seen}
+        assert call(line).exit_code == 0
     assert {
         *("gpq train", "reading", "neighbours", "propagating labels", "training", "fitting codebooks"),
         *("gpq encode", "encoding", "features to codes", "gpq index", "reading codes", "writing the index"),
         *("making lists", "sorting by lists"),
         *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),
-    } <= names
+    } <= {one.name for one in seen}
     # Where there is a number, the work came to its end.
     assert not [(one.name, one.done, one.total) for one in seen if one.total and one.done != one.total]
     assert under_way() == ()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import done, gpq, refused
+from commands import done, gpq, only_line, refused
 from sklearn.datasets import dump_svmlight_file
 
 import gpq_faiss
@@ -24,8 +26,7 @@ from gpq_faiss.methods.registry import make_method
 from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
-EntryPoints = Mapping[str, Mapping[str, str]]
-Install = Callable[[str, EntryPoints], Path]
+Install = Callable[[str, Mapping[str, Mapping[str, str]]], Path]
 SHORT = (
     "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
 )
@@ -37,20 +38,22 @@ WITH_LOSS = merge(
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Makes a package known by its name and entry points, as an installer would; returns what it made."""
-    plugins._installed.cache_clear()
+    """Makes a package known by its name and entry points, as an installer would; returns what it made. CODE is a module then."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "broken_module.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "broken_module", raising=False)
 
-    def make(name: str, entry_points: EntryPoints) -> Path:
+    def make(name: str, entry_points: Mapping[str, Mapping[str, str]]) -> Path:
         about = tmp_path / "site" / f"{name.replace('-', '_')}-1.5.dist-info"
-        about.mkdir(parents=True)
+        about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
         lines = [
             f"[gpq_faiss.{kind}]\n" + "".join(f"{k} = {v}\n" for k, v in names.items())
             for kind, names in entry_points.items()
         ]
         (about / "entry_points.txt").write_text("\n".join(lines))
-        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        importlib.invalidate_caches()
         plugins._installed.cache_clear()
         return about
 
@@ -68,6 +71,11 @@ def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install(project["name"], given)
 
 
+def uninstall(package: Path) -> None:
+    shutil.rmtree(package)
+    plugins._installed.cache_clear()
+
+
 def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: Path) -> None:
     listed = {row["method"]: row for row in json.loads(done("experiment", "methods", "--format", "json"))}
     assert listed["lsh"]["from"] == "Charikar, STOC 2002"
@@ -81,9 +89,7 @@ def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: P
     table = done(f"evaluate {tmp_path}/model digits --protocol 1 --compare lsh,pq --format json")
     assert "lsh" in json.loads(table)["compared"]
     # Without the package, what it made is still read.
-    for file in example.iterdir():
-        file.unlink()
-    plugins._installed.cache_clear()
+    uninstall(example)
     assert "lsh" in done("experiment", "report", tmp_path / "runs")
     assert "no method 'lsh'" in refused(f"{run}/y", code=2)
 
@@ -100,21 +106,17 @@ def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, c
     line = json.loads((model / "metrics.jsonl").read_text().splitlines()[-1])
     assert any(name.endswith("compactness") and value > 0 for name, value in line.items())
     done("encode", model, "digits", "--out", tmp_path / "codes.h5")
-    for file in example.iterdir():
-        file.unlink()
-    plugins._installed.cache_clear()
-    wanted = (
-        f"{model} has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed: install it"
-    )
-    assert refused("encode", model, "digits", "--out", tmp_path / "again.h5") == wanted
+    uninstall(example)
+    wanted = "has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed: install it"
+    assert refused("encode", model, "digits", "--out", tmp_path / "again.h5") == f"{model} {wanted}"
     assert from_dict(to_dict(WITH_LOSS)) == WITH_LOSS
     assert WITH_LOSS.fingerprint() != preset("paper").fingerprint()
     with pytest.raises(UsageError, match="no package has a loss of that name"):
         gpq_faiss.train("digits", tmp_path / "x", config=WITH_LOSS)
 
 
-def test_weights_of_a_backbone_come_from_a_file(example: Path, tmp_path: Path) -> None:
-    del example
+@pytest.mark.usefixtures("example")
+def test_weights_of_a_backbone_come_from_a_file(tmp_path: Path) -> None:
     spec, generator = BackboneSpec("small-cnn", "images", 6, image_size=8), torch.Generator()
     first = build_backbone(spec, generator=generator)
     torch.save(first.trunk.state_dict(), tmp_path / "small.pth")  # type: ignore[union-attr]
@@ -126,25 +128,23 @@ def test_weights_of_a_backbone_come_from_a_file(example: Path, tmp_path: Path) -
             assert torch.equal(second.trunk_features(second.input(x)), wanted) == same
     with pytest.raises(UsageError, match="no ImageNet weights of backbone small-cnn"):
         build_backbone(spec, "imagenet", generator=generator)
-    with pytest.raises(
-        UsageError, match=r"'small-cnn' of gpq-faiss-example 1.5 cannot be built \(ValueError: it takes"
-    ):
+    wrong = r"'small-cnn' of gpq-faiss-example 1.5 cannot be built \(ValueError: it takes"
+    with pytest.raises(UsageError, match=wrong):
         build_backbone(BackboneSpec("small-cnn", "features", 6, in_width=8), generator=generator)
 
 
-def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(example: Path, tmp_path: Path) -> None:
-    del example
-    for name, weight in {"none": None, "zero": "0.0", "some": "0.5"}.items():
-        own = "" if weight is None else f"--set loss.extra.compactness={weight}"
-        done(f"train digits {SHORT} {LINEAR} {own} --out {tmp_path}/{name}")
-    none, zero, some = (
-        (tmp_path / name / "model.safetensors").read_bytes() for name in ("none", "zero", "some")
-    )
-    assert none == zero != some
+@pytest.mark.usefixtures("example")
+def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(tmp_path: Path) -> None:
+    weights = []
+    for name, own in {"none": "", "zero": "=0.0", "some": "=0.5"}.items():
+        setting = own and f"--set loss.extra.compactness{own}"
+        done(f"train digits {SHORT} {LINEAR} {setting} --out {tmp_path}/{name}")
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_source_of_data_is_read_as_any_other(example: Path, tmp_path: Path) -> None:
-    del example
+@pytest.mark.usefixtures("example")
+def test_a_source_of_data_is_read_as_any_other(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
     dump_svmlight_file(x + 3 * y[:, None], y, str(tmp_path / "a.txt"))
     spec = f"libsvm:{tmp_path}/a.txt"
@@ -193,11 +193,7 @@ def nothing(*args):
 
 
 @pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
-def test_parameters_of_a_loss_are_trained_once_and_kept(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
-) -> None:
-    (tmp_path / "broken_module.py").write_text(CODE)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_parameters_of_a_loss_are_trained_once_and_kept(install: Install, chosen: str) -> None:
     install("centres", {"losses": {"centres": "broken_module:Centres"}})
     config = merge(preset(chosen), {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}})
     data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
@@ -213,37 +209,31 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(
 @pytest.mark.parametrize(
     ("kind", "name", "value", "args", "why"),
     [
-        ("backbones", "vgg", "broken_module:fails", "network.backbone=vgg", "has a name that is built in"),
-        ("backbones", "mine", "broken_module:none", "network.backbone=mine", "cannot be loaded .AttributeError"),
+        ("backbones", "vgg", "fails", "network.backbone=vgg", "has a name that is built in"),
+        ("backbones", "mine", "none", "network.backbone=mine", "cannot be loaded .AttributeError"),
         ("backbones", "mine", "no_such:x", "network.backbone=mine", "cannot be loaded .ModuleNotFoundError"),
-        ("backbones", "mine", "broken_module:fails", "network.backbone=mine", "cannot be built .OSError: the sensor"),
-        ("backbones", "mine", "broken_module:nothing", "network.backbone=mine", "a torch.nn.Module is needed"),
-        ("backbones", "mine", "broken_module:two_dimensional", "network.backbone=mine", "not one vector per item"),
-        ("losses", "entropy", "broken_module:Needs", "loss.extra.entropy=1", "has a name that is built in"),
-        ("losses", "mine", "broken_module:Needs", "loss.extra.mine=1", "cannot be made .TypeError"),
-        ("losses", "mine", "broken_module:fails", "loss.extra.mine=1", "cannot be made .OSError"),
-        ("losses", "mine", "broken_module:nothing", "loss.extra.mine=1", "a class of torch.nn.Module is needed"),
-        ("losses", "mine", "broken_module:NotScalar", "loss.extra.mine=1", "does not return a scalar tensor"),
-        ("losses", "mine", "broken_module:Needs", "loss.extra.mine=-1", "loss.extra.* = -1: input should be"),
-        ("losses", "mine", "broken_module:Needs", "loss.extra.mine=x", "loss.extra.* = 'x': input should be"),
-        ("losses", "mine", "broken_module:Needs", "loss.extra=1", "loss.extra = 1: input should be an object"),
-        ("losses", "mine", "broken_module:Needs", "loss.extra.other=1", "no package has a loss of that name .installed: mine"),
-        ("data", "digits", "broken_module:fails", "", "has a name that is built in"),
-        ("data", "mine", "broken_module:fails", "mine:x", "cannot open 'x' .OSError: the sensor is off"),
-        ("data", "mine", "broken_module:nothing", "mine:x", "a data set, a table or an array is needed"),
+        ("backbones", "mine", "fails", "network.backbone=mine", "cannot be built .OSError: the sensor"),
+        ("backbones", "mine", "nothing", "network.backbone=mine", "a torch.nn.Module is needed"),
+        ("backbones", "mine", "two_dimensional", "network.backbone=mine", "not one vector per item"),
+        ("losses", "entropy", "Needs", "loss.extra.entropy=1", "has a name that is built in"),
+        ("losses", "mine", "Needs", "loss.extra.mine=1", "cannot be made .TypeError"),
+        ("losses", "mine", "fails", "loss.extra.mine=1", "cannot be made .OSError"),
+        ("losses", "mine", "nothing", "loss.extra.mine=1", "a class of torch.nn.Module is needed"),
+        ("losses", "mine", "NotScalar", "loss.extra.mine=1", "does not return a scalar tensor"),
+        ("losses", "mine", "Needs", "loss.extra.other=1", "no package has a loss of that name .installed: mine"),
+        ("data", "digits", "fails", "", "has a name that is built in"),
+        ("data", "mine", "fails", "mine:x", "cannot open 'x' .OSError: the sensor is off"),
+        ("data", "mine", "nothing", "mine:x", "a data set, a table or an array is needed"),
     ],
 )  # fmt: skip
 def test_a_package_that_cannot_be_used_is_one_line(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: str, args: str, why: str
-) -> None:  # fmt: skip
-    (tmp_path / "broken_module.py").write_text(CODE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    install("broken-package", {kind: {name: value}})
+    install: Install, tmp_path: Path, kind: str, name: str, value: str, args: str, why: str
+) -> None:
+    install("broken-package", {kind: {name: value if ":" in value else f"broken_module:{value}"}})
     data, setting = (args, "") if args.startswith("mine:") else ("digits", f"--set {args}" if args else "")
     result = gpq(f"train {data} {SHORT} {setting} --out {tmp_path}/model")
-    line = result.stderr.strip()
     assert result.exit_code in (1, 2), repr(result.exception)
-    assert "\n" not in line
+    line = only_line(result.stderr)
     assert re.search(why, line), line
     if "is built in" in why or "cannot be" in why:
         assert "of broken-package 1.5" in line
@@ -253,19 +243,16 @@ def test_a_package_that_cannot_be_used_is_one_line(
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("broken_module:fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
-        ("broken_module:entry", "Plain is not a Coder"),
-        ("broken_module:absent", "module no_such_module is not installed"),
+        ("fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
+        ("entry", "Plain is not a Coder"),
+        ("absent", "module no_such_module is not installed"),
     ],
 )
-def test_a_method_that_cannot_be_used_is_one_line(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, why: str
-) -> None:
-    (tmp_path / "broken_module.py").write_text(CODE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    install("broken-package", {"methods": {"mine": value}})
+def test_a_method_that_cannot_be_used_is_one_line(install: Install, value: str, why: str) -> None:
+    entry_points = {"methods": {"mine": f"broken_module:{value}"}}
+    install("broken-package", entry_points)
     with pytest.raises((UsageError, DataError), match=why):
         make_method("mine", 12)
-    install("other-package", {"methods": {"mine": value}})
+    install("other-package", entry_points)
     wanted = "the method 'mine' of broken-package 1.5 is one of other-package 1.5 too: uninstall one of them"
     assert wanted in refused("experiment", "methods", code=2)
