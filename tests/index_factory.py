@@ -20,12 +20,12 @@ def unit(x: np.ndarray) -> np.ndarray:
     return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def books(M: int, K: int = 16, d: int = 4) -> np.ndarray:
-    return unit(np.random.default_rng([M, K, d]).normal(size=(M, K, d)))
+def books(M: int, K: int = 16, d: int = 4, seed: int = 0) -> np.ndarray:
+    return unit(np.random.default_rng([M, K, d, seed]).normal(size=(M, K, d)))
 
 
 def codebooks(seed: int = 0) -> np.ndarray:
-    return unit(np.random.default_rng(seed).normal(size=(M, K, d)))
+    return books(M, K, d, seed)
 
 
 def features() -> np.ndarray:
@@ -56,11 +56,8 @@ def best(
 def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **changes: object) -> Path:
     folder.mkdir()
     save_file({"codebooks": Z, "network.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
-    document = {
-        "format_version": 1,
-        "config": {},
-        "input": {},
-        "class_names": [],
+    document = {"format_version": 1, "config": {}, "input": {}, "class_names": []}
+    document |= {
         "model_fingerprint": fingerprint,
         "codebooks_fingerprint": codebooks_fingerprint(Z),
         **changes,
@@ -72,12 +69,7 @@ def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **chan
 def make_rows(
     path: Path, kind: str, values: np.ndarray, ids: np.ndarray, Z: np.ndarray, fingerprint: str = "model-1"
 ) -> Path:
-    header = Header(
-        kind=kind,  # type: ignore[arg-type]
-        model_fingerprint=fingerprint,
-        codebooks=Z,
-        data_fingerprint="data-1",
-    )
+    header = Header(kind=kind, model_fingerprint=fingerprint, codebooks=Z, data_fingerprint="data-1")
     with RowWriter(path, header) as writer:
         writer.append(values, ids, None)
         return writer.finish()

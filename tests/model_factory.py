@@ -10,34 +10,20 @@ import numpy as np
 import torch
 
 from gpq_faiss import __version__
-from gpq_faiss.config import (
-    Config,
-    NetworkConfig,
-    PosteriorConfig,
-    QuantizerConfig,
-    TrainingConfig,
-    merge,
-    preset,
-    to_dict,
-    validate,
-)
+from gpq_faiss.config import Config, merge, preset, to_dict, validate
 from gpq_faiss.data.protocols import Split
 from gpq_faiss.nn.model import build_network, save_model
 
 
-def own_settings(**sections: dict[str, Any]) -> Config:
-    """The paper's method beyond the paper: a perceptron with dropout and noise.
-
-    Args:
-        sections: further changes, nested as in TOML: ``training={"steps": 60}``.
-    """
-    changes: dict[str, dict[str, Any]] = {
+def own_settings() -> Config:
+    """The paper's method beyond the paper: a perceptron with noise."""
+    changes = {
         "network": {"hidden": [32], "noise": 0.5},
         "loss": {"lambda1": 1.0, "lambda2": 0.5},
         "gpq": {"variant": "printed"},
         "training": {"learning_rate": 1e-3, "schedule": "cosine"},
     }
-    return validate(merge(merge(preset("paper"), changes), sections))
+    return validate(merge(preset("paper"), changes))
 
 
 def make_model(
@@ -60,38 +46,28 @@ def make_model(
     The input statistics of a features model and all statistics of batch norm are set to random values, so that a
     stage which forgets them (or runs in training mode) gives other vectors.
 
-    Args:
-        folder: where; must not exist.
-        kind: what the model takes: ``features`` [n, ``width``] or ``images`` of side ``image_size``.
-        M, K, d: codebooks, codewords, dimensions of a sub-vector.
-        backbone: as ``gpq train`` has it; ``auto`` is ``mlp`` (``linear`` where ``hidden`` is empty) or ``vgg``.
-        networks: class networks, of one hidden layer; with some, queries have vectors of their own.
-        seed: of all weights.
-
-    Returns:
-        ``folder``.
+    With class ``networks``, of one hidden layer, queries have vectors of their own.
     """
-    config = Config(
-        preset="paper",
-        method="posterior" if networks else "gpq",
-        quantizer=QuantizerConfig(codebooks=M, codewords=K, subdim=d),
-        network=NetworkConfig(
-            backbone=backbone,
-            image_size=image_size if kind == "images" else 0,
-            hidden=(*hidden, 16) if networks else hidden,
-        ),
-        posterior=PosteriorConfig(networks=max(1, networks), propagation=0.0, feature_weight=0.0),
-        training=TrainingConfig(steps=1, seed=seed),
-    )
+    settings: dict[str, Any] = {
+        "method": "posterior" if networks else "gpq",
+        "quantizer": {"codebooks": M, "codewords": K, "subdim": d},
+        "network": {"backbone": backbone, "hidden": [*hidden, 16] if networks else list(hidden)},
+        "posterior": {"networks": max(1, networks), "propagation": 0.0, "feature_weight": 0.0},
+        "training": {"steps": 1, "seed": seed},
+    }
+    if kind == "images":
+        settings["network"]["image_size"] = image_size
+    config = merge(Config(preset="paper"), settings)
     images = {"kind": "images", "image_size": image_size}
     input_: dict[str, Any] = images if kind == "images" else {"kind": "features", "width": width}
     network = build_network(config, input_, len(class_names))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
+        own = ("backbone.input.mean", "backbone.input.std") if kind == "features" else ()
         for name, buffer in network.named_buffers():
-            if (kind == "features" and name == "backbone.input.mean") or name.endswith("running_mean"):
+            if name in own[:1] or name.endswith("running_mean"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
-            elif (kind == "features" and name == "backbone.input.std") or name.endswith("running_var"):
+            elif name in own or name.endswith("running_var"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
         codebooks = np.ascontiguousarray(network.codebooks().numpy(), dtype=np.float32)
     network.eval()

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from index_factory import books
 
 from gpq_faiss.indexes.manifest import update_manifest
 from gpq_faiss.indexes.memory import MemoryIndex
 
-M, K, d = 4, 16, 6
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+M, d = 4, 6
 
 
 def codebooks(seed: int = 0) -> np.ndarray:
-    return unit(np.random.default_rng(seed).normal(size=(M, K, d)))
+    return books(M, d=d, seed=seed)
 
 
 @dataclass

@@ -35,9 +35,6 @@ def blocks(page: str, language: str = r"\w+") -> list[tuple[str, str]]:
     return re.findall(rf"^```({language})\n(.*?)^```", text, re.S | re.M)
 
 
-# Settings ---------------------------------------------------------------------------------------------------------------
-
-
 def test_every_setting_stands_in_the_table_with_its_presets() -> None:
     text = (ROOT / "docs" / "settings.md").read_text()
     sections = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
@@ -59,9 +56,6 @@ def test_every_setting_stands_in_the_table_with_its_presets() -> None:
                 assert same, f"{section}.{name} in {which}: {shown}"
 
 
-# Snippets ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with embeddings and their labels; trainings take some steps alone."""
@@ -69,14 +63,10 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 30)
     items = (rng.standard_normal((120, 16)) + 3 * np.eye(4, 16)[labels]).astype(np.float32)
-    for name, array in (
-        ("clip", items),
-        ("items", items),
-        ("labels", labels),
-        ("query_labels", labels[::40]),
-    ):
+    arrays = {"clip": items, "items": items, "labels": labels}
+    arrays |= {"queries": items[::40], "query_labels": labels[::40]}
+    for name, array in arrays.items():
         np.save(f"{name}.npy", array)
-    np.save("queries.npy", items[::40])
     short = {"training": {"steps": 4}, "posterior": {"networks": 1}, "network": {"backbone": "mlp"}}
     config = merge(preset("recommended"), short)
     monkeypatch.setattr(gpq, "train", functools.partial(gpq.train, config=config), raising=False)
@@ -152,15 +142,6 @@ def test_the_code_of_the_page_on_extending_is_that_of_the_example_package() -> N
         assert any(block in text for text in files), block
 
 
-# Names ------------------------------------------------------------------------------------------------------------------
-
-
-def test_results_that_the_readme_names_are_there() -> None:
-    named = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())
-    assert named
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_and_notebooks_use_the_public_names_alone(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -204,13 +185,12 @@ def test_commands_are_shown_with_options_that_they_have(page: Path) -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    listed = re.findall(
-        r"^::: gpq_faiss\.(.+)\.(\w+)$", (ROOT / "docs/reference/python.md").read_text(), re.M
-    )
+    text = (ROOT / "docs/reference/python.md").read_text()
+    listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
 
 
-def test_the_map_names_every_room_and_files_that_are_there() -> None:
+def test_the_map_names_every_room_and_it_and_the_readme_files_that_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = re.findall(r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M)))
     here = {
@@ -221,4 +201,7 @@ def test_the_map_names_every_room_and_files_that_are_there() -> None:
     assert {room.strip("/") for room in rooms} == here
     assert len(re.findall(r"^\d\. .*$", text, re.M)) > 20, "files of the walks"
     named = re.findall(r"`((?:gpq_faiss|cli|tests|benchmarks|tools)/[\w/.]+)`", text)
+    results = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())
+    assert results
+    named += results
     assert [name for name in named if not (ROOT / name).exists()] == []

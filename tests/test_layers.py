@@ -10,51 +10,26 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gpq_faiss"
 
 # Lowest first. Rooms before nn/ need no torch.
+# fmt: off
 LAYERS = [
-    "errors",
-    "plugins",
-    "inputs",
-    "progress",
-    "files",
-    "signals",
-    "compiled",
-    "evaluation",
-    "codes",
-    "config",
-    "report",
-    "store",
-    "faissio",
-    "data",
-    "indexes",
-    "nn",
-    "losses",
-    "build",
-    "cluster",
-    "gpu",
-    "methods",
-    "training",
-    "exported",
-    "encoder",
-    "stages",
-    "serve",
-    "experiment",
+    "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
+    "codes", "config", "report", "store", "faissio", "data", "indexes", "nn", "losses", "build",
+    "cluster", "gpu", "methods", "training", "exported", "encoder", "stages", "serve", "experiment",
 ]
+# fmt: on
 
 # Library -> the rooms that may import it at all.
 ONLY_IN = {
     "h5py": {"store"},
     "faiss": {"codes", "faissio", "indexes", "build", "gpu", "methods", "stages", "experiment"},
     "matplotlib": {"report"},
-    "fastapi": {"serve"},
-    "starlette": {"serve"},
-    "uvicorn": {"serve"},
     "pydantic": {"config", "experiment", "exported", "serve"},
-    "prometheus_client": {"serve"},
-    "python_multipart": {"serve"},
     "ray": {"cluster"},
-    "click": set(),
-    "cli": set(),
-    "gpq_cli": set(),
+    **{
+        name: {"serve"}
+        for name in ("fastapi", "starlette", "uvicorn", "prometheus_client", "python_multipart")
+    },
+    **{name: set() for name in ("click", "cli", "gpq_cli")},
 }
 NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "build", "cluster", "exported"}
 FILES = {file.relative_to(PACKAGE): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}

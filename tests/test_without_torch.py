@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,7 @@ import sys
 for name in ("torch", "torchvision", "sklearn", "scipy", "onnx", "onnxscript", "pyarrow", "timm", "fastapi"):
     sys.modules[name] = None
 """
-COMMANDS = (
-    BLOCKED
-    + """
+COMMANDS = f"""{BLOCKED}
 import json, contextlib, io
 import gpq_faiss
 from click.testing import CliRunner
@@ -42,7 +41,6 @@ for call in json.loads(sys.argv[1]):
     answers.append([result.exit_code, result.stdout, result.stderr])
 print(json.dumps(answers))
 """
-)
 
 
 @pytest.fixture(scope="module")
@@ -145,23 +143,27 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
     mean = np.asarray(gpq.load_model(shop / "model").network.backbone.input.mean)  # type: ignore[union-attr]
     assert encoder.embed(mean[None], queries=True)[1].shape == (1,)
     assert encoder.embed(np.empty((0, WIDTH)), queries=True)[0].shape == (0, 60)
-    with pytest.raises(UsageError, match="queries only"):
-        encoder.embed(queries)
-    with pytest.raises(UsageError, match="runs on the CPU"):
-        gpq.open_encoder(shop / "encoder.onnx", "cuda")
-    with pytest.raises(UsageError, match="queries only"):
-        gpq.evaluate(shop / "encoder.onnx", f"features:{shop}/queries.npy")
-    with pytest.raises(MismatchError, match="of items: give the data of the queries"):
-        gpq.search(shop / "encoder.onnx", shop / "index.faiss", str(shop / "queries-features.h5"))
     make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
     gpq.export_encoder(tmp_path / "other", tmp_path / "other.onnx")
-    with pytest.raises(MismatchError, match="other codebooks"):
-        gpq.search(tmp_path / "other.onnx", shop / "index.faiss", str(shop / "queries.npy"))
     own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
-    with pytest.raises(MismatchError, match="encode the data again with this model"):
-        gpq.evaluate(tmp_path / "other.onnx", own, codes=shop / "items.h5")
-    with pytest.raises(UsageError, match="leave out --compare"):
-        gpq.evaluate(shop / "encoder.onnx", own, codes=shop / "items.h5", compare=["pq"])
+    made = shop / "index.faiss", shop / "items.h5"
+    mine, other, index, codes = (shop / "encoder.onnx", tmp_path / "other.onnx", *made)
+    calls: list[tuple[type[GpqError], str, Callable[[], object]]] = [
+        (UsageError, "queries only", lambda: encoder.embed(queries)),
+        (UsageError, "runs on the CPU", lambda: gpq.open_encoder(mine, "cuda")),
+        (UsageError, "queries only", lambda: gpq.evaluate(mine, f"features:{shop}/queries.npy")),
+        (
+            MismatchError,
+            "give the data of the q",
+            lambda: gpq.search(mine, index, f"{shop}/queries-features.h5"),
+        ),
+        (MismatchError, "other codebooks", lambda: gpq.search(other, index, f"{shop}/queries.npy")),
+        (MismatchError, "encode the data again", lambda: gpq.evaluate(other, own, codes=codes)),
+        (UsageError, "leave out --compare", lambda: gpq.evaluate(mine, own, codes=codes, compare=["pq"])),
+    ]
+    for error, message, call in calls:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_a_damaged_onnx_file_is_one_clear_error(
@@ -189,10 +191,9 @@ def test_a_damaged_onnx_file_is_one_clear_error(
     said = capfd.readouterr()
     assert said.out + said.err == ""
     path.write_text("not ONNX")
-    with pytest.raises(DataError, match="is not an ONNX file"):
-        gpq.open_encoder(path)
-    with pytest.raises(DataError, match="not found"):
-        gpq.open_encoder(tmp_path / "nothing.onnx")
+    for wrong, message in ((path, "is not an ONNX file"), (tmp_path / "nothing.onnx", "not found")):
+        with pytest.raises(DataError, match=message):
+            gpq.open_encoder(wrong)
 
 
 def test_without_faiss_too_the_remedy_is_told(shop: Path) -> None:
