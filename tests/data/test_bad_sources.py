@@ -19,16 +19,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from image_files import Items, png, put, raw_tar, save
+from image_files import Items, hub, png, put, raw_tar, save
 from torch.utils.data import IterableDataset
 
 from gpq_faiss.data.open import FORMS, open_data
 from gpq_faiss.errors import DataError, UsageError
 
-N, W = 500, 7
-X = np.random.default_rng(0).standard_normal((N, W)).astype(np.float32) + 3
-Y = np.random.default_rng(1).integers(-1, 4, N)
-IDS = np.random.default_rng(2).permutation(10_000)[:N]
+N = 500
+X = np.random.default_rng(0).standard_normal((N, 7)).astype(np.float32) + 3
+Y, IDS = np.random.default_rng(1).integers(-1, 4, N), np.arange(N)[::-1]
 ROWS = [[0.0, 1.0], [1.0, 0.0]]
 
 
@@ -44,20 +43,23 @@ def tar(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = png(0)) -> bytes
     return raw_tar((name, kind, data))
 
 
-def whole(suffix: str) -> Any:
-    """Sound content of a file of vectors."""
-    columns = {"features": list(X), "label": [None if y < 0 else int(y) for y in Y], "id": IDS}
-    return X if suffix == ".npy" else columns if suffix == ".parquet" else {"x": X, "labels": Y, "ids": IDS}
-
-
 def floats(*rows: Any) -> dict[str, Any]:
     return {"features": pa.array(rows, pa.list_(pa.float32()))}
 
 
+SOUND = {".npy": X, ".npz": {"x": X}, ".h5": {"x": X}, ".parquet": {"features": list(X)}}
+FORM_OF = {"txt": "list", "csv": "csv", "parquet": "parquet"}
+
+
+def named(name: str, why: str) -> str:
+    """The refusal names the file, and says why."""
+    return f"(?s)(?=.*{re.escape(name)})(?=.*({why}))"
+
+
 VECTORS: list[tuple[str, Any, str]] = [
     ("a.xyz", b"1 2", "not from .xyz"),
-    *[(f"a{s}", b"", "empty") for s in (".npy", ".npz", ".h5", ".parquet")],
-    *[(f"a{s}", b"hello world " * 50, "not an? ") for s in (".npy", ".npz", ".h5", ".parquet")],
+    *[(f"a{s}", b"", "empty") for s in SOUND],
+    *[(f"a{s}", b"hello world " * 50, "not an? ") for s in SOUND],
     ("a.npy", header_only((10**12, 512)), "truncated"),
     ("a.npy", b"PK\3\4" + b"x" * 99, "is not a .npy array"),
     ("a.npy", b"\x93NUMPY" + pickle.dumps([1]), "is not a .npy array"),
@@ -165,20 +167,19 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def specs() -> Iterator[Any]:
-    """What to write, what to open, with which options, and what the refusal says."""
-    for name, content, why in VECTORS:
-        yield name, content, f"features:{name}", {}, f"(?s)(?=.*{re.escape(name)})(?=.*({why}))"
-    for name, content, why in LABELS:
-        yield name, content, "features:x.npy", {"labels": name}, f"(?s)(?=.*{re.escape(name)})(?=.*({why}))"
-    for name, content, why in LISTS:
-        form = name.partition(".")[2]
-        yield name, content, f"{form if form != 'txt' else 'list'}:{name}", {}, why
-    for content, why in ARCHIVES:
-        for form in ("folder", "webdataset"):
-            yield "bad.tar", content, f"{form}:bad.tar", {}, f"bad.tar.*{why}"
-    for spec, options, why in GIVEN:
-        yield "bad.tar.gz", b"\x1f\x8b" + b"x" * 5000, spec, options, why
+CASES: list[
+    tuple[str, Any, str, dict[str, Any], str]
+] = [  # what to write, and to open, and what the refusal says
+    *[(name, content, f"features:{name}", {}, named(name, why)) for name, content, why in VECTORS],
+    *[(name, content, "features:x.npy", {"labels": name}, named(name, why)) for name, content, why in LABELS],
+    *[(name, content, f"{FORM_OF[name[4:]]}:{name}", {}, why) for name, content, why in LISTS],
+    *[
+        ("bad.tar", c, f"{form}:bad.tar", {}, f"bad.tar.*{why}")
+        for c, why in ARCHIVES
+        for form in ("folder", "webdataset")
+    ],
+    *[("bad.tar.gz", b"\x1f\x8b" + b"x" * 5000, *given) for given in GIVEN],
+]
 
 
 @pytest.fixture(scope="module")
@@ -186,20 +187,16 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four vectors, a folder of images and tables."""
     folder = tmp_path_factory.mktemp("sound")
     put(folder, "a.png", "b.png", "images/a/0.png")
-    np.save(folder / "x.npy", np.eye(4, 5, dtype=np.float32))
-    np.save(folder / "y.npy", np.arange(4))
-    (folder / "t.csv").write_text("image,label,mark\na.png,x,u\n")
-    (folder / "one.txt").write_text("a.png 1 0\n")
-    save(folder / "both.parquet", {"image": ["a/0.png"], "emb": [[1.0, 0.0]]})
-    save(folder / "none.parquet", {"picture": ["a/0.png"], "n": [1]})
+    for name, content in (
+        ("x.npy", np.eye(4, 5, dtype=np.float32)),
+        ("y.npy", np.arange(4)),
+        ("t.csv", "image,label,mark\na.png,x,u\n"),
+        ("one.txt", "a.png 1 0\n"),
+        ("both.parquet", {"image": ["a/0.png"], "emb": [[1.0, 0.0]]}),
+        ("none.parquet", {"picture": ["a/0.png"], "n": [1]}),
+    ):
+        save(folder / name, content)
     return folder
-
-
-@pytest.fixture
-def here(sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """:func:`sound` as the working directory."""
-    monkeypatch.chdir(sound)
-    return sound
 
 
 def refused(spec: Any, why: str, **options: Any) -> None:
@@ -208,22 +205,23 @@ def refused(spec: Any, why: str, **options: Any) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(("name", "content", "spec", "options", "why"), specs())
+@pytest.mark.parametrize(("name", "content", "spec", "options", "why"), CASES)
 @pytest.mark.filterwarnings("error")
 def test_files_and_options(
-    here: Path, name: str, content: Any, spec: str, options: dict[str, Any], why: str
+    sound: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: Any, spec: str, options: Any, why: str
 ) -> None:
-    save(here / name, content)
-    before = sorted(here.rglob("*"))
+    monkeypatch.chdir(sound)
+    save(sound / name, content)
+    before = sorted(sound.rglob("*"))
     refused(spec, why, **options)
-    assert sorted(here.rglob("*")) == before, "nothing is extracted"
-    (here / name).unlink()
+    assert sorted(sound.rglob("*")) == before, "nothing is extracted"
+    (sound / name).unlink()
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5", ".parquet"])
+@pytest.mark.parametrize("suffix", SOUND)
 @pytest.mark.parametrize("share", [0.01, 0.6, 0.99, 1.01])
 def test_vectors_cut_off_or_longer(tmp_path: Path, suffix: str, share: float) -> None:
-    path = save(tmp_path / f"a{suffix}", whole(suffix))
+    path = save(tmp_path / f"a{suffix}", SOUND[suffix])
     if share < 1 or suffix == ".npy":  # what follows the end of the other forms is not theirs
         os.truncate(path, int(path.stat().st_size * share))
         refused(f"features:{path}", rf"a\{suffix}.*(truncated|damaged|not an? )")
@@ -239,18 +237,12 @@ def test_what_is_no_regular_file_is_missing(tmp_path: Path) -> None:
 # Objects ----------------------------------------------------------------------------------------------------------------
 
 X40, PIXELS = X[:40], np.zeros((40, 8, 8, 3), np.uint8)
-HUB = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-PICTURES = datasets.Dataset.from_dict(
-    {"image": [{"bytes": png(i), "path": None} for i in range(3)], "label": [0, 1, 0]}, features=HUB
-)
+HUB = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+PICTURES = hub(HUB, image=[{"bytes": png(i), "path": None} for i in range(3)], label=[0, 1, 0])
 
 
 def frame(**more: Any) -> pd.DataFrame:
     return pd.DataFrame({"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **more})
-
-
-def hub(**columns: Any) -> datasets.Dataset:
-    return datasets.Dataset.from_dict(columns)
 
 
 class Changing(Items):
@@ -316,7 +308,7 @@ def test_hub_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about.write_text(json.dumps(json.loads(about.read_text()) | {"features": {"image": {"_type": "Image"}}}))
     # A path in a folder from elsewhere is not opened.
     refused(f"hf:{tmp_path}/hub", "there is no image in this row|is not a data set")
-    held = datasets.Dataset.from_dict({"image": [str(tmp_path / "secret.png")]})
-    assert open_data(held.cast_column("image", datasets.Image())).read(slice(None))[0] is not None
+    held = hub({"image": datasets.Image()}, image=[str(tmp_path / "secret.png")])
+    assert open_data(held).read(slice(None))[0] is not None
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused(f"hf:{tmp_path}/hub", "needs the package datasets: pip install 'gpq-faiss.hf.'")
