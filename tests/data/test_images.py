@@ -232,15 +232,13 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
 
 def test_images_in_memory_grey_and_rgb() -> None:
     grey = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
-    rgb = np.repeat(grey[..., None], 3, axis=3)
-    rows, ids = np.array([5, 0, 3]), np.arange(6)
+    rgb, rows, ids = np.repeat(grey[..., None], 3, axis=3), np.array([5, 0, 3]), np.arange(6)
     for dataset in [ImageDataset(name="g", pixels=x, ids=ids, fingerprint="") for x in (grey, rgb)]:
-        assert dataset.native_size == 4
         assert np.array_equal(np.stack(dataset.read(rows)), rgb[rows])
-        direct, ok = load_batch(dataset, rows, 4)
-        assert ok.all()
-        assert np.array_equal(direct, rgb[rows].transpose(0, 3, 1, 2))
-        scaled, _ = load_batch(dataset, rows, 7)
-        assert np.array_equal(scaled[1], resize_square(rgb[0], 7).transpose(2, 0, 1))
+        for size in (dataset.native_size, 7):
+            loaded, ok = load_batch(dataset, rows, size)
+            assert ok.all()
+            expected = [resize_square(rgb[i], size).transpose(2, 0, 1) for i in rows]
+            assert np.array_equal(loaded, expected)
     with pytest.raises(DataError, match=r"uint8 \[6, 4, 4\], with 5 ids"):
         ImageDataset(name="g", pixels=grey, ids=ids[:5], fingerprint="")
