@@ -27,7 +27,7 @@ def specs_of(**changes: Any) -> list[RunSpec]:
     return plan(small_grid(**changes), DIGITS)[0]
 
 
-def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments() -> None:
+def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments():
     """Every run of one has settings that can be, and a variation changes something."""
     page = (ROOT / "docs" / "experiments.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == set(built_in_grids())
@@ -48,7 +48,7 @@ def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments() 
     assert [v.name for v in shown.variations] == ["", "no entropy"]
 
 
-def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
+def test_a_grid_from_a_file_and_options_over_it(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('methods = ["pq", "gpq"]\nbits = [8]\nlabelled = "0.1"\n[config.training]\nsteps = 7\n')
     grid = read_grid(path)
@@ -88,12 +88,12 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
         ({"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}}, "more than 10,000"),
     ],
 )
-def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
+def test_what_a_grid_cannot_be(values, message):
     with pytest.raises(UsageError, match=message):
         grid_from({"name": "g", "methods": ["pq"]} | values)
 
 
-def test_errors_in_a_file_name_it(tmp_path: Path) -> None:
+def test_errors_in_a_file_name_it(tmp_path):
     (tmp_path / "a.toml").write_text("bits = [0]")
     (tmp_path / "b.toml").write_text("methods = [")
     for name, message in (
@@ -108,7 +108,7 @@ def test_errors_in_a_file_name_it(tmp_path: Path) -> None:
 # Plans ------------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice() -> None:
+def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice():
     more = {"name": "more", "config": {"loss": {"lambda2": 0.5}}}
     specs = specs_of(variation=[{}, more])
     # A method that keeps no code has one run per seed, and one that is no network none of these settings.
@@ -128,7 +128,7 @@ def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice() -> None:
     assert (settings["training"]["seed"], settings["training"]["steps"]) == (1, 20)
 
 
-def test_a_run_is_another_when_anything_that_matters_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_another_when_anything_that_matters_is(monkeypatch):
     def identity(**changes: Any) -> str:
         one = {"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes
         return specs_of(**one)[0].identity
@@ -149,7 +149,7 @@ def test_a_run_is_another_when_anything_that_matters_is(monkeypatch: pytest.Monk
     assert len({same, *others}) == len(others) + 1
 
 
-def test_settings_are_layered() -> None:
+def test_settings_are_layered():
     grid = small_grid(
         config={"loss": {"lambda2": 5.0}, "training": {"steps": 9}},
         variation=[
@@ -182,7 +182,7 @@ def test_settings_are_layered() -> None:
     assert dataclasses.replace(theirs.loss, lambda2=0.1) == preset("paper").loss
 
 
-def test_what_cannot_be_is_said_before_anything_runs() -> None:
+def test_what_cannot_be_is_said_before_anything_runs():
     for changes, message in (
         ({"bits": [13]}, "13 bits"),
         ({"methods": ["gpq-f"]}, r"nothing to run \(gpq-f: "),
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_said_before_anything_runs() -> None:
     assert (set(left_out), {c.method for c in specs}) == ({"gpq-f"}, {"pq"})
 
 
-def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path: Path) -> None:
+def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path):
     """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
     for name, colour in (("a", 50), ("b", 200)):
         (tmp_path / name).mkdir()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from experiment.experiments import DIGITS, ONE, SHORT, SMALL, made, small_grid
 
-from gpq_faiss.errors import DataError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, GpqError, OutputExistsError
 from gpq_faiss.experiment.pictures import cell_borders, draw_experiment, tsne
 from gpq_faiss.experiment.report import read_experiment, report_experiment
 from gpq_faiss.experiment.runs import begin, plan, read_run
@@ -33,14 +33,10 @@ def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: table["rows"] for name, table in found.items()}
 
 
-def names(folder: Path) -> list[str]:
-    return [row["method"] for row in tables(folder)["map"]]
-
-
 # Tables -----------------------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_the_means_of_the_files(done: Path) -> None:
+def test_tables_are_the_means_of_the_files(done):
     runs = {run["identity"]: run for run in json.loads(report_experiment(done, "json"))["runs"]}
     kept = read_run(done / "float_any_seed0.h5").bits_kept
     order = ["gpq", "gpq (λ2 = 0)", "pq", f"float ({kept:,} bits per item)"]
@@ -49,11 +45,12 @@ def test_tables_are_the_means_of_the_files(done: Path) -> None:
         run = read_run(path)
         line = run.seconds | {"mAP": run.arrays["ap"].mean()}
         line |= {"NN10@100": run.likeness.nn10_at_100} if run.likeness else {}
-        for column, x, y in (
+        columns = (
             ("P@{}", "ks", "precision"),
             ("R@{}", "ks", "recall"),
             ("{:.2f}", "pr_recall", "pr_precision"),
-        ):
+        )
+        for column, x, y in columns:
             line |= {column.format(a): b for a, b in zip(run.arrays[x], run.arrays[y], strict=True)}
         assert {name: runs[run.identity][name] for name in line} == pytest.approx(line, abs=1e-12)
         row = {"gpq": order[bool(run.variation)], "pq": "pq", "float": order[-1]}[run.method]
@@ -82,7 +79,7 @@ def test_tables_are_the_means_of_the_files(done: Path) -> None:
 
 
 @pytest.mark.parametrize(("form", "plus"), [("text", "±"), ("markdown", "±"), ("latex", r"$\pm$")])
-def test_tables_for_people_show_the_same(done: Path, form: Any, plus: str) -> None:
+def test_tables_for_people_show_the_same(done, form, plus):
     text = report_experiment(done, form)
     for row in tables(done)["map"]:
         shown = row["method"].replace("λ", r"$\lambda$") if form == "latex" else row["method"]
@@ -104,7 +101,7 @@ def test_tables_for_people_show_the_same(done: Path, form: Any, plus: str) -> No
     assert "Machine" not in report_experiment(done, form, table="seconds")
 
 
-def test_a_report_says_what_differs_from_papers_and_presets(tmp_path: Path) -> None:
+def test_a_report_says_what_differs_from_papers_and_presets(tmp_path):
     config = {"loss": {"lambda1": 3.0}, **SHORT}
     made(tmp_path / "x", methods=["gpq", "itq", "subic"], bits=[12], seeds=[0], config=config)
     text = report_experiment(tmp_path / "x")
@@ -116,9 +113,7 @@ def test_a_report_says_what_differs_from_papers_and_presets(tmp_path: Path) -> N
 # What is missing --------------------------------------------------------------------------------------------------------
 
 
-def test_every_form_says_how_many_runs_are_missing(
-    done: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_form_says_how_many_runs_are_missing(done, tmp_path, caplog):
     folder = tmp_path / "less"
     shutil.copytree(done, folder)
     left_out = ["float_any_seed0", "pq_12bits_seed1", "pq_24bits_seed1"]
@@ -127,19 +122,17 @@ def test_every_form_says_how_many_runs_are_missing(
     missing = json.loads(report_experiment(folder, "json"))["missing"]
     assert sorted(missing) == left_out
     line = "3 of 14 runs are missing, or are of other settings, data or versions than requested last: "
-    forms: tuple[Any, ...] = ("text", "markdown")
-    for form in forms:
+    for form, captions in (("text", 3), ("markdown", 3), ("latex", 4)):
         text = report_experiment(folder, form)
-        assert f"{line}{', '.join(missing)}." in text
-        assert text.count("(3 of 14 runs missing)") == 3, "the tables with a caption"
-        assert line in report_experiment(folder, form, table="map")
-    latex = report_experiment(folder, "latex")
-    assert latex.count("(3 of 14 runs missing)") == latex.count(r"\caption") == 4
+        assert text.count("(3 of 14 runs missing)") == captions
+        if form != "latex":
+            assert f"{line}{', '.join(missing)}." in text
+            assert line in report_experiment(folder, form, table="map")
     report_experiment(folder, "csv")
     assert any(line in record.message for record in caplog.records)
 
 
-def test_runs_that_no_call_came_to_and_those_of_other_settings_are_missing(tmp_path: Path) -> None:
+def test_runs_that_no_call_came_to_and_those_of_other_settings_are_missing(tmp_path):
     """A seed and a method of which nothing is there: the files alone could not tell."""
     made(tmp_path, **ONE)
     assert read_experiment(tmp_path).missing() == []
@@ -156,44 +149,39 @@ def test_runs_that_no_call_came_to_and_those_of_other_settings_are_missing(tmp_p
     assert ask(tmp_path, **more, vectors=3) == list(read_experiment(tmp_path).about.planned)
 
 
-def test_rows_of_one_method_are_named_by_their_variation(tmp_path: Path) -> None:
+def test_rows_of_one_method_are_named_by_their_variation(tmp_path):
     one = {"variation": [{"name": "short", "config": SHORT}], "bits": [12], "seeds": [0]}
-    made(tmp_path, methods=["gpq"], **one)
-    assert names(tmp_path) == ["short"]
-    ask(tmp_path, methods=["gpq", "pq"], **one)
-    assert names(tmp_path) == ["gpq (short)"]
+    for methods, names in ((["gpq"], ["short"]), (["gpq", "pq"], ["gpq (short)", "pq (short)"])):
+        made(tmp_path, methods=methods, **one)
+        assert [row["method"] for row in tables(tmp_path)["map"]] == names
     # A method that is no more comes last.
-    made(tmp_path, methods=["gpq", "pq"], **one)
     with h5py.File(next(tmp_path.glob("gpq*.h5")), "r+") as file:
         file.attrs["method"] = "abolished"
-    assert names(tmp_path) == ["pq (short)", "abolished (short)"]
+    assert [row["method"] for row in tables(tmp_path)["map"]] == ["pq (short)", "abolished (short)"]
 
 
-def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"experiment\.json not found"):
-        report_experiment(tmp_path)
+def test_what_there_is_no_report_of(done, tmp_path):
+    def refused(message: str, folder: Path = tmp_path, **options: Any) -> None:
+        with pytest.raises(GpqError, match=message):
+            report_experiment(folder, **options)
+
+    refused(r"experiment\.json not found")
     about = json.loads((done / "experiment.json").read_text())
     for key in ("grid", "data", "variations", "planned", "experiment_format"):
         for damaged in ({k: v for k, v in about.items() if k != key}, about | {key: {"x": {}}}):
             (tmp_path / "experiment.json").write_text(json.dumps(damaged))
-            with pytest.raises(DataError, match=f"experiment.json is damaged .*'{key}'"):
-                report_experiment(tmp_path)
+            refused(f"experiment.json is damaged .*'{key}'")
     shutil.copy(done / "experiment.json", tmp_path)
-    with pytest.raises(DataError, match="no finished run"):
-        report_experiment(tmp_path)
-    for bad, message in (({"table": "grid"}, "no table 'grid' here: choose one of map, depth, pr, sec"),
-                         ({"form": "yaml"}, "format 'yaml': choose one of text, markdown")):  # fmt: skip
-        with pytest.raises(UsageError, match=message):
-            report_experiment(done, **bad)  # type: ignore[arg-type]
+    refused("no finished run")
+    refused("no table 'grid' here: choose one of map, depth, pr, sec", done, table="grid")
+    refused("format 'yaml': choose one of text, markdown", done, form="yaml")
     source = done / "pq_12bits_seed0.h5"
     (tmp_path / source.name).write_bytes(source.read_bytes()[:-3000])
-    with pytest.raises(DataError, match=source.name):
-        report_experiment(tmp_path)
+    refused(source.name)
     # A copy of a run is no other seed.
     for name in (source.name, "pq_12bits_seed0-copy.h5"):
         shutil.copy(source, tmp_path / name)
-    with pytest.raises(DataError, match=r"is the same run as pq_12bits_seed0.*: delete one"):
-        report_experiment(tmp_path)
+    refused(r"is the same run as pq_12bits_seed0.*: delete one")
 
 
 # Pictures ---------------------------------------------------------------------------------------------------------------
@@ -206,7 +194,7 @@ def draw_kind(folder: Path, kind: str, out: Path, **options: Any) -> dict[str, s
     return {path.name: caption for caption, path in draw_experiment(folder, out, **options).items()}
 
 
-def test_pictures_of_a_table_are_in_its_reports(done: Path, tmp_path: Path) -> None:
+def test_pictures_of_a_table_are_in_its_reports(done, tmp_path):
     drawn = draw_experiment(done, tmp_path / "plots")
     assert {path.stem for path in drawn.values()} == {"map", "likeness", "pr", "precision", "recall"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn.values())
@@ -216,7 +204,7 @@ def test_pictures_of_a_table_are_in_its_reports(done: Path, tmp_path: Path) -> N
         draw_experiment(done, tmp_path / "plots")
 
 
-def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:
+def test_sensitivity_has_a_picture_for_each_method(tmp_path):
     product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1], "training.learning_rate": [1e-4]}
     grid: dict[str, Any] = {"bits": [12], "seeds": [0], "config": SHORT}
     folder, both = tmp_path / "s", {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
@@ -239,7 +227,7 @@ def test_sensitivity_has_a_picture_for_each_method(tmp_path: Path) -> None:
         draw_experiment(folder, tmp_path / "q")
 
 
-def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> None:
+def test_vectors_become_tsne_and_flat_codebooks(done, tmp_path):
     flat = {"training": SMALL | {"steps": 3}, "quantizer": {"subdim": 2}}
     made(tmp_path / "v", **ONE | {"methods": ["gpq"], "config": flat, "vectors": 40})
     about = "Codebooks in two dimensions, gpq, with 40 items of the database drawn at random by seed 0"
@@ -252,7 +240,7 @@ def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> N
         draw_kind(tmp_path / "w", "voronoi", tmp_path / "none")
 
 
-def test_tsne_keeps_clusters_together_and_repeats() -> None:
+def test_tsne_keeps_clusters_together_and_repeats():
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((3, 16))
     x = np.repeat(centres, 15, axis=0) + 0.05 * rng.standard_normal((45, 16))
@@ -263,7 +251,7 @@ def test_tsne_keeps_clusters_together_and_repeats() -> None:
     assert (nearest == np.repeat(np.arange(3), 15)).all()
 
 
-def test_borders_of_cells_are_equally_near_to_two_codewords() -> None:
+def test_borders_of_cells_are_equally_near_to_two_codewords():
     Z = np.random.default_rng(0).standard_normal((16, 2))
     Z /= np.linalg.norm(Z, axis=1, keepdims=True)
     angles = cell_borders(Z)

@@ -41,7 +41,7 @@ from gpq_faiss.training.checkpoint import RunState
 
 
 @pytest.mark.parametrize("name", ["gpq_12bits_seed0", "pq_24bits_seed1"])
-def test_a_run_can_be_ranked_again_from_its_file(done: Path, name: str) -> None:
+def test_a_run_can_be_ranked_again_from_its_file(done, name):
     """Faiss, with the index and the codes of the file alone, gives the AP that the run says."""
     run = read_run(done / f"{name}.h5")
     more, _ = read_arrays(run.path, "a run")
@@ -67,7 +67,7 @@ def test_a_run_can_be_ranked_again_from_its_file(done: Path, name: str) -> None:
     assert run.map == pytest.approx(again.map, abs=1e-5)
 
 
-def test_a_run_says_all_that_it_is(done: Path) -> None:
+def test_a_run_says_all_that_it_is(done):
     run = read_run(done / "gpq_24bits_seed1.h5", {"vectors", "vector_rows", "top_ids", "codebooks"})
     arrays = run.arrays
     assert (run.method, run.bits, run.seed, run.variation, run.bits_kept) == ("gpq", 24, 1, "", 24)
@@ -89,7 +89,7 @@ def test_a_run_says_all_that_it_is(done: Path) -> None:
     assert set(read_run(done / "float_any_seed0.h5", {"codes"}).arrays) == {"ap"}
 
 
-def test_top_rows_are_those_of_a_stable_sort() -> None:
+def test_top_rows_are_those_of_a_stable_sort():
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 3, (60, 2)).astype(np.uint8)
     weights = rng.standard_normal((7, 2)).round(1)
@@ -102,9 +102,7 @@ def test_top_rows_are_those_of_a_stable_sort() -> None:
         np.testing.assert_array_equal(top_rows(score, codes, 7, k, memory=1000), expected)
 
 
-def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr(codewords, "_TABLE_STEPS", 30)
     config = {"training": {**SMALL, "validation": 0.0}, "network": {"hidden": [16]}}
     one = {"methods": ["posterior"], "seeds": [0], "preset": "recommended", "config": config}
@@ -120,7 +118,7 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
 # Only once --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: Path) -> None:
+def test_what_is_done_is_skipped_and_what_changed_is_not(done, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in done.glob("*.h5")}
     summary = made(done, **WHOLE)
     assert (summary.made, summary.there) == (0, 14)
@@ -130,7 +128,7 @@ def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: P
         assert run_experiment(grid, DIGITS, tmp_path, overwrite=overwrite).made == 2
 
 
-def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -> None:
+def test_a_damaged_run_is_one_error_and_made_again(done, tmp_path):
     whole = done / "pq_12bits_seed0.h5"
     shutil.copytree(done, tmp_path / "x")
     path, data = tmp_path / "x" / whole.name, whole.read_bytes()
@@ -163,7 +161,7 @@ def test_a_damaged_run_is_one_error_and_made_again(done: Path, tmp_path: Path) -
     assert_same(path, whole)
 
 
-def test_what_does_not_belong_in_a_folder_and_calls_that_cannot_be(done: Path, tmp_path: Path) -> None:
+def test_what_does_not_belong_in_a_folder_and_calls_that_cannot_be(done, tmp_path):
     x = np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32)
     other = open_data(x, labels=np.arange(200) % 2)
     (tmp_path / "a").mkdir()
@@ -197,9 +195,7 @@ def test_what_does_not_belong_in_a_folder_and_calls_that_cannot_be(done: Path, t
 # Failures and kills -----------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(tmp_path, monkeypatch):
     """With ``overwrite`` every run has a file all the time."""
     made(tmp_path, **PQ)
     old = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
@@ -228,9 +224,7 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(
     assert not (tmp_path / ".partial").exists()
 
 
-def test_a_failed_run_leaves_the_others_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_run_leaves_the_others_alone(tmp_path, monkeypatch, caplog):
     def broken(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
         if spec.bits == 24:
             raise ZeroDivisionError("a defect\nover two lines")
@@ -248,7 +242,7 @@ def test_a_failed_run_leaves_the_others_alone(
     assert made(tmp_path, **two).made == 2
 
 
-def test_processes_give_what_one_process_gives(done: Path, tmp_path: Path) -> None:
+def test_processes_give_what_one_process_gives(done, tmp_path):
     summary = run_experiment(small_grid(vectors=30, methods=["pq"]), "digits", tmp_path, jobs=2)
     assert (summary.there, summary.made) == (0, 4)
     for path in tmp_path.glob("*.h5"):
@@ -259,7 +253,7 @@ def two_trainings(steps: int) -> Grid:
     return small_grid(methods=["gpq"], seeds=[0], config={"training": SMALL | {"steps": steps}})
 
 
-def test_where_one_process_is_killed_the_others_end(tmp_path: Path) -> None:
+def test_where_one_process_is_killed_the_others_end(tmp_path):
     late: list[Any] = []
 
     def kill() -> None:
@@ -298,9 +292,7 @@ def call_of_two_processes(folder: Path, steps: int, waiting: bool, alive: Any) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(tmp_path, number):
     """The signal reaches the first process alone. SIGTERM: as a batch system or ``kill`` sends it; all of them save and end."""
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([running.__name__])

@@ -68,7 +68,7 @@ def service(photos: Path) -> Iterator[httpx.Client]:
     assert popen.wait(30) == 0
 
 
-def test_pictures_are_found_added_and_removed_over_http(service: httpx.Client, photos: Path) -> None:
+def test_pictures_are_found_added_and_removed_over_http(service, photos):
     def search(picture: bytes, **options: object) -> list[dict[str, object]]:
         answer = service.post("/search", files={"image": picture}, data=options)
         assert answer.status_code == 200, answer.text
@@ -100,7 +100,7 @@ def test_pictures_are_found_added_and_removed_over_http(service: httpx.Client, p
     assert service.post("/search", files={"image": b"no image"}).status_code == 422
 
 
-def test_pictures_that_memory_cannot_hold_are_refused(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_memory_cannot_hold_are_refused(photos, monkeypatch):
     monkeypatch.setattr("gpq_faiss.inputs.available_memory", lambda: 4 << 30)
     line = refused("train folder:photos --labels labels.csv --labelled all --preset paper --out model")
     assert "images of 224 pixels per side" in line

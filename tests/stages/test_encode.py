@@ -62,9 +62,7 @@ def same_rows(one: Path, other: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_no_item_is_skipped_after_a_full_disk(
-    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch, keep: bool
-) -> None:
+def test_no_item_is_skipped_after_a_full_disk(tmp_path, model, data, monkeypatch, keep):
     monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=6)
     out = tmp_path / "codes.h5"
@@ -76,9 +74,7 @@ def test_no_item_is_skipped_after_a_full_disk(
     same_rows(out, tmp_path / "whole.h5")
 
 
-def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
-    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(tmp_path, model, data, monkeypatch):
     out = tmp_path / "codes.h5"
     encode(model, data, tmp_path / "other.h5", features=tmp_path / "features.h5")
     monkeypatch.setattr(stage, "_BLOCK_BYTES", 4 * 72 * 100)  # 100 rows per block
@@ -91,7 +87,7 @@ def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
     same_rows(out, tmp_path / "other.h5")
 
 
-def test_the_network_that_is_chosen() -> None:
+def test_the_network_that_is_chosen():
     features = {"kind": "features", "width": 9}
     for network, input_, name, hidden in (
         (NetworkConfig(), {"kind": "images", "image_size": 8}, "linear", []),
@@ -106,7 +102,7 @@ def test_the_network_that_is_chosen() -> None:
         assert [layer.out_features for layer in layers if hasattr(layer, "out_features")] == hidden
 
 
-def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> None:
+def test_features_of_queries_make_no_codes(tmp_path, data):
     model = make_model(tmp_path / "model", networks=2)
     encode(model, data, tmp_path / "codes.h5", features=tmp_path / "features.h5")
     with RowReader(tmp_path / "features.h5") as reader:
@@ -146,7 +142,7 @@ def put(form: str, root: Path, seed: int) -> str:
 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "list", "webdataset"])
-def test_codes_are_of_the_images_that_are_there_now(tmp_path: Path, form: str) -> None:
+def test_codes_are_of_the_images_that_are_there_now(tmp_path, form):
     a, b, c, d = (
         open_data(put(form, tmp_path / f"{i}", seed)).fingerprint for i, seed in enumerate((1, 1, 2, 2))
     )
@@ -165,7 +161,7 @@ def test_codes_are_of_the_images_that_are_there_now(tmp_path: Path, form: str) -
     assert (found[0] != found[1]).any(axis=1).all()  # vectors of random weights differ, if their codes do not
 
 
-def test_overwrite_runs_the_network(tmp_path: Path, model: Path, data: Dataset) -> None:
+def test_overwrite_runs_the_network(tmp_path, model, data):
     """Even where a change of the data cannot be seen in their fingerprint."""
     out = tmp_path / "codes.h5"
     encode(model, data, out)
@@ -180,9 +176,7 @@ def test_overwrite_runs_the_network(tmp_path: Path, model: Path, data: Dataset) 
     assert path.stat().st_mtime_ns != before
 
 
-def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(tmp_path, monkeypatch, caplog):
     model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
     data, out = put("folder", tmp_path, 1), tmp_path / "codes.h5"
     monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
@@ -196,7 +190,7 @@ def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
     same_rows(tmp_path / "features.h5", tmp_path / "vectors.h5")
 
 
-def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path: Path) -> None:
+def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
     path, found = tmp_path / "a.raw", set()
     for at in (None, 0, 4000, 100_000, 299_999):
         content = bytearray(300_000)
@@ -210,9 +204,7 @@ def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path: Path) -> None:
 # Two at the same time ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
-    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(tmp_path, model, data, monkeypatch):
     """Also while the first one makes codes of features that are finished."""
     out, refused = tmp_path / "codes.h5", []
 
@@ -228,9 +220,7 @@ def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
     assert refused == [True]
 
 
-def test_a_second_encoding_of_shards_takes_none_of_the_first_away(
-    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_encoding_of_shards_takes_none_of_the_first_away(tmp_path, model, data, monkeypatch):
     arguments = model, data.name, tmp_path / "shards"
     write, refused = stage._encode_shard, 0
 

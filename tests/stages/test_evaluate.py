@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_row_is_the_evaluation_of_that_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
     """``gpq`` is a folder where there is one, since no method of that name is fitted here; ``pq`` is always the method."""
     monkeypatch.chdir(models)
     Path("pq").symlink_to("gpq")
@@ -61,7 +60,7 @@ def test_every_row_is_the_evaluation_of_that_model(models: Path, monkeypatch: py
     assert {row["method"]: row for row in alone.rows((1, 10))}.items() <= rows.items()
 
 
-def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path) -> None:
+def test_json_and_plot_have_the_names_of_the_table(models, tmp_path):
     found = evaluate(models / "ours", open_digits(), compare=[str(models / "printed"), "pq"])
     told = found.to_dict()
     assert [told["method"], *told["compared"]] == ["posterior", "gpq (paper)", "pq"]
@@ -82,9 +81,7 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
         *(("split", nothing, None) for nothing in ([], {"protocol": "1"})),
     ],
 )
-def test_a_model_of_another_split_or_of_none_is_refused(
-    models: Path, tmp_path: Path, section: str, change: Any, says: str | None
-) -> None:
+def test_a_model_of_another_split_or_of_none_is_refused(models, tmp_path, section, change, says):
     bad = shutil.copytree(models / "printed", tmp_path / "bad")
     config = json.loads((bad / "config.json").read_text())
     (bad / "config.json").write_text(
@@ -105,7 +102,7 @@ def test_a_model_of_another_split_or_of_none_is_refused(
     assert "train" in line.rpartition(":")[2], "what to do"
 
 
-def test_what_is_no_row_of_its_own_is_refused(models: Path, tmp_path: Path) -> None:
+def test_what_is_no_row_of_its_own_is_refused(models, tmp_path):
     for compare, message in (
         (["pq", "pq"], "has a row already"),
         ([f"{models}/gpq/../ours"], "has a row already"),
@@ -118,7 +115,7 @@ def test_what_is_no_row_of_its_own_is_refused(models: Path, tmp_path: Path) -> N
             evaluate(models / "ours", open_digits(), compare=compare)
 
 
-def test_a_model_is_named_by_method_and_preset() -> None:
+def test_a_model_is_named_by_method_and_preset():
     for method, used, name in (
         ("posterior", "recommended", "posterior"),
         ("posterior", "unseen-classes", "posterior (unseen-classes)"),

@@ -61,9 +61,7 @@ def run_file(path: Path, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize(("kind", "suffix"), MADE)
-def test_the_file_gives_the_query_vectors_of_the_model(
-    models: dict[str, Path], exports: dict[tuple[str, str], Path], kind: str, suffix: str
-) -> None:
+def test_the_file_gives_the_query_vectors_of_the_model(models, exports, kind, suffix):
     encoder = Encoder.load(models[kind])
     for batch in (1, 16):
         values = inputs(kind, batch)
@@ -76,9 +74,7 @@ def test_the_file_gives_the_query_vectors_of_the_model(
         assert (np.abs(found - items).max() > 0.1) == (kind == "asymmetric")
 
 
-def test_onnxruntime_and_faiss_are_enough_to_search(
-    models: dict[str, Path], exports: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_onnxruntime_and_faiss_are_enough_to_search(models, exports, tmp_path):
     """The vectors of the file in the exported index find what those of this package find."""
     values = random_input("features", 30, seed=6)
     found = []
@@ -97,9 +93,7 @@ def test_onnxruntime_and_faiss_are_enough_to_search(
     assert about["codebooks_fingerprint"] == read_model(models["features"]).codebooks_fingerprint
 
 
-def test_a_file_says_what_it_takes_and_tells_nothing_of_this_machine(
-    exports: dict[tuple[str, str], Path],
-) -> None:
+def test_a_file_says_what_it_takes_and_tells_nothing_of_this_machine(exports):
     for (kind, suffix), path in exports.items():
         about = read_encoder_metadata(path)
         assert about.input_shape == ([3, 32, 32] if kind == "images" else [20])
@@ -114,9 +108,7 @@ def test_a_file_says_what_it_takes_and_tells_nothing_of_this_machine(
             assert [d.dim_param or d.dim_value for d in shape] == ["batch", *about.input_shape]
 
 
-def test_a_graph_that_differs_leaves_no_file(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_differs_leaves_no_file(models, tmp_path, monkeypatch):
     """In its vectors, or by a batch size that is baked in."""
     out, real = tmp_path / "e.pt2", module._to_torch
 
@@ -137,9 +129,7 @@ def test_a_graph_that_differs_leaves_no_file(
         assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(out.name, b"kept")]
 
 
-def test_what_cannot_be_exported_is_one_line(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_exported_is_one_line(models, tmp_path, monkeypatch):
     out = tmp_path / "e.pt2"
     out.write_bytes(b"kept")
     monkeypatch.setitem(sys.modules, "onnxscript", None)

@@ -34,7 +34,7 @@ def codes(tmp_path: Path) -> Path:
     return make_rows(tmp_path / "codes.h5", "codes", encode(features(), codebooks()), IDS, codebooks())
 
 
-def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_path: Path) -> None:
+def test_export_is_an_empty_trained_index_with_the_codebooks(model, tmp_path):
     out = export_faiss(model, tmp_path / "new folder" / "empty.faiss")
     plain = faiss.read_index(str(out))
     assert isinstance(plain, faiss.IndexPQ)
@@ -51,7 +51,7 @@ def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_pa
 @pytest.mark.parametrize(
     ("kind", "memory"), [("flat", None), ("fastscan", None), ("ivf", None), ("flat", "32MB")]
 )
-def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory: str | None) -> None:
+def test_vectors_that_are_no_items_are_refused(tmp_path, kind, memory):
     """Of a model whose items are codewords, as it declares (earlier ones: that their queries have vectors of their own)."""
     Z = codebooks()
     items = decode(encode(features(), Z), Z)
@@ -78,16 +78,14 @@ def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory
         assert not (tmp_path / "j.faiss").exists()
 
 
-def test_an_export_says_where_queries_have_vectors_of_their_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_export_says_where_queries_have_vectors_of_their_own(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="gpq_faiss")
     for own in (False, True):
         model = make_model(tmp_path / f"model-{own}", codebooks(), asymmetric=own)
         for target in ("faiss", "numpy", "factory"):
             caplog.clear()
             out = tmp_path / f"{own}.{target}"
-            export_faiss(model, out) if target == "faiss" else export(model, out, to=target)  # type: ignore[arg-type]
+            export_faiss(model, out) if target == "faiss" else export(model, out, to=target)
             assert ["different vectors for queries and items" in m for m in caplog.messages] == [True] * own
             extra = json.loads(str(np.load(out)["meta"])) if target == "numpy" else read_sidecar(out)["extra"]
             assert extra.get("asymmetric", False) == own
@@ -100,9 +98,7 @@ def as_dict(layout: Any) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("memory", [None, "32MB"])
 @pytest.mark.parametrize("kind", FORMS)
-def test_every_kind_holds_the_codes_of_all_sources(
-    model: Path, codes: Path, tmp_path: Path, kind: str, memory: str | None
-) -> None:
+def test_every_kind_holds_the_codes_of_all_sources(model, codes, tmp_path, kind, memory):
     """Of codes and of features, which give the same ones."""
     x, Z = features(), codebooks()
     other = make_rows(tmp_path / "features.h5", "features", x[:200], IDS[:200] + 1, Z)
@@ -122,7 +118,7 @@ def test_every_kind_holds_the_codes_of_all_sources(
 
 
 @pytest.mark.parametrize("kind", ["codes", "features"])
-def test_an_index_says_what_it_was_made_of(model: Path, tmp_path: Path, kind: str) -> None:
+def test_an_index_says_what_it_was_made_of(model, tmp_path, kind):
     values = features() if kind == "features" else encode(features(), codebooks())
     out = index(model, make_rows(tmp_path / "x.h5", kind, values, IDS, codebooks()), tmp_path / "i.faiss")
     assert read_sidecar(out)["extra"] == {"source": kind, "data_fingerprint": "data-1"}
@@ -134,9 +130,7 @@ def test_an_index_says_what_it_was_made_of(model: Path, tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("target", FORMS)
 @pytest.mark.parametrize("source", FORMS)
-def test_index_files_are_converted_and_merged(
-    model: Path, codes: Path, tmp_path: Path, source: str, target: str
-) -> None:
+def test_index_files_are_converted_and_merged(model, codes, tmp_path, source, target):
     other = make_rows(tmp_path / "other.h5", "features", features()[:200], IDS[:200] + 1, codebooks())
     first, second = index(model, codes, tmp_path / "a.faiss", kind=source), tmp_path / "b.faiss"
     merged = index(model, [first, index(model, other, second)], tmp_path / "c.faiss", kind=target)
@@ -148,9 +142,7 @@ def test_index_files_are_converted_and_merged(
 
 
 @pytest.mark.parametrize("kind", ["rows", *FORMS])
-def test_sources_of_other_models_and_what_cannot_be_indexed_are_refused(
-    model: Path, codes: Path, tmp_path: Path, kind: str
-) -> None:
+def test_sources_of_other_models_and_what_cannot_be_indexed_are_refused(model, codes, tmp_path, kind):
     Z, x, out = codebooks(), features(), tmp_path / "out.faiss"
     made = codes if kind == "rows" else index(model, codes, tmp_path / "a.faiss", kind=kind)
     other = make_model(tmp_path / "other", codebooks(1), "model-2")

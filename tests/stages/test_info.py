@@ -93,7 +93,7 @@ SAID: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_everything_is_described_in_json_and_as_a_table(files: dict[str, Path], name: str) -> None:
+def test_everything_is_described_in_json_and_as_a_table(files, name):
     path, model = files[name], load_model(files["model"])
     found = info(path)
     expected: dict[str, Any] = {"path": str(path), **SAID[name]}
@@ -109,7 +109,7 @@ def test_everything_is_described_in_json_and_as_a_table(files: dict[str, Path], 
     assert json.loads(done("info", path, "--format", "json")) == found
 
 
-def test_a_split_and_the_files_of_a_model(files: dict[str, Path]) -> None:
+def test_a_split_and_the_files_of_a_model(files):
     found = info(files["model"])
     assert found["split"]["hash"] == load_split(files["model"] / "split.json").hash
     assert set(found["files"]) == {"config.json", "metrics.jsonl", "model.safetensors", "split.json"}
@@ -119,9 +119,7 @@ def test_a_split_and_the_files_of_a_model(files: dict[str, Path]) -> None:
     assert info(files["index"])["sidecar"] == f"{files['index']}.json"
 
 
-def test_encoders_are_known_by_their_content(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders_are_known_by_their_content(files, tmp_path, monkeypatch):
     shutil.copy(files["torch"], tmp_path / "renamed.bin")
     assert info(tmp_path / "renamed.bin")["kind"] == "encoder"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -129,7 +127,7 @@ def test_encoders_are_known_by_their_content(
         info(files["onnx"])
 
 
-def test_unfinished_work(files: dict[str, Path], tmp_path: Path) -> None:
+def test_unfinished_work(files, tmp_path):
     out = tmp_path / "codes.h5"
     with RowReader(files["codes.h5"]) as reader:
         header = reader.header
@@ -156,7 +154,7 @@ def refused(path: Path, error: type[Exception] = DataError) -> str:
 
 
 @pytest.mark.parametrize("name", ["x.npz", "plain index", "torch", "onnx"])
-def test_a_truncated_file_is_refused(files: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_a_truncated_file_is_refused(files, tmp_path, name):
     whole, copy = files[name].read_bytes(), tmp_path / files[name].name
     for share in (0.3, 0.99):
         copy.write_bytes(whole[: int(share * len(whole))])
@@ -164,7 +162,7 @@ def test_a_truncated_file_is_refused(files: dict[str, Path], tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["codes.h5", "features.h5", "index"])
-def test_one_changed_bit_is_noticed(files: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_one_changed_bit_is_noticed(files, tmp_path, name):
     raw, copy = bytearray(files[name].read_bytes()), tmp_path / files[name].name
     at = len(raw) - 100
     if name == "index":
@@ -178,7 +176,7 @@ def test_one_changed_bit_is_noticed(files: dict[str, Path], tmp_path: Path, name
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_index_of_any_form_is_described(files: dict[str, Path], tmp_path: Path, form: str) -> None:
+def test_an_index_of_any_form_is_described(files, tmp_path, form):
     held = open_in_memory(files["index"])
     for ids in (held.ids, None):
         made = MemoryIndex.build(held.codes, held.codebooks, ids)
@@ -203,7 +201,7 @@ FOREIGN = {
 }
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_files_are_refused(tmp_path):
     for name, content in FOREIGN.items():
         (tmp_path / name).write_bytes(content)
         refused(tmp_path / name)
@@ -226,7 +224,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         assert "not the product-quantised codes" in line or "its metric is not" in line
 
 
-def test_an_encoder_with_a_wrong_description_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+def test_an_encoder_with_a_wrong_description_is_refused(files, tmp_path):
     copy, names = tmp_path / "e.pt2", {"class_names": "3", "model_fingerprint": None, "format_version": "2"}
     for change in (
         {"kind": "other"},
@@ -244,7 +242,7 @@ def test_an_encoder_with_a_wrong_description_is_refused(files: dict[str, Path], 
         assert "was not made by this version of gpq export-encoder" in refused(copy)
 
 
-def test_damaged_and_foreign_folders_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_and_foreign_folders_are_refused(files, tmp_path):
     """What ``tests/cli/test_bad_files.py`` does not ask of every command."""
     assert "not a model folder" in refused(tmp_path)
     folder = tmp_path / "model"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +58,7 @@ def check(folder: Path, index: Path, *stems: str, model: str = "model") -> None:
 @pytest.mark.parametrize(
     "how", [{}, {"kind": "fastscan"}, {"memory": "64MB"}, {"kind": "ivf", "memory": "64MB"}]
 )
-def test_every_index_gives_names(folder: Path, how: dict[str, Any]) -> None:
+def test_every_index_gives_names(folder, how):
     """Of codes, of features, of the index itself; and of several sources, each with classes of its own."""
     second = data(folder, "b", 1, ["emu", "dog", "fox"])
     check(folder, gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss", **how), "a")
@@ -69,7 +68,7 @@ def test_every_index_gives_names(folder: Path, how: dict[str, Any]) -> None:
     check(folder, merged, "a", "b")
 
 
-def test_the_table_shows_names_and_an_index_may_go_without(folder: Path) -> None:
+def test_the_table_shows_names_and_an_index_may_go_without(folder):
     for names in (True, False):
         index = gpq.index(
             folder / "model", folder / "a.codes.h5", folder / "i.faiss", names=names, overwrite=True
@@ -81,20 +80,27 @@ def test_the_table_shows_names_and_an_index_may_go_without(folder: Path) -> None
         assert not names or (found["names"][0] in str(result) and found["title"][0] in str(result))
 
 
-def test_names_of_another_index_are_not_shown(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_names_that_are_lost_or_of_another_index_are_told_and_not_shown(folder, caplog):
+    caplog.set_level(logging.WARNING, logger="gpq_faiss")
     second = data(folder, "b", 1, ["emu", "dog"])
     index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
     other = gpq.index(folder / "model", second, folder / "o.faiss")
+    bare = gpq.index(folder / "model", second, folder / "b.faiss", names=False)
+    assert not caplog.messages
+    gpq.index(folder / "model", [index, bare], folder / "m.faiss")
+    assert "b.faiss has no names or labels" in caplog.text
     items_path(index).write_bytes(items_path(other).read_bytes())
-    caplog.set_level(logging.WARNING, logger="gpq_faiss")
     assert open_items(index) is None
     assert "belongs to another index" in caplog.text
     # Overwriting brings the right ones back.
     gpq.index(folder / "model", folder / "a.codes.h5", index, overwrite=True)
     check(folder, index, "a")
+    items_path(index).unlink()
+    assert open_items(index) is None
+    assert "i.faiss.items.sqlite is missing" in caplog.text
 
 
-def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
+def test_overwriting_builds_anew_whatever_is_there(folder):
     codes, out = folder / "a.codes.h5", folder / "i.faiss"
     fingerprint = read_model(make_model(folder / "other", width=20, M=4, seed=1)).model_fingerprint
     features = gpq.open_data(f"features:{folder / 'a'}.npz", keep="title")
@@ -109,7 +115,7 @@ def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
         check(folder, out, "a", model="other")
 
 
-def test_a_shard_whose_files_are_partly_lost_is_built_again(folder: Path) -> None:
+def test_a_shard_whose_files_are_partly_lost_is_built_again(folder):
     build = folder / "model", [folder / "a.codes.h5"], folder / "m.json"
     gpq.index_shards(*build)
     (shard,) = (folder / "m.shards").glob("*.faiss")
@@ -119,16 +125,3 @@ def test_a_shard_whose_files_are_partly_lost_is_built_again(folder: Path) -> Non
         gpq.index_shards(*build, overwrite=True)
         assert shard.read_bytes() == before
         assert items_path(shard).exists()
-
-
-def test_names_that_are_lost_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="gpq_faiss")
-    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
-    second = data(folder, "b", 1, ["emu", "dog"])
-    bare = gpq.index(folder / "model", second, folder / "b.faiss", names=False)
-    assert not caplog.messages
-    gpq.index(folder / "model", [index, bare], folder / "m.faiss")
-    assert "b.faiss has no names or labels" in caplog.text
-    items_path(index).unlink()
-    assert open_items(index) is None
-    assert "i.faiss.items.sqlite is missing" in caplog.text

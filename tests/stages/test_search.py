@@ -41,9 +41,7 @@ def queries(tmp_path: Path) -> str:
     return str(tmp_path / "queries.npy")
 
 
-def test_the_user_is_told_how_it_was_searched(
-    model: Path, files: dict[str, Path], queries: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_user_is_told_how_it_was_searched(model, files, queries, caplog):
     caplog.set_level(logging.INFO, logger="gpq_faiss.stages.search")
     for kind, memory, how in (
         ("flat", None, "in memory"),
@@ -58,14 +56,7 @@ def test_the_user_is_told_how_it_was_searched(
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
 @pytest.mark.parametrize("memory", [None, "500kB"])
-def test_fewer_results_than_asked_for_are_said_aloud(
-    model: Path,
-    files: dict[str, Path],
-    queries: str,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    memory: str | None,
-) -> None:
+def test_fewer_results_than_asked_for_are_said_aloud(model, files, queries, caplog, kind, memory):
     for k, where, expected in ((5, None, 0), (5, [1, 2, 3, 70_000], 40), (2, [1, 2, 3, 4], 0), (5, [], 40)):
         caplog.clear()
         result = search(model, files[kind], queries, k=k, memory=memory, where=where)
@@ -78,9 +69,7 @@ def test_fewer_results_than_asked_for_are_said_aloud(
 
 
 @pytest.mark.parametrize("memory", [None, "500kB"])
-def test_a_search_that_stops_early_says_what_is_proven(
-    model: Path, files: dict[str, Path], queries: str, memory: str | None
-) -> None:
+def test_a_search_that_stops_early_says_what_is_proven(model, files, queries, memory):
     plain = search(model, files["flat"], queries, k=5)
     every, early = (search(model, files["ivf"], queries, k=5, nprobe=n, memory=memory) for n in (10**6, 4))
     assert plain.exact is None
