@@ -35,18 +35,9 @@ def few_steps() -> Iterator[None]:
 
 def config_of(A: int = 3, **training: object) -> Config:
     features = {"feature_weight": 0.0} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
-    return validate(
-        merge(
-            preset("recommended"),
-            {
-                "quantizer": {"codebooks": 3},
-                "loss": {"lambda2": 0.1},
-                "posterior": {"networks": 4, **features},
-                "network": {"hidden": [16]},
-                "training": training,
-            },
-        )
-    )
+    changes = {"quantizer": {"codebooks": 3}, "loss": {"lambda2": 0.1}, "network": {"hidden": [16]}}
+    changes |= {"posterior": {"networks": 4, **features}, "training": training}
+    return validate(merge(preset("recommended"), changes))
 
 
 def method(A: int = 3, *, width: int = WIDTH) -> PosteriorCodes:

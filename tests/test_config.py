@@ -52,36 +52,26 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
     assert (config.training.seed, config.posterior.networks) == (5, 3)
     assert (config.network.hidden, config.gpq.variant) == ((7,), "authors")
     net = build_network(config, {"kind": "features", "width": 5}, 3).eval()
-    names = {key: key.replace("classes.", "committee.") for key in net.state_dict()}
-    earlier = SimpleNamespace(
-        state_dict=lambda: {names[key]: value for key, value in net.state_dict().items()},
-        asymmetric=True,
-        items_are_codewords=False,
-    )
+    state = {key.replace("classes.", "committee."): value for key, value in net.state_dict().items()}
+    earlier = SimpleNamespace(state_dict=lambda: state, asymmetric=True, items_are_codewords=False)
     split = make_split(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
     about = {"config": saved, "input": {"kind": "features", "width": 5}, "class_names": ["a", "b", "c"]}
     Z = net.codebooks().detach().numpy()
     save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)  # type: ignore[arg-type]
     x = torch.randn(4, 5)
     assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))  # type: ignore[operator]
-    for wrong, message in (
-        ({"loss": {"beta": 9.0}}, "loss.beta = 9.0"),
-        ({"training": {"seed": "x"}}, "seed = 'x'"),
-    ):
+    for wrong, message in ({"beta": 9.0}, "loss.beta = 9.0"), ({"lambda1": "x"}, "lambda1 = 'x'"):
         with pytest.raises(UsageError, match=message):
-            from_dict(saved | wrong)
+            from_dict(saved | {"loss": wrong})
 
 
 def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text(
-        'preset = "recommended"\n[training]\nsteps = 7\nlearning_rate = 1\n[network]\nhidden = [3, 4]\n'
-    )
+    training = "[training]\nsteps = 7\nlearning_rate = 1\n"
+    file.write_text(f'preset = "recommended"\n{training}[network]\nhidden = [3, 4]\n')
     config = read_toml(file)
-    expected = merge(
-        preset("recommended"), {"training": {"steps": 7, "learning_rate": 1.0}, "network": {"hidden": (3, 4)}}
-    )
-    assert config == expected
+    changes = {"training": {"steps": 7, "learning_rate": 1.0}, "network": {"hidden": (3, 4)}}
+    assert config == merge(preset("recommended"), changes)
     assert isinstance(config.training.learning_rate, float)
 
 
@@ -91,16 +81,10 @@ def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
         ("[trainin]\nsteps = 1", "setting 'trainin' is unknown: did you mean 'training'?"),
         ("[training]\nstep = 1", "setting 'training.step' is unknown: did you mean 'training.steps'?"),
         ("[gpq]\nx = 1", "setting 'gpq.x' is unknown: choose one of gpq.variant"),
-        (
-            '[training]\nsteps = "many"',
-            "training.steps = 'many': input should be a valid integer, or .*'auto'",
-        ),
+        ('[training]\nsteps = "many"', "training.steps = 'many': input should be a valid integer, or "),
         ("[training]\nsteps = 1.5", "training.steps = 1.5: .*integer"),
         ("training = 3", "training = 3: "),
-        (
-            '[gpq]\nvariant = "both"',
-            "gpq.variant = 'both': input should be 'paper', 'printed', 'triplet' or ",
-        ),
+        ('[gpq]\nvariant = "both"', "gpq.variant = 'both': input should be 'paper', 'printed', 'trip"),
         ("[posterior]\ncommittee = 3", "setting 'posterior.committee' is unknown: "),
         ("[network]\nhidden = [3, 0]", "network.hidden = 0: input should be greater than or equal to 1"),
         ("[loss]\nlambda1 = nan", "loss.lambda1 = nan: input should be a finite number"),
@@ -140,9 +124,8 @@ def test_settings_on_the_command_line_are_typed_and_checked() -> None:
     for wrong in ("training.steps", "=3", "training.=3", ".steps=3", "preset=paper", ""):
         with pytest.raises(UsageError, match=r"write SECTION\.KEY=VALUE"):
             parse_settings([wrong])
-    assert parse_settings(["training.steps=3", "training=4", "training.steps=5"]) == {
-        "training": {"steps": 5}
-    }
+    texts = ["training.steps=3", "training=4", "training.steps=5"]
+    assert parse_settings(texts) == {"training": {"steps": 5}}
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,6 @@ def read_folder(out: Path) -> str:
     return text
 
 
-# Kills --------------------------------------------------------------------------------------------------------------------
-
-
 def make_pair(out: Path, text: str) -> None:
     """As an index and its sidecar."""
     with atomic_paths(out, f"{out}.json") as (first, second):
@@ -68,10 +65,7 @@ def read_pair(out: Path) -> str:
     ],
 )
 def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
-    tmp_path: Path,
-    write: Callable[[Path, str], None],
-    read: Callable[[Path], str],
-    made: list[str],
+    tmp_path: Path, write: Callable[[Path, str], None], read: Callable[[Path], str], made: list[str]
 ) -> None:
     """In between a folder may be gone, and of two files the second, but never is it of another first."""
     out, beside = tmp_path / "out", tmp_path / "out.json"
@@ -133,16 +127,6 @@ def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_an_error_leaves_nothing_and_the_old_output(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    write_text(out, "old")
-    with pytest.raises(ValueError, match="mine"), atomic_path(out) as temporary:  # noqa: PT012
-        temporary.write_bytes(b"half")
-        raise ValueError("mine")
-    assert names(tmp_path) == ["out"]
-    assert out.read_text() == "old"
-
-
 def test_what_another_user_left_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder that all may write, another's journal would say what to put in place of our files."""
     out = tmp_path / "out"
@@ -165,9 +149,6 @@ def test_what_another_user_left_is_not_touched(tmp_path: Path, monkeypatch: pyte
     assert names(tmp_path) == []
 
 
-# Links --------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
     file = tmp_path / "elsewhere" / "precious"
@@ -183,8 +164,7 @@ def test_a_link_at_the_very_name_is_not_followed(
     """As if the name had been guessed: another is taken."""
     tokens = iter(["0" * 12, "1" * 12, "0" * 12, "2" * 12])
     monkeypatch.setattr(files.secrets, "token_hex", lambda n: next(tokens))
-    target = victim.with_name("new") if dangling else victim.parent
-    (tmp_path / ".out.tmp-000000000000").symlink_to(target)
+    (tmp_path / ".out.tmp-000000000000").symlink_to(victim.with_name("new") if dangling else victim.parent)
     for _ in range(2):
         write_text(tmp_path / "out", "new")
     assert (tmp_path / "out").read_bytes() == b"new"
@@ -193,12 +173,17 @@ def test_a_link_at_the_very_name_is_not_followed(
     assert names(victim.parent) == ["precious"]
 
 
-def test_a_workspace_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_workspace_is_its_owners_alone_and_goes_on_an_error(tmp_path: Path) -> None:
     with atomic_path(tmp_path / "out") as temporary:
         assert stat.S_IMODE(temporary.parent.stat().st_mode) == 0o700
         temporary.touch()
         expected = stat.S_IMODE(temporary.stat().st_mode)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == expected
+    with pytest.raises(ValueError, match="mine"), atomic_path(tmp_path / "out") as temporary:  # noqa: PT012
+        temporary.write_bytes(b"half")
+        raise ValueError("mine")
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out").read_bytes() == b""
 
 
 @pytest.mark.parametrize("plant", ["folder", "lock", "rows"])
@@ -216,9 +201,6 @@ def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path: Path, victi
         files.open_own(partial / "rows", keep=0)
     assert names(victim.parent) == ["precious"]
     assert victim.read_bytes() == b"precious"
-
-
-# Locks --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_locked_folder_is_refused_in_one_line(tmp_path: Path) -> None:

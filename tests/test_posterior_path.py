@@ -8,21 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from posterior_factory import (
-    CLASS_CODEBOOKS,
-    D,
-    config_of,
-    few_steps,  # noqa: F401  # an autouse fixture
-    scored,
-)
+from posterior_factory import CLASS_CODEBOOKS, D, config_of, few_steps, scored  # noqa: F401  # an autouse fixture
 
 from gpq_faiss import encode, search
 from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.errors import MismatchError
 from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.stages.index import index
 from gpq_faiss.stages.train import train
@@ -70,19 +63,3 @@ def test_prototypes_placed_anew_say_the_same(model: Path) -> None:
     again.place(net.logits, net.tables, net.feature_codewords, net.weights, by_logits=net._by_logits)
     scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.pq_codewords) for n in (again, net)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
-
-
-def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
-    """Features that are finite, and too large for the network."""
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "x.npy", rng.normal(size=(120, 6)).astype(np.float32))
-    np.save(tmp_path / "y.npy", np.arange(120) % 3)
-    data = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
-    config = config_of(steps=3, batch_labelled=20, batch_unlabelled=20, validation=0.0)
-    made = train(data, tmp_path / "model", config=config, labelled="10-per-class", protocol="none")
-    huge = np.load(tmp_path / "x.npy")
-    huge[7] = 3e38
-    np.save(tmp_path / "huge.npy", huge)
-    with pytest.raises(DataError):
-        encode(made, f"features:{tmp_path / 'huge.npy'}", tmp_path / "codes.h5")
-    assert not (tmp_path / "codes.h5").exists()
