@@ -320,9 +320,7 @@ def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
         return
     for folder in (out, tmp_path / "whole"):
         summary = None
-        while (
-            summary is None
-        ):  # the lock of the killed process may be freed a moment after its end of the pipe
+        while summary is None:  # the lock of a killed process may be freed a moment after its end of the pipe
             with contextlib.suppress(BusyError):
                 summary = run_experiment(two_trainings(20), DIGITS, folder)
             assert time.monotonic() < deadline

@@ -15,7 +15,6 @@ from model_factory import make_model, random_input
 from PIL import Image
 
 import gpq_faiss.stages.encode as stage
-from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import Dataset, sampled_content
 from gpq_faiss.data.open import open_data
@@ -204,38 +203,39 @@ def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
 # Two at the same time ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(tmp_path, model, data, monkeypatch):
-    """Also while the first one makes codes of features that are finished."""
-    out, refused = tmp_path / "codes.h5", []
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
+    tmp_path, model, data, monkeypatch, shards
+):
+    """Also while the first one makes codes of features that are finished, and while it goes on to its next shard."""
+    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_vectors", 0
+    write = getattr(stage, name)
+
+    def run(**options: Any) -> Any:
+        if shards:
+            return encode_shards(model, data.name, out, shard_items=400, batch_size=100, **options)
+        return encode(model, data, out, batch_size=100, features=tmp_path / "features.h5", **options)
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
     def encode_again(*args: Any, **options: Any) -> Any:
-        before = (tmp_path / "features.h5").stat().st_mtime_ns
-        with pytest.raises(BusyError, match=r"codes\.h5 is being written by another process"):
-            encode(model, data, out, overwrite=True)
-        refused.append((tmp_path / "features.h5").stat().st_mtime_ns == before)
-        return encode_vectors(*args, **options)
-
-    monkeypatch.setattr(stage, "encode_vectors", encode_again)
-    encode(model, data, out)
-    assert refused == [True]
-
-
-def test_a_second_encoding_of_shards_takes_none_of_the_first_away(tmp_path, model, data, monkeypatch):
-    arguments = model, data.name, tmp_path / "shards"
-    write, refused = stage._encode_shard, 0
-
-    def encode_again(*args: Any) -> int:
         nonlocal refused
-        with pytest.raises(BusyError, match=r"shards is being written by another process"):
-            encode_shards(*arguments, shard_items=400, batch_size=100, overwrite=True)
+        before = times()
+        with pytest.raises(BusyError, match="out is being written by another process"):
+            run(overwrite=True)
+        assert before == times()
         refused += 1
-        return write(*args)
+        return write(*args, **options)
 
-    monkeypatch.setattr(stage, "_encode_shard", encode_again)
-    paths = encode_shards(*arguments, shard_items=400, batch_size=100)
+    monkeypatch.setattr(stage, name, encode_again)
+    paths = run()
+    if not shards:
+        assert refused == 1
+        return
     assert refused == len(paths) == 3
-    assert sorted(tmp_path.joinpath("shards").iterdir()) == sorted(paths)
-    encode(model, data, tmp_path / "codes.h5", batch_size=100)
+    assert sorted(out.iterdir()) == sorted(paths)
+    encode(model, data, tmp_path / "codes.h5", keep_features=False, batch_size=100)
     found = []
     for path in (tmp_path / "codes.h5", *paths):
         with RowReader(path) as reader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import zipfile
@@ -153,26 +152,23 @@ def refused(path: Path, error: type[Exception] = DataError) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["x.npz", "plain index", "torch", "onnx"])
-def test_a_truncated_file_is_refused(files, tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["x.npz", "plain index", "torch", "onnx", "codes.h5", "features.h5", "index"]
+)
+def test_a_damaged_file_is_refused(files, tmp_path, name):
+    """Truncated; and in one bit, where there is a checksum."""
     whole, copy = files[name].read_bytes(), tmp_path / files[name].name
-    for share in (0.3, 0.99):
-        copy.write_bytes(whole[: int(share * len(whole))])
-        refused(copy)
-
-
-@pytest.mark.parametrize("name", ["codes.h5", "features.h5", "index"])
-def test_one_changed_bit_is_noticed(files, tmp_path, name):
-    raw, copy = bytearray(files[name].read_bytes()), tmp_path / files[name].name
-    at = len(raw) - 100
+    damaged, flipped = [whole[: int(share * len(whole))] for share in (0.3, 0.99)], len(whole) - 100
     if name == "index":
         shutil.copy(f"{files[name]}.json", f"{copy}.json")
-    else:
+    if name.endswith(".h5"):
         with h5py.File(files[name]) as file:
-            at = file[name.removesuffix(".h5")].id.get_chunk_info(0).byte_offset + 5
-    raw[at] ^= 1
-    copy.write_bytes(raw)
-    assert re.search(r"damaged|index\.faiss", refused(copy, MismatchError if name == "index" else DataError))
+            flipped = file[name.removesuffix(".h5")].id.get_chunk_info(0).byte_offset + 5
+    if name == "index" or name.endswith(".h5"):
+        damaged.append(whole[:flipped] + bytes([whole[flipped] ^ 1]) + whole[flipped + 1 :])
+    for content in damaged:
+        copy.write_bytes(content)
+        refused(copy, MismatchError if name == "index" else DataError)
 
 
 @pytest.mark.parametrize("form", FORMS)
