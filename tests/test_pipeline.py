@@ -76,21 +76,16 @@ def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> No
     _, xq = encoder.embed_rows(open_digits(), split.query, queries=True)
     with RowReader(products.codes) as reader:
         codes = reader.block()[split.database]
-    result = rank_codes(
-        score_tables(xq, Z),
-        unpack_codes(codes, Z.shape[0], Z.shape[1]),
-        labels.take(split.query),
-        labels.take(split.database),
-    )
+    relevant = labels.take(split.query), labels.take(split.database)
+    result = rank_codes(score_tables(xq, Z), unpack_codes(codes, *Z.shape[:2]), *relevant)
     assert result.map == products.evaluation.ranking.map
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
 
 
 def test_queries_that_may_have_been_trained_on_are_refused(products: Products) -> None:
-    with pytest.raises(MismatchError, match="protocol 1"):
-        evaluate(products.model, open_digits(), protocol="2")
-    with pytest.raises(MismatchError, match="seed 0"):
-        evaluate(products.model, open_digits(), seed=1)
+    for wrong, message in (({"protocol": "2"}, "protocol 1"), ({"seed": 1}, "seed 0")):
+        with pytest.raises(MismatchError, match=message):
+            evaluate(products.model, open_digits(), **wrong)
     same = evaluate(products.model, open_digits(), protocol="1", seed=0)
     assert same.ranking.map == products.evaluation.ranking.map
 
@@ -171,15 +166,9 @@ def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path: Path) -> None:
-    config = merge(
-        preset("paper"),
-        {
-            "network": {"backbone": "vgg", "image_size": 32},
-            "training": {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64},
-        },
-    )
-    model = train(
-        open_digits(), tmp_path / "m", config=config, labelled="20-per-class", device="cuda", amp=True
-    )
+    training = {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64}
+    changes = {"network": {"backbone": "vgg", "image_size": 32}, "training": training}
+    made = {"config": merge(preset("paper"), changes), "labelled": "20-per-class", "amp": True}
+    model = train(open_digits(), tmp_path / "m", device="cuda", **made)
     _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(open_digits(), np.arange(64))
     assert np.isfinite(vectors).all()

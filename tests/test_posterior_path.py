@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_factory import make_model, random_input
 from posterior_factory import CLASS_CODEBOOKS, D, config_of, few_steps, scored  # noqa: F401  # an autouse fixture
 
 from gpq_faiss import encode, search
@@ -15,7 +16,7 @@ from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import MismatchError
+from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.stages.index import index
 from gpq_faiss.stages.train import train
@@ -63,3 +64,14 @@ def test_prototypes_placed_anew_say_the_same(model: Path) -> None:
     again.place(net.logits, net.tables, net.feature_codewords, net.weights, by_logits=net._by_logits)
     scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.pq_codewords) for n in (again, net)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
+
+
+def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
+    """Features that are finite, and too large for the network."""
+    x = random_input("features", 120)
+    x[7] = 3e38
+    np.save(tmp_path / "huge.npy", x)
+    made = make_model(tmp_path / "model", networks=2)
+    with pytest.raises(DataError):
+        encode(made, f"features:{tmp_path / 'huge.npy'}", tmp_path / "codes.h5")
+    assert not (tmp_path / "codes.h5").exists()

@@ -104,15 +104,9 @@ def test_lancedb_ranks_alike(model: Path, tmp_path: Path) -> None:
     rows = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(pad_vectors(x, width).ravel()), width)
     database = lancedb.connect(str(tmp_path / "db"))
     table = database.create_table("items", pyarrow.table({"id": np.arange(N), "vector": rows}))
-    table.to_lance().create_index(
-        "vector",
-        "IVF_PQ",
-        metric="dot",
-        num_partitions=1,
-        num_sub_vectors=len(books),
-        ivf_centroids=centroids,
-        pq_codebook=books,
-    )
+    sizes = {"num_partitions": 1, "num_sub_vectors": len(books)}
+    books = {"ivf_centroids": centroids, "pq_codebook": books}
+    table.to_lance().create_index("vector", "IVF_PQ", metric="dot", **sizes, **books)
     table.checkout_latest()
     assert len(table.list_indices()) == 1
     for q, right in zip(pad_vectors(xq, width), exact, strict=True):

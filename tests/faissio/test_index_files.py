@@ -188,8 +188,8 @@ def test_a_sidecar_that_does_not_fit_is_refused(saved: Path) -> None:
             load_index(saved)
     with open_file(saved) as opened:  # the last one changes the hash alone
         assert opened.ntotal == 203
-    damaged = [{**mine, "ntotal": "60"}, {**mine, "format_version": 99}, [1]]
-    damaged.append({key: value for key, value in mine.items() if key != "kind"})
+    partial = {key: value for key, value in mine.items() if key != "kind"}
+    damaged = [{**mine, "ntotal": "60"}, {**mine, "format_version": 99}, [1], partial]
     for changed in (text[:50], *map(json.dumps, damaged)):
         sidecar_path(saved).write_text(changed)
         with pytest.raises(DataError, match=r"index\.faiss\.json"):
