@@ -12,7 +12,11 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
+
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, UsageError
 
 
 def png(seed: int, size: int = 4) -> bytes:
@@ -67,6 +71,14 @@ def shard(path: Path, members: dict[str, bytes | None]) -> str:
     """A tar of those members that have a content, as a WebDataset."""
     held = ((name, tarfile.REGTYPE, content) for name, content in members.items() if content is not None)
     return f"webdataset:{save(path, raw_tar(*held))}"
+
+
+def refused(spec: Any, why: str, **options: Any) -> str:
+    """What a source says that cannot be opened or read: one line."""
+    with pytest.raises((DataError, UsageError), match=why) as caught:
+        open_data(spec, **options).read(slice(None))
+    assert str(caught.value).isprintable()
+    return str(caught.value)
 
 
 class Items:

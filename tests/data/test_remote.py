@@ -14,11 +14,10 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from image_files import png, put, save, shard
+from image_files import png, put, refused, save, shard
 
 import gpq_faiss as gpq
 from gpq_faiss.data.paths import cache_folder, files_of, is_url, without_secrets
-from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.stages.queries import open_queries
 
 X = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
@@ -88,8 +87,7 @@ def test_shards_archives_queries_and_tables(site: Any) -> None:
     assert (shards.texts["name"].tolist(), query.name) == (["0", "1"], f"{site.url}/a/0.png")
     for data in (shards, gpq.open_data(f"folder:{site.url}/s-0.tar"), query):
         np.testing.assert_array_equal(data.read(slice(0, 1))[0], image)
-    with pytest.raises(UsageError, match="where are its images"):
-        gpq.open_data(f"csv:{site.url}/t.csv")
+    refused(f"csv:{site.url}/t.csv", "where are its images")
     assert len(gpq.open_data(f"csv:{site.url}/t.csv", root=str(site.root))) == 1
 
 
@@ -130,15 +128,11 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(
     save(site.root / "text.npy", "hello " * 200)
     if spec in MISSING:
         monkeypatch.setitem(sys.modules, MISSING[spec], None)
-    with pytest.raises((DataError, UsageError), match=why) as caught:
-        gpq.open_data(spec.replace("URL", site.url)).read(slice(None))
-    assert str(caught.value).isprintable()
-    assert "secret" not in str(caught.value)
+    assert "secret" not in refused(spec.replace("URL", site.url), why)
     assert {path.name for path in cache_folder().rglob("*") if path.is_file()} <= {"text.npy", "empty"}
     if "text.npy" in spec:
         monkeypatch.setenv("GPQ_CACHE", str(site.root / "text.npy"))
-        with pytest.raises(DataError, match="cannot write"):
-            gpq.open_data(spec.replace("URL", site.url))
+        refused(spec.replace("URL", site.url), "cannot write")
 
 
 def test_names_of_files(tmp_path: Path) -> None:
