@@ -19,13 +19,10 @@ ITEMS = 240
 
 SETTINGS = """
 preset = "paper"
-
 [quantizer]
 codebooks = 4
-
 [network]
 backbone = "linear"
-
 [training]
 steps = 30
 batch_labelled = 30

@@ -4,6 +4,7 @@ code, nothing half-written and what was there untouched."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -212,15 +213,13 @@ def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(
 # Models -----------------------------------------------------------------------------------------------------------------
 
 
-def swap(*keys: str, value: object) -> Callable[[Path], None]:
-    """Change one entry of config.json."""
+def swap(key: str, value: object) -> Callable[[Path], object]:
+    """Change one entry of config.json; dots lead to one within."""
 
     def change(folder: Path) -> None:
         document = json.loads((folder / "config.json").read_text())
-        place = document
-        for key in keys[:-1]:
-            place = place[key]
-        place[keys[-1]] = value
+        *outer, last = key.split(".")
+        functools.reduce(dict.__getitem__, outer, document)[last] = value
         (folder / "config.json").write_text(json.dumps(document))
 
     return change
@@ -237,7 +236,7 @@ def no_codebooks(folder: Path) -> None:
     del weights["codebooks"]
     save_file(weights, folder / "model.safetensors")
     state = {k: torch.from_numpy(v) for k, v in weights.items()}
-    swap("model_fingerprint", value=state_fingerprint(state))(folder)
+    swap("model_fingerprint", state_fingerprint(state))(folder)
 
 
 def in_place(name: str, how: str) -> Callable[[Path], None]:
@@ -249,46 +248,41 @@ def in_place(name: str, how: str) -> Callable[[Path], None]:
     return change
 
 
-def text_of(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "config.json").write_text(text)
-
-
 # The network, its codebooks alone, and all of it; other commands use the same readers.
 EVERY = "encode BAD DATA | index BAD CODES | info BAD"
 # What needs the codebooks alone does not build the network, and asks nothing of its description.
 NETWORK = "encode BAD DATA | info BAD"
-HUGE = (("config", "training", "seed"), ("config", "quantizer", "codebooks"), ("input", "width"))
+SWAPS = {
+    EVERY: [
+        ("format_version", 99),
+        ("model_fingerprint", "0123456789abcdef"),
+        *((key, 10**400) for key in ("config.training.seed", "config.quantizer.codebooks", "input.width")),
+    ],
+    NETWORK: [
+        *(
+            ("config", value)
+            for value in ({"quantizer": {"codebooks": "many"}}, [], {"network": {"backbone": "tree"}})
+        ),
+        *(("input", value) for value in ({"kind": "features", "width": 3}, {"kind": "sounds"}, None)),
+        *(("class_names", value) for value in (7, ["one"])),
+    ],
+}
+TEXTS = ("[]", "{}", '"config"', '{"model_fingerprint": 5, "codebooks_fingerprint": []}')
+FILES = {"config.json": EVERY, "model.safetensors": EVERY, "split.json": "evaluate BAD DATA --labels LABELS"}
 MODELS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no folder": (EVERY, shutil.rmtree),
     "empty folder": (EVERY, lambda folder: [path.unlink() for path in folder.iterdir()]),
     "flipped bit": (NETWORK, flip),
     "no codebooks": (EVERY, no_codebooks),
-    "version": (EVERY, swap("format_version", value=99)),
-    "other fingerprint": (EVERY, swap("model_fingerprint", value="0123456789abcdef")),
+    **{text: (EVERY, lambda at, text=text: (at / "config.json").write_text(text)) for text in TEXTS},  # type: ignore[misc]
     **{
-        f"config.json is {text}": (EVERY, text_of(text))
-        for text in ("[]", "{}", '"config"', '{"model_fingerprint": 5, "codebooks_fingerprint": []}')
+        f"{key} {str(value)[:50]}": (calls, swap(key, value))
+        for calls, swaps in SWAPS.items()
+        for key, value in swaps
     },
-    **{
-        f"{key} {value}": (NETWORK, swap(key, value=value))
-        for key, value in (
-            ("config", {"quantizer": {"codebooks": "many"}}),
-            ("config", []),
-            ("config", {"network": {"backbone": "tree"}}),
-            ("input", {"kind": "features", "width": 3}),
-            ("input", {"kind": "sounds"}),
-            ("input", None),
-            ("class_names", 7),
-            ("class_names", ["one"]),
-        )
-    },
-    **{f"huge {'.'.join(keys)}": (EVERY, swap(*keys, value=10**400)) for keys in HUGE},
     **{
         f"{name} {how}": (calls, in_place(name, how))
-        for name, calls in (
-            *(("config.json", EVERY), ("model.safetensors", EVERY)),
-            ("split.json", "evaluate BAD DATA --labels LABELS"),
-        )
+        for name, calls in FILES.items()
         for how in (*PLACES, *BREAKS)
     },
 }
@@ -303,27 +297,27 @@ def test_a_model_that_is_none_is_one_line(shop: Shop, tmp_path: Path, how: str) 
 
 
 @pytest.mark.parametrize(
-    ("keys", "value"),
+    ("key", "value"),
     [
-        (("config", "network"), {"backbone": "mlp", "hidden": [1 << 21]}),
-        (("config", "network"), {"backbone": "mlp", "hidden": [4] * 100_000}),
-        (("config", "posterior", "networks"), 1 << 20),
-        (("config", "quantizer", "subdim"), 4096),
-        (("config", "quantizer", "codewords"), 256),
-        (("input", "width"), 1 << 22),
-        (("class_names",), [str(i) for i in range(1 << 17)]),
-        (("input", "image_size"), 1 << 20),  # a convolution takes images of any size, so that no tensor tells
+        ("config.network", {"backbone": "mlp", "hidden": [1 << 21]}),
+        ("config.network", {"backbone": "mlp", "hidden": [4] * 100_000}),
+        ("config.posterior.networks", 1 << 20),
+        ("config.quantizer.subdim", 4096),
+        ("config.quantizer.codewords", 256),
+        ("input.width", 1 << 22),
+        ("class_names", [str(i) for i in range(1 << 17)]),
+        ("input.image_size", 1 << 20),  # a convolution takes images of any size, so that no tensor tells
     ],
 )
 def test_sizes_that_no_tensor_has_are_refused_before_they_are_made(
-    shop: Shop, tmp_path: Path, keys: tuple[str, ...], value: object, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, tmp_path: Path, key: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, images = tmp_path / "bad-model", "image_size" in keys
+    folder, images = tmp_path / "bad-model", key == "input.image_size"
     if images:
         make_model(folder, "images", image_size=16, backbone="vgg", class_names=("a", "b"))
     else:
         shutil.copytree(shop.model, folder)
-    swap(*keys, value=value)(folder)
+    swap(key, value)(folder)
 
     def small(made: torch.Tensor) -> torch.Tensor:
         assert images or made.numel() < 1 << 20 or made.device.type == "meta", "made before it was compared"
@@ -340,30 +334,25 @@ def test_sizes_that_no_tensor_has_are_refused_before_they_are_made(
 # Claims -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def unpacking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Files that unpack to hundreds of times their size: 32 MB."""
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    folder, x = tmp_path_factory.mktemp("bombs"), np.ones((500_000, WIDTH), np.float32)
-    np.savez_compressed(folder / "npz.npz", features=x)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), WIDTH)
-    pq.write_table(pa.table({"features": column}), folder / "parquet.parquet", compression="zstd")
-    with h5py.File(folder / "hdf5.h5", "w") as h5:
-        h5.create_dataset("features", data=x, chunks=(10_000, WIDTH), compression="gzip")
-    return {path.stem: path for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("form", ["npz", "parquet", "hdf5"])
+@pytest.mark.parametrize("form", ["npz", "parquet", "h5"])
 def test_what_unpacks_to_more_than_the_budget_or_the_free_memory_is_one_line(
-    shop: Shop, unpacking: dict[str, Path], form: str, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = unpacking[form]
+    """Files that unpack to hundreds of times their size: 32 MB."""
+    path, x = tmp_path / f"bomb.{form}", np.ones((500_000, WIDTH), np.float32)
+    if form == "npz":
+        np.savez_compressed(path, features=x)
+    elif form == "h5":
+        with h5py.File(path, "w") as h5:
+            h5.create_dataset("features", data=x, chunks=(10_000, WIDTH), compression="gzip")
+    else:
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), WIDTH)
+        pq.write_table(pa.table({"features": column}), path, compression="zstd")
     assert path.stat().st_size < 3 << 20
     wanted = "of memory are needed, 20.0 MB are allowed"
     all_refused(shop, path, "search MODEL INDEX BAD --memory 40MB", wanted)
-    if form != "hdf5":  # which is read in place
+    if form != "h5":  # which is read in place
         monkeypatch.setattr("gpq_faiss.inputs.available_memory", lambda: 20 << 20)
         all_refused(shop, path, "encode MODEL features:BAD", "of memory are needed, 21.0 MB are free")
 
