@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpq_faiss.config import Config, merge, preset, validate
-from gpq_faiss.data.base import Dataset, ImageDataset
+from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
@@ -27,18 +26,15 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="digits-")
 
 
 @cache
-def digits() -> ImageDataset:
-    dataset = open_data("digits")
-    assert isinstance(dataset, ImageDataset)
-    return dataset
+def digits() -> Any:
+    return open_data("digits")
 
 
 @cache
 def features() -> Dataset:
     """The 64 pixels of each digit as a feature data set: pictures of their size are cropped at random, which takes longer to learn."""
-    images = [image for image in digits().read(np.arange(len(digits()))) if image is not None]
-    x = np.stack([image[:, :, 0].ravel() for image in images]).astype(np.float32) / 255
-    return open_data(x, labels=digits().require_labels().dense().argmax(1))
+    x = np.stack([image[:, :, 0].ravel() for image in digits().read(np.arange(len(digits())))])
+    return open_data(x.astype(np.float32) / 255, labels=digits().require_labels().dense().argmax(1))
 
 
 def split_of(dataset: Dataset) -> Split:
@@ -47,12 +43,11 @@ def split_of(dataset: Dataset) -> Split:
 
 def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any) -> Config:
     """What a comparison gives to a trained method beside GPQ, with a small network and few steps."""
-    quick = {"steps": steps, "seed": seed, "batch_labelled": 60, "batch_unlabelled": 60}
-    quick |= {"validation": 0.0, "learning_rate": 3e-3, **training}
+    quick = {"steps": steps, "seed": seed, "batch_labelled": 60, "batch_unlabelled": 60, "validation": 0.0}
     changes: dict[str, Any] = {
         "quantizer": {"codebooks": bits // 4},
         "network": {"hidden": [64], "noise": 0.0},
-        "training": quick,
+        "training": {**quick, "learning_rate": 3e-3, **training},
     }
     return validate(merge(baseline_config(preset("recommended"), perceptron=True), changes))
 
@@ -93,11 +88,6 @@ def made(name: str, dataset: Dataset, bits: int = 16) -> Any:
 
 def codes_of(method: TrainableMethod, dataset: Dataset) -> NDArray[np.uint8]:
     return method.coder().encode(vectors(method, dataset, split_of(dataset).database))
-
-
-def logged(run: Fitted, key: str) -> list[float]:
-    """The values of ``key`` over the training."""
-    return [json.loads(line)[key] for line in run.run.lines]
 
 
 def parts_of(method: Any, batch: TrainingBatch) -> dict[str, float]:

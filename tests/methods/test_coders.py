@@ -73,12 +73,6 @@ def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
     assert_ranks_alike(coder, xq, codes)
 
 
-def test_four_bit_codes_have_the_low_nibble_first_and_an_odd_last_one_empty() -> None:
-    Z = np.broadcast_to(np.eye(16, dtype=np.float32), (3, 16, 16))
-    x = np.concatenate([Z[0, [5]], Z[0, [12]], Z[0, [7]]], axis=1)
-    assert ProductCoder(Z).encode(x).tolist() == [[5 | 12 << 4, 7]]
-
-
 def test_codebooks_of_another_form_are_refused() -> None:
     nan = normal(0, 2, 16, 4)
     nan[1, 3, 2] = np.nan

@@ -91,23 +91,16 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
     assert parts == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_the_pairs_teach_the_codes_and_not_the_class_networks() -> None:
-    gpq = method()
-    gpq.losses(batch(), amp=False)["npair"].backward()
-    assert all(p.grad is None for p in gpq.network.classes.parameters())
-    ours = [p for name, p in gpq.network.named_parameters() if not name.startswith("classes.")]
-    assert all(p.grad is not None and bool(p.grad.any()) for p in ours)
-
-
-def test_every_parameter_is_stepped_once() -> None:
+def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone() -> None:
     gpq = method()
     groups = gpq.optimizer(gpq.config.training).param_groups
-    stepped = [id(p) for group in groups for p in group["params"]]
-    assert sorted(stepped) == sorted(id(p) for p in gpq.network.parameters())
-    rates = {id(p): group.get("times", 1.0) for group in groups for p in group["params"]}
-    theirs = {rates[id(p)] for p in gpq.network.classes.parameters()}
-    assert {rates[id(gpq.network.codewords.raw)], rates[id(gpq.network.classifier.raw)]} == {5.0}
-    assert theirs == {2.0}
+    rates = [(id(p), group["times"]) for group in groups for p in group["params"]]
+    gpq.losses(batch(), amp=False)["npair"].backward()
+    for name, p in gpq.named_parameters():
+        of_class = name.startswith("network.classes.")
+        assert [rate for of, rate in rates if of == id(p)] == [2.0 if of_class else 5.0], name
+        assert (p.grad is not None and bool(p.grad.any())) != of_class, name
+    assert len(rates) == len(list(gpq.parameters()))
     assert {name.split(".")[0] for name in gpq.state_dict()} == {"network"}, "the class networks once"
 
 
@@ -125,31 +118,21 @@ def test_score_tables_are_refitted_after_the_training() -> None:
         assert torch.equal(as_trained, gpq.network.prototypes) != refitted
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "quantizer": {"codebooks": 6},
         "posterior": {"networks": 3},
         "network": {"hidden": [64]},
         "training": {"steps": 60, "learning_rate": 3e-3},
     }
-    folder = tmp_path_factory.mktemp("gpq") / "model"
-    return train(open_digits(), folder, config=merge(preset("gpq"), changes), labelled="20-per-class")
-
-
-def test_digits_are_found_by_their_class(model: Path) -> None:
-    found = evaluate(model, open_digits(), protocol="1")
-    assert found.ranking.map > 0.8, "chance is 0.1"
-    lines = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
-    assert {"npair", "classification", "entropy", "class_classification", "class_entropy"} <= set(lines[-1])
-
-
-def test_faiss_makes_the_codes_and_search_finds_the_items(model: Path, tmp_path: Path) -> None:
-    digits = open_digits()
+    digits, config = open_digits(), merge(preset("gpq"), changes)
+    model = train(digits, tmp_path / "model", config=config, labelled="20-per-class")
+    assert evaluate(model, digits, protocol="1").ranking.map > 0.8, "chance is 0.1"
+    last = json.loads((model / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"npair", "classification", "entropy", "class_classification", "class_entropy"} <= set(last)
     codes = encode(model, digits, tmp_path / "codes.h5")
     encoder = Encoder.load(model)
-    Z = encoder.model.codebooks
-    np.testing.assert_allclose(np.linalg.norm(Z, axis=2), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(encoder.model.codebooks, axis=2), 1, atol=1e-6)
     rows = np.arange(len(digits))
     _, xb = encoder.embed_rows(digits, rows)
     _, xq = encoder.embed_rows(digits, rows[:20], queries=True)
@@ -165,7 +148,7 @@ def test_faiss_makes_the_codes_and_search_finds_the_items(model: Path, tmp_path:
     expected, _ = empty.search(xq, 10)
     for kind in ("flat", "ivf"):
         file = index(model, codes, tmp_path / f"{kind}.faiss", kind=kind)
-        found = search(model, file, open_digits(), k=10, rows=":20")
+        found = search(model, file, digits, k=10, rows=":20")
         np.testing.assert_allclose(found.scores, expected, atol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -157,20 +158,12 @@ def test_all_labelled_items_are_compared_and_others_by_the_seed(
     known, rest = np.sort(every[:labelled]), np.sort(every[labelled:])
     x = np.random.default_rng(seed).normal(size=(1000, 8)).astype(np.float32)
     y, own = np.ones((labelled, 2), np.float32), weight * labelled / 2
+    ask = functools.partial(
+        propagate_labels, lambda rows: (x[rows], np.ones(len(rows), bool)), known, y, rest
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(propagation, "MOST_ITEMS", room)
-        one, again = (
-            propagate_labels(
-                lambda rows: (x[rows], np.ones(len(rows), bool)),
-                known,
-                y,
-                rest,
-                labels_per_class=own,
-                accuracy=0.5,
-                seed=seed,
-            )
-            for _ in range(2)
-        )
+        one, again = (ask(labels_per_class=own, accuracy=0.5, seed=seed) for _ in range(2))
     if not others or room - labelled < min(others, labelled) or weight < 0.14:
         assert one is None
     if one is None or again is None:
