@@ -206,35 +206,35 @@ def test_pictures_of_a_table_are_in_its_reports(done, tmp_path):
 
 def test_sensitivity_has_a_picture_for_each_method(tmp_path):
     product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1], "training.learning_rate": [1e-4]}
-    grid: dict[str, Any] = {"bits": [12], "seeds": [0], "config": SHORT}
-    folder, both = tmp_path / "s", {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
-    made(folder, methods=["gpq", "gpq-t", "pq"], product=product, **grid)
-    assert draw_kind(folder, "sensitivity", tmp_path).keys() == both
-    assert len(tables(folder)["map"]) == 9
+    both = {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
+    grid: dict[str, Any] = {"bits": [12], "seeds": [0], "config": SHORT, "product": product}
+    made(tmp_path, methods=["gpq", "gpq-t", "pq"], **grid)
+    assert draw_kind(tmp_path, "sensitivity", tmp_path).keys() == both
+    assert len(tables(tmp_path)["map"]) == 9
     # A corner that is missing leaves its cell empty.
-    next(folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5")).unlink()
-    assert draw_kind(folder, "sensitivity", tmp_path, overwrite=True).keys() == both
+    next(tmp_path.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5")).unlink()
+    assert draw_kind(tmp_path, "sensitivity", tmp_path, overwrite=True).keys() == both
     # Other changes have no place in it.
-    with h5py.File(next(folder.glob("gpq_*lambda1-0.1-lambda2-0.1*.h5")), "r+") as file:
+    with h5py.File(next(tmp_path.glob("gpq_*lambda1-0.1-lambda2-0.1*.h5")), "r+") as file:
         settings = json.loads(file.attrs["settings"])
         settings["loss"] |= {"lambda1": 0.0}
         file.attrs["settings"] = json.dumps(settings)
     with pytest.raises(DataError, match="several runs have the same weights"):
-        draw_experiment(folder, tmp_path / "r")
-    for path in folder.glob("gpq*.h5"):
+        draw_experiment(tmp_path, tmp_path / "r")
+    for path in tmp_path.glob("gpq*.h5"):
         path.unlink()
     with pytest.raises(DataError, match="no run of GPQ"):
-        draw_experiment(folder, tmp_path / "q")
+        draw_experiment(tmp_path, tmp_path / "q")
 
 
 def test_vectors_become_tsne_and_flat_codebooks(done, tmp_path):
     flat = {"training": SMALL | {"steps": 3}, "quantizer": {"subdim": 2}}
-    made(tmp_path / "v", **ONE | {"methods": ["gpq"], "config": flat, "vectors": 40})
+    made(tmp_path, **ONE | {"methods": ["gpq"], "config": flat, "vectors": 40})
     about = "Codebooks in two dimensions, gpq, with 40 items of the database drawn at random by seed 0"
-    assert draw_kind(tmp_path / "v", "voronoi", tmp_path) == {"voronoi.png": about}
-    drawn = draw_kind(tmp_path / "v", "tsne", tmp_path)
-    assert list(drawn) == ["tsne.png"]
-    assert "40 items of the database, drawn at random by seed 0" in drawn["tsne.png"]
+    assert draw_kind(tmp_path, "voronoi", tmp_path) == {"voronoi.png": about}
+    ((name, caption),) = draw_kind(tmp_path, "tsne", tmp_path).items()
+    assert name == "tsne.png"
+    assert "40 items of the database, drawn at random by seed 0" in caption
     shutil.copytree(done, tmp_path / "w")
     with pytest.raises(DataError, match="codewords of 12 dimensions cannot be drawn"):
         draw_kind(tmp_path / "w", "voronoi", tmp_path / "none")
