@@ -104,8 +104,6 @@ def test_rows_have_the_committed_figures(page: str, head: str, files: str) -> No
             file = of
             if file == MAIN and ((page == "README.md" and "paper's losses" in label) or not cells[3]):
                 file = ALL  # the row says so, or the page of rows without NN10@100
-            if row.startswith("posterior (preset recommended") and file == "unseen-classes":
-                file = "default-protocol2"
             check(f"{page}: {label}", text, file, row, column)
 
 
