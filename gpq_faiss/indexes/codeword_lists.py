@@ -309,7 +309,7 @@ class CodewordLists(ListSearch):
         self._whole: Any = None
         self._more: dict[int, float] = {}  # size of a shortlist in excess of k
         scan = 2.5e-5 + 1e-9 * self.distinct
-        self._seconds, self._known = [0.9 * scan, scan], [False, False]  # see _by
+        self._seconds, self._tried = [0.9 * scan, scan], [0, 0]  # see _by
 
     def search(
         self,
@@ -380,24 +380,28 @@ class CodewordLists(ListSearch):
 
     def _by(
         self, scan: bool, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
-    ) -> None:
+    ) -> Ids:
         """Fill the results by a scan or by the lists; where that does not do, by the other.
 
-        Notes the seconds of a query of late by each way; at first they are a guess.
+        Notes the seconds of a query of late by each way. At first they are a guess, which a slow first time (cold caches) does not change.
         """
         start, n = time.perf_counter(), len(xq)
         if scan:
             left = self._scanned(k, xq, floor, D, found)
+            other: Callable[..., Ids] = partial(self._listed, k, passing, _ALL)
         else:
             left = self._listed(k, passing, self.distinct // 16 + 1024, xq, floor, D, found)
-            if len(left):
-                left = _of_some(partial(self._scanned, k), left, xq, floor, D, found)
+            other = partial(self._by, True, k, passing)
         if len(left):
-            _of_some(partial(self._listed, k, passing, _ALL), left, xq, floor, D, found)
-        before, first = self._seconds[scan], not self._known[scan]
+            _of_some(other, left, xq, floor, D, found)
+        before, tried = self._seconds[scan], self._tried[scan]
         took = min((time.perf_counter() - start) / n, 2 * before)  # not more: it may have been interrupted
-        self._seconds[scan] = min(before, took) if first else before + (1 - 0.9**n) * (took - before)
-        self._known[scan] = True
+        if tried < 2:
+            self._seconds[scan] = took if tried else min(before, took)
+        else:
+            self._seconds[scan] = before + (1 - 0.9**n) * (took - before)
+        self._tried[scan] += 1
+        return _NONE
 
     def _listed(
         self,

@@ -121,7 +121,7 @@ def test_every_index_gives_the_results_of_brute_force(
                 placed.lists._room = placed.lists._piece
             index = open_in_memory(path)
             if scan:  # as where codes had no structure of late; some shortlists are too short
-                index.lists._seconds, index.lists._known = [1.0, 1e-3], [True, True]
+                index.lists._seconds, index.lists._tried = [1.0, 1e-3], [2, 2]
                 index.lists.searched, index.lists._more = 1, {k: 0.0}
             least = [float(scores[q, rng.integers(n)]) for q in range(len(xq))]
             for opened in (placed, index):
