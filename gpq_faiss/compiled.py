@@ -36,7 +36,20 @@ class _Cache(FunctionCache):
 
 def compiled(function: Function) -> Function:
     """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
-    made: Any = numba.njit(nogil=True, boundscheck=False)(function)
+    return _made(function, counted=True)
+
+
+def inner(function: Function) -> Function:
+    """As :func:`compiled`, for a function that makes no arrays and is called often by one that is compiled.
+
+    It does not count references to its arrays, which its caller holds: threads would wait for each other at the counts.
+    """
+    return _made(function, counted=False)
+
+
+def _made(function: Function, counted: bool) -> Function:
+    options: dict[str, bool] = {"nogil": True, "boundscheck": False, "_nrt": counted}
+    made: Any = cast(Any, numba.njit)(**options)(function)
     with contextlib.suppress(RuntimeError):
         made._cache = _Cache(function)  # type: ignore[no-untyped-call]
     return cast(Function, made)

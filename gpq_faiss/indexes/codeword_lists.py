@@ -39,8 +39,8 @@ DEPTH = 3
 _ALL = 1 << 62
 _MOST = 8192  # maximum size of a shortlist
 _BLOCK = 96  # codes in a block of FastScan: a fifth faster than its default of 32
-_FIRST = 16  # queries of a batch that come before all others
-_AGAIN = 64  # of lists and scans, the slower one is tried again in a 64th of the time
+_FIRST = 16  # queries of the first batch that come before all others
+_AGAIN = 200  # of lists and scans, the slower one is tried again in a 200th of the time
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
 _NONE = np.empty(0, np.int64)
@@ -337,14 +337,16 @@ class CodewordLists(ListSearch):
         if len(xq) <= _FIRST:
             fill(k, passing, xq, least, D, found)
             return D, found
-        # The first queries, in this thread, also tell which way is faster.
-        fill(k, passing, xq[:_FIRST], least[:_FIRST], D[:_FIRST], found[:_FIRST])
+        first = _FIRST if min(self._tried) < 2 else 0  # in this thread, and tell which way is faster
+        if first:
+            fill(k, passing, xq[:first], least[:first], D[:first], found[:first])
 
         def run(part: slice) -> None:
-            part = slice(part.start + _FIRST, part.stop + _FIRST)
+            part = slice(part.start + first, part.stop + first)
             fill(k, passing, xq[part], least[part], D[part], found[part])
 
-        in_parallel(run, len(xq) - _FIRST, 256, threads)
+        scan = self._seconds[1] < self._seconds[0]  # of a small batch, which Faiss' threads do faster
+        in_parallel(run, len(xq) - first, 256, threads, 64 if scan else 16)
         return D, found
 
     def _search_some(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..codes.checks import Codes, Floats, Ids
-from ..compiled import compiled
+from ..compiled import compiled, inner
 
 Number = Any
 """An int64 or a float32."""
@@ -22,7 +22,7 @@ _TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not r
 _ALL = np.int64(1 << 62)
 
 
-@compiled
+@inner
 def _single(query: Floats, ZT: Floats, single: Floats) -> Number:
     """Fill the score tables of one query, float32 [M, K]; a bound of every score's size."""
     d, M, K = ZT.shape
@@ -43,7 +43,7 @@ def _single(query: Floats, ZT: Floats, single: Floats) -> Number:
     return largest
 
 
-@compiled
+@inner
 def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Floats, step: Number) -> Number:
     """Score tables of one query.
 
@@ -89,13 +89,13 @@ def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Flo
     return largest
 
 
-@compiled
+@inner
 def _margin(M: Number, largest: Number) -> Number:
     """What the order of additions can make of a score."""
     return np.float32((2 * M + 8) * _EPS) * np.float32(largest)
 
 
-@compiled
+@inner
 def _heads(
     single: Floats, columns: Floats, margin: Number, P: Number, heads: Floats
 ) -> tuple[Number, Number]:
@@ -121,63 +121,95 @@ def _heads(
     return behind + margin, top
 
 
-@compiled
-def _sink(D: Floats, found: Ids, n: Number, score: Number, item: Number) -> None:
-    """Put an item into a heap of n in place of the first, the worst: the lowest score, of equal ones the largest item."""
-    at = 0
-    while True:
-        below = 2 * at + 1
-        if below >= n:
-            break
-        if below + 1 < n and (
-            D[below + 1] < D[below] or (D[below + 1] == D[below] and found[below + 1] > found[below])
-        ):
-            below += 1
-        if D[below] < score or (D[below] == score and found[below] > item):
-            D[at], found[at] = D[below], found[below]
-            at = below
+@inner
+def _split(D: Floats, found: Ids, low: Number, high: Number) -> Number:
+    """Reorder results ``low:high``: those better than one of them, which is returned, come before it, the others behind it.
+
+    A result is better than another if its score is higher, or equal and its item is smaller.
+    """
+    last, place = high - 1, low
+    at = low + (high - low) * 5 // 8
+    score, item = D[at], found[at]
+    D[at], found[at] = D[last], found[last]
+    for i in range(low, last):  # without branches, which a processor would guess wrongly every other time
+        other, which = D[i], found[i]
+        D[i], found[i] = D[place], found[place]
+        D[place], found[place] = other, which
+        place += (other > score) | ((other == score) & (which < item))
+    D[last], found[last] = D[place], found[place]
+    D[place], found[place] = score, item
+    return place
+
+
+@inner
+def _keep(D: Floats, found: Ids, n: Number, k: Number) -> None:
+    """Reorder n results so that the k best come first, the worst of them in the end."""
+    low, high = np.int64(0), n
+    while high - low > 1:
+        place = _split(D, found, low, high)
+        if place < k - 1:
+            low = place + 1
+        elif place > k - 1:
+            high = place
         else:
             break
-    D[at], found[at] = score, item
-
-
-@compiled
-def _push(D: Floats, found: Ids, n: Number, k: Number, score: Number, item: Number) -> Number:
-    """Put an item into a heap of at most k (:func:`_sink`); its new size."""
-    if n == k:
-        _sink(D, found, n, score, item)
-        return n
-    at = n
-    while at > 0:
-        above = (at - 1) >> 1
-        if D[above] > score or (D[above] == score and found[above] < item):
-            D[at], found[at] = D[above], found[above]
-            at = above
-        else:
-            break
-    D[at], found[at] = score, item
-    return n + 1
-
-
-@compiled
-def _clear(D: Floats, found: Ids) -> None:
-    """No results."""
-    for i in range(len(D)):
-        D[i], found[i] = -np.inf, -1
 
 
 @compiled
 def order(D: Floats, found: Ids, n: Number) -> None:
-    """Turn a heap of n into a list, the best first."""
-    for end in range(n - 1, 0, -1):
-        score, item, last, worst = D[end], found[end], D[0], found[0]
-        _sink(D, found, end, score, item)
-        D[end], found[end] = last, worst
+    """Sort n results, the best first."""
+    lows, highs, parts = np.empty(64, np.int64), np.empty(64, np.int64), 1
+    lows[0], highs[0] = 0, n
+    while parts:
+        parts -= 1
+        low, high = lows[parts], highs[parts]
+        while high - low > 12:
+            place = _split(D, found, low, high)
+            longer = place - low > high - place
+            lows[parts], highs[parts] = (low, place) if longer else (place + 1, high)
+            parts += 1
+            low, high = (place + 1, high) if longer else (low, place)
+    for i in range(1, n):
+        score, item, at = D[i], found[i], i
+        while at > 0 and (D[at - 1] < score or (D[at - 1] == score and found[at - 1] > item)):
+            D[at], found[at] = D[at - 1], found[at - 1]
+            at -= 1
+        D[at], found[at] = score, item
 
 
 @compiled
+def _held(k: Number) -> Any:
+    """Room for the results of a query: more than k, so that many are compared at once (:func:`_enter`)."""
+    return np.empty(2 * k + 8, np.float32), np.empty(2 * k + 8, np.int64)
+
+
+@inner
+def _best(held: Any, n: Number, k: Number, D: Floats, found: Ids) -> Number:
+    """Copy the k best of n results into ``D`` and ``found``, float32 and int64 [k], the k-th in the end; how many there are."""
+    if n > k:
+        _keep(held[0], held[1], n, k)
+        n = k
+    for i in range(n):
+        D[i], found[i] = held[0][i], held[1][i]
+    return n
+
+
+@compiled
+def _sorted(held: Any, n: Number, k: Number, D: Floats, found: Ids) -> None:
+    """As :func:`_best`, sorted; -inf and -1 where there is no result."""
+    n = _best(held, n, k, D, found)
+    order(D, found, n)
+    for i in range(n, k):
+        D[i], found[i] = -np.inf, -1
+
+
+@inner
 def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: Any, n: Number) -> Number:
-    """Put the items of a row into the heap, or with k = 0 behind one another; the new number of items."""
+    """Put the items of a row behind the n results of ``out``; the new number of results.
+
+    With k > 0 only those that are better than the k-th; where there is no more room, and where there are k for the first time, all but the
+    k best go, and the k-th is the last of them. With k = 0 the number counts also those that had no room.
+    """
     _, starts, members = rows
     D, found = out
     filtered = len(passing) > 0
@@ -189,14 +221,18 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
             if n < len(D):
                 D[n], found[n] = score, item
             n += 1
-        elif n < k or score > D[0] or (score == D[0] and item < found[0]):
-            n = _push(D, found, n, k, score, item)
+        elif n < k or score > D[k - 1] or (score == D[k - 1] and item < found[k - 1]):
+            D[n], found[n] = score, item
+            n += 1
+            if n == k or n == len(D):
+                _keep(D, found, n, k)
+                n = k
         else:
             break  # the other items of this code are larger
     return n
 
 
-@compiled
+@inner
 def _rows(
     first: Number,
     last: Number,
@@ -210,7 +246,7 @@ def _rows(
     n: Number,
     least: Number,
 ) -> tuple[Number, Number]:
-    """Score rows ``first:last`` from ``column`` on; those with at least ``least`` enter the heap, or with k = 0 follow one another.
+    """Score rows ``first:last`` from ``column`` on; those with at least ``least`` enter the results (:func:`_enter`).
 
     Args:
         s: score of the columns before.
@@ -239,13 +275,13 @@ def _rows(
                 score += part
         if score >= least:
             n = _enter(row, score, rows, passing, k, out, n)
-        if k and n == k:
-            least = max(least, D[0])
+        if k and n >= k:
+            least = max(least, D[k - 1])
             enough = least - (rest[column + 1] + margin)
     return n, least
 
 
-@compiled
+@inner
 def _list(
     low: Number,
     high: Number,
@@ -356,8 +392,8 @@ def visit(
         ends: int64 [any], the first node (or row) of each list, and the number of all.
         tree: as :class:`.codeword_lists.Tree`, with the rows in the end.
         floor: float32 [Q], scores below do not count.
-        D: float32 [Q, k], found: int64 [Q, k], counts: int64 [Q]: heaps. With k = 0 float32 [Q, any] and int64 [Q, any], which take what
-            they can of all items that reach ``floor``, of which ``counts`` is the number.
+        D: float32 [Q, k], found: int64 [Q, k], counts: int64 [Q]: the best so far, of k the worst in the end. With k = 0 float32
+            [Q, any] and int64 [Q, any], which take what they can of all items that reach ``floor``, of which ``counts`` is the number.
 
     Returns:
         Rows that were scored.
@@ -365,14 +401,16 @@ def visit(
     ZT, step = books
     M, K = ZT.shape[1], ZT.shape[2]
     single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
-    done = 0
+    done, held = 0, _held(k)
     for q in range(len(xq)):
         margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
         behind, _ = _heads(single, columns, margin, P, heads)
-        query, out = (columns, rest, margin, step), (D[q], found[q])
+        query, out = (columns, rest, margin, step), held if k else (D[q], found[q])
         n, least = counts[q], floor[q]
+        for i in range(n if k else 0):
+            held[0][i], held[1][i] = D[q, i], found[q, i]
         if k and n == k:
-            least = max(least, D[q, 0])
+            least = max(least, D[q, k - 1])
         for i in range(len(lists)):
             name = names[lists[i]]
             s = columns[0, name[0]] if P >= 2 else np.float32(0)
@@ -383,11 +421,11 @@ def visit(
             low, high = ends[at[i]], ends[at[i] + 1]
             n, least, more = _list(low, high, s, P // 2, query, tree, passing, k, out, n, least, stack, _ALL)
             done += more
-        counts[q] = n
+        counts[q] = _best(held, n, k, D[q], found[q]) if k else n
     return done
 
 
-@compiled
+@inner
 def _best_first(bounds: Floats, least: Number, turn: Ids) -> Number:
     """Fill ``turn`` from its second place on with the cells whose bounds are at least ``least``, best first; their number and 1."""
     turns = 1
@@ -438,12 +476,11 @@ def search(
     single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
     value, first = cells
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
-    every = np.int64(0)
+    every, held = np.int64(0), _held(k)
     for q in range(len(xq)):
-        _clear(D[q], found[q])
         margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
         behind, most = _heads(single, columns, margin, P, heads)
-        query, out = (columns, rest, margin, step), (D[q], found[q])
+        query = (columns, rest, margin, step)
         best = 0
         for c in range(len(value)):
             bounds[c] = columns[0, value[c]] if P >= 2 else np.float32(0)
@@ -471,7 +508,7 @@ def search(
                 s = cell + head if P == 4 else cell
                 left, right = ends[number], ends[number + 1]
                 n, least, more = _list(
-                    left, right, s, P // 2, query, tree, passing, k, out, n, least, stack, budget - done
+                    left, right, s, P // 2, query, tree, passing, k, held, n, least, stack, budget - done
                 )
                 done += more
                 if done > budget:
@@ -481,7 +518,7 @@ def search(
         every += done
         given_up[q] = done > budget
         if done <= budget:
-            order(D[q], found[q], n)
+            _sorted(held, n, k, D[q], found[q])
     return every
 
 
@@ -538,9 +575,8 @@ def rescore(
     codes, starts, members = rows
     size = places.shape[1]
     scores, slots = np.empty(size, np.float32), np.empty(size, np.int64)
-    items = np.empty(size, np.int64)
+    items, held = np.empty(size, np.int64), _held(k)
     for q in range(len(single)):
-        _clear(D[q], found[q])
         n, least = np.int64(0), floor[q]
         there = 0
         while there < size and places[q, there] >= 0:
@@ -561,11 +597,13 @@ def rescore(
             items[i] = members[slots[i]]
         for i in range(there):
             # ``least`` as the k-th score so far; the first item of a row is its smallest.
-            if scores[i] > least or (scores[i] == least and (n < k or items[i] < found[q, 0])):
-                n = _enter(places[q, i], scores[i], rows, passing, k, (D[q], found[q]), n)
-                if n == k:
-                    least = max(least, D[q, 0])
-        order(D[q], found[q], n)
+            if scores[i] > least or (scores[i] == least and (n < k or items[i] < held[1][k - 1])):
+                n = _enter(places[q, i], scores[i], rows, passing, k, held, n)
+                if n >= k:
+                    least = max(least, held[0][k - 1])
+        _sorted(held, n, k, D[q], found[q])
+        if n >= k:
+            least = max(least, D[q, k - 1])
         unproven[q] = places[q, -1] < 0 or rough[q, -1] + slack[q] >= least
         count += unproven[q]
     return count

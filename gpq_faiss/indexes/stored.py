@@ -246,7 +246,7 @@ class StoredLists(ListSearch):
                     self._pieces(xq[part], pieces, k, floor[part], *out)
 
                 in_parallel(run, len(xq), 256, threads)
-            least = np.where(counts == k, D[:, 0], floor)
+            least = np.where(counts == k, D[:, -1], floor)
             # Lists that are there come first; of the others, the best ones: they may make the rest unnecessary.
             lists = np.flatnonzero((bounds >= least[:, None]).any(axis=0) & ~done)
             above = (bounds[:, lists] - np.where(np.isinf(least), 0, least)[:, None]).max(

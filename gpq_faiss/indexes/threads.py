@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
 
-_PER_THREAD = 64  # minimum queries per thread
 
+def in_parallel(
+    run: Callable[[slice], None], n: int, step: int, threads: int | None, per_thread: int = 64
+) -> None:
+    """``run`` slices of 0..n, at most ``step`` long, in threads with one Faiss thread each, of which this is one.
 
-def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
-    """``run`` slices of 0..n, at most ``step`` long, in threads with one Faiss thread each.
-
-    So numpy's part of a search is parallel as well. A single batch that is too small to split is left to Faiss.
+    So numpy's part of a search is parallel as well. A batch of less than ``per_thread`` for each of two is left to Faiss.
     """
     before = int(faiss.omp_get_max_threads())
-    workers = min(threads or before, os.cpu_count() or 1, max(1, n // _PER_THREAD))
-    if workers == 1:
-        faiss.omp_set_num_threads(threads or before)
-        try:
-            for start in range(0, n, step):
-                run(slice(start, start + step))
-        finally:
-            faiss.omp_set_num_threads(before)
-        return
+    workers = min(threads or before, os.cpu_count() or 1, max(1, n // per_thread))
     step = min(step, -(-n // workers))
+    starts = iter(range(0, n, step))
 
-    def one(start: int) -> None:
-        faiss.omp_set_num_threads(1)  # for this thread only
-        run(slice(start, start + step))
+    def work(own: int) -> None:
+        faiss.omp_set_num_threads(own)  # for this thread only
+        try:
+            for start in starts:
+                run(slice(start, start + step))
+        except BaseException:
+            collections.deque(starts, 0)  # the other threads have nothing left
+            raise
 
-    with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(one, range(0, n, step)):
-            pass
+    try:
+        if workers == 1:
+            work(threads or before)
+            return
+        with ThreadPoolExecutor(workers - 1) as pool:
+            others = [pool.submit(work, 1) for _ in range(workers - 1)]
+            work(1)
+            for other in others:
+                other.result()
+    finally:
+        faiss.omp_set_num_threads(before)
