@@ -8,7 +8,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -20,7 +20,6 @@ from .labels import Rows, errors_of, row_numbers
 from .paths import local_path
 
 _HEADER_LIMIT = 10_000  # characters of a .npy header
-_BLOCK = 1 << 20  # characters of text per parsing block
 
 
 class Matrix(Protocol):
@@ -33,13 +32,8 @@ class Matrix(Protocol):
     def __getitem__(self, rows: Any) -> Any: ...
 
 
-class NpyHeader(NamedTuple):
-    """The header of a ``.npy`` file; ``offset`` is that of the first byte of the array."""
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype[Any]
-    offset: int
+NpyHeader = tuple[tuple[int, ...], bool, np.dtype[Any], int]
+"""Shape, whether it is in Fortran's order, type, and the offset of the array's first byte."""
 
 
 def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
@@ -50,7 +44,7 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
         shape, fortran, dtype = read(file, max_header_size=_HEADER_LIMIT)
         if version > (2, 0) or any(n < 0 for n in shape):
             raise ValueError(f"version {version}, shape {shape}")
-        header = NpyHeader(tuple(int(n) for n in shape), bool(fortran), dtype, file.tell())
+        shape, offset = tuple(int(n) for n in shape), file.tell()
     except Exception as error:
         # The header is a Python literal, whose parser has many ways to refuse one (SyntaxError, TokenError, RecursionError ...).
         raise DataError(
@@ -58,11 +52,11 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
         ) from None
     if dtype.hasobject:
         raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
-    whole = header.offset + math.prod(header.shape) * dtype.itemsize
+    whole = offset + math.prod(shape) * dtype.itemsize
     if size != whole:
         what = f"{size:,} bytes, its array ends at {whole:,}"
         raise DataError(f"{where} is truncated or damaged: {what}; copy it again")
-    return header
+    return shape, bool(fortran), dtype, offset
 
 
 class NpyArray:
@@ -86,8 +80,7 @@ def read_npy(path: Path) -> NDArray[Any]:
     """The array of a ``.npy`` file."""
     array = NpyArray(path)
     check_memory(math.prod(array.shape) * array.dtype.itemsize, str(path))
-    with reading(path, "a .npy array"):
-        return np.asarray(np.load(path, max_header_size=_HEADER_LIMIT))
+    return array[...]
 
 
 def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
@@ -150,14 +143,11 @@ def read_ids(path: str | os.PathLike[str], what: str = "ids") -> NDArray[np.int6
     with errors_of(what):
         if path.suffix == ".npy":
             return whole_numbers(read_npy(path), str(path))
-        parts = [np.empty(0, np.int64)]
         with reading(path, "a list of ids, one whole number per line") as size:
             check_memory(4 * size, str(path))
             with path.open(encoding="utf-8-sig") as stream:
-                while lines := stream.readlines(_BLOCK):
-                    words = [int(word) for line in lines for word in line.partition("#")[0].split()]
-                    parts.append(np.array(words, dtype=np.int64))
-        return np.concatenate(parts)
+                words = (word for line in stream for word in line.partition("#")[0].split())
+                return np.fromiter(map(int, words), np.int64)
 
 
 def stable_id(content: bytes) -> int:

@@ -21,6 +21,7 @@ from PIL import Image
 
 from ..errors import DataError
 from ..files import fingerprint
+from ..inputs import reading
 from ..store import Texts, as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
@@ -254,6 +255,7 @@ class ImageDataset(Dataset):
         return self.paths[i] if self.fetch is None and self.paths else None
 
 
+MAX_MEMBER_BYTES = 256 << 20
 Piece = tuple[str | io.BytesIO, int, int]
 """Where an image is: a file or an archive in memory, and offset and size there; -1: missing."""
 
@@ -277,6 +279,21 @@ def open_piece(place: str | io.BytesIO) -> contextlib.AbstractContextManager[Any
     return open(place, "rb", buffering=0) if isinstance(place, str) else contextlib.nullcontext(place)
 
 
+def read_piece(piece: Piece, name: str, most: int = MAX_MEMBER_BYTES) -> bytes:
+    """Bytes of a member of an archive. Raises DataError: missing or too large; the file has gone or shrunk since it was opened."""
+    place, offset, size = piece
+    if not 0 <= size <= most:
+        raise BrokenImageError(name, "has no image" if size < 0 else f"{size:,} bytes are too large")
+    if isinstance(place, io.BytesIO):
+        return bytes(place.getbuffer()[offset : offset + size])
+    with reading(Path(place), "the archive that was opened"), open(place, "rb") as stream:
+        stream.seek(offset)
+        data = stream.read(size)
+    if len(data) != size:
+        raise DataError(f"{place} is shorter than when it was opened: was it replaced?")
+    return data
+
+
 def images(
     name: str,
     kind: str,
@@ -288,18 +305,21 @@ def images(
     pieces: Sequence[Piece] | None = None,
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
 ) -> ImageDataset:
-    """A data set of N images: files, or with ``fetch`` ``pieces`` or anything else. A column ``name`` of ``about`` replaces ``names`` in
+    """A data set of N images: files, ``pieces`` of archives, or what ``fetch`` gets. A column ``name`` of ``about`` replaces ``names`` in
     results.
 
     Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents (:func:`sampled_content`), not times: a copy
     elsewhere has the same."""
     ids = about.ids_of(len(names), name)
-    if fetch is None:
+    held: Sequence[Piece] = () if pieces is None else pieces
+    if pieces is not None:
+        fetch = lambda i: read_piece(held[i], paths[i])  # noqa: E731
+    elif fetch is None:
         paths = [str(Path(path)) for path in paths]
-        pieces = [(path, 0, file_size(path)) for path in paths]
-    archives = itertools.groupby(pieces or (), key=lambda piece: None if fetch is None else piece[0])
+        held = [(path, 0, file_size(path)) for path in paths]
+    archives = itertools.groupby(held, key=lambda piece: None if pieces is None else piece[0])
     content = "".join(sampled_content(inside) for _, inside in archives)
-    sizes = np.array([0] * len(names) if pieces is None else [size for _, _, size in pieces], dtype="<i8")
+    sizes = np.array([size for _, _, size in held] or [0] * len(names), dtype="<i8")
     joined = b"\0".join(os.fsencode(one) for one in names)
     made = ImageDataset(
         name=name,

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..errors import DataError, UsageError, one_line
 from ..inputs import available_memory, parse_json, read_text, reading
-from .base import ImageDataset, Piece, images
-from .images import IMAGE_SUFFIXES, BrokenImageError, is_image_name, shown
+from .base import ImageDataset, Piece, images, read_piece
+from .images import IMAGE_SUFFIXES, is_image_name, shown
 from .labels import Labels, composed
 from .paths import files_of, local_path, without_secrets
 from .tables import LABELS, PLAIN, About, Options, Table, first_of
@@ -28,7 +28,6 @@ MAX_RATIO = 100
 """Maximum ratio of decompressed to compressed size beyond :data:`SMALL_UNPACKED` bytes. Images hardly compress, bombs a thousandfold."""
 SMALL_UNPACKED = 64 << 20
 MAX_MEMBERS = 5_000_000
-MAX_MEMBER_BYTES = 256 << 20
 _BLOCK = 1 << 20
 _TRAIN, _TEST, _VALIDATION = {"train", "training"}, {"test"}, {"val", "valid", "validation"}
 _LABEL_SUFFIXES = ("cls", "json", "txt")
@@ -90,21 +89,6 @@ def open_tar(path: Path) -> Members:
                     place = stream if isinstance(stream, io.BytesIO) else str(path)
                     found[name] = place, member.offset_data, member.size
     return found
-
-
-def read_piece(piece: Piece, name: str, most: int = MAX_MEMBER_BYTES) -> bytes:
-    """Bytes of a member of an archive. Raises DataError: missing or too large; the file has gone or shrunk since it was opened."""
-    place, offset, size = piece
-    if not 0 <= size <= most:
-        raise BrokenImageError(name, "has no image" if size < 0 else f"{size:,} bytes are too large")
-    if isinstance(place, io.BytesIO):
-        return bytes(place.getbuffer()[offset : offset + size])
-    with reading(Path(place), "the archive that was opened"), open(place, "rb") as stream:
-        stream.seek(offset)
-        data = stream.read(size)
-    if len(data) != size:
-        raise DataError(f"{place} is shorter than when it was opened: was it replaced?")
-    return data
 
 
 # Folders ----------------------------------------------------------------------------------------------------------------
@@ -170,21 +154,9 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
         raise DataError(f"{name}: the class folder {wrong!a} is not a printable name: rename it")
     labels = Labels.from_names([() if one is None else (one,) for one in classes], known) if known else None
     own, about = [composed(one) for one in names], About(labels, notes=notes)
-    if members is None:
-        return images(name, "folder", own, [os.path.join(root, one) for one in names], about, o.max_bad)
-    return _packed(name, own, [f"{root}!{one}" for one in own], [members[one] for one in names], about, o)
-
-
-def _packed(
-    name: str, own: list[str], paths: list[str], pieces: list[Piece], about: About, o: Options
-) -> ImageDataset:
-    """Images that are members of archives."""
-
-    def fetch(i: int) -> bytes:
-        return read_piece(pieces[i], paths[i])
-
-    kind = name.partition(":")[0]
-    return images(name, kind, own, paths, about, o.max_bad, pieces=pieces, fetch=fetch)
+    pieces = None if members is None else [members[one] for one in names]
+    paths = [os.path.join(root, one) if members is None else f"{root}!{composed(one)}" for one in names]
+    return images(name, "folder", own, paths, about, o.max_bad, pieces=pieces)
 
 
 # WebDataset -------------------------------------------------------------------------------------------------------------
@@ -216,15 +188,12 @@ class _Sample:
         where = f"{self.file}!{shown(self.key)}.{kind}"
         try:
             text = read_piece(self.members[kind][1], where, _MOST_TEXT).decode("utf-8-sig").strip()
-            if column == kind:
-                return text
-            fields = dict(parse_json(text))
-            return fields if column is None else fields.get(column)
-        except UnicodeDecodeError:
-            why = "UTF-8 text"
+            fields: Any = text if column == kind else dict(parse_json(text))
         except (ValueError, TypeError) as error:
-            why = f"a JSON object ({one_line(error)})"
-        raise DataError(f"{where} is not {why}: repair the label")
+            is_text = not isinstance(error, UnicodeDecodeError)
+            why = f"a JSON object ({one_line(error)})" if is_text else "UTF-8 text"
+            raise DataError(f"{where} is not {why}: repair the label") from None
+        return fields if column in (kind, None) else fields.get(column)
 
 
 def _samples(path: Path, *more: str | None) -> list[_Sample]:
@@ -269,7 +238,7 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     said = f"labels from {label!r}: {count:,} of {len(samples):,} items" if count else "no labels"
     about = About(labels, texts={one: table.texts(one) for one in o.keep}, notes=[said])
     own, (paths, pieces) = [sample.key for sample in samples], zip(*held, strict=True)
-    return _packed(name, own, list(paths), list(pieces), about, o)
+    return images(name, "webdataset", own, paths, about, o.max_bad, pieces=pieces)
 
 
 # NUS-WIDE (Chua et al., CIVR 2009) --------------------------------------------------------------------------------------

@@ -46,15 +46,15 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
         raise UsageError(f"--read id_from=path: items of {dataset.name} have no paths: give --ids")
     else:
         new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
-    return _one_each(dataset, new, "ids", ids).having("ids", new.tobytes(), ids=new)
+    _check_number(dataset, new, "ids", ids)
+    return dataset.having("ids", new.tobytes(), ids=new)
 
 
-def _one_each(dataset: Dataset, values: Sequence[Any] | NDArray[Any], what: str, given: Any) -> Dataset:
-    """``dataset``. Raises DataError: another number of ids or names."""
+def _check_number(dataset: Dataset, values: Sequence[Any] | NDArray[Any], what: str, given: Any) -> None:
+    """Raises DataError: there is not one value for each item."""
     if len(values) != len(dataset):
         source = f" of {given}" if isinstance(given, str) else ""
         raise DataError(f"{what}{source}: {len(values):,} {what}, {dataset.name} has {len(dataset):,} items")
-    return dataset
 
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
@@ -63,8 +63,8 @@ def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
         column = as_texts(read_text(local_path(names), "text with a name per line").splitlines())
     else:
         column = as_texts(map(str, names))
-    texts = {**_one_each(dataset, column, "names", names).texts, "name": column}
-    return dataset.having("names", "\0".join(column.tolist()), texts=texts)
+    _check_number(dataset, column, "names", names)
+    return dataset.having("names", "\0".join(column.tolist()), texts=dataset.texts | {"name": column})
 
 
 def with_labels(dataset: Dataset, labels: Any, label_column: str | None = None) -> Dataset:

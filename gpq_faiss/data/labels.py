@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
 from ..files import fingerprint
+from .images import without_gradient
 
 MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
@@ -274,10 +275,11 @@ def labels_of(
 ) -> Labels:
     """Labels of ``n`` items (None: any number) from an array or tensor of class numbers [N] or [N, 1] (-1: none) or 0/1 [N, C], or a
     list of cells (:func:`label_cell`). ``class_names``: names of the class numbers."""
-    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
     class_names = None if class_names is None else [str(name) for name in class_names]
     with errors_of(where):
-        found = values if isinstance(values, Labels) else _labels(values, where, class_names)
+        found = (
+            values if isinstance(values, Labels) else _labels(without_gradient(values), where, class_names)
+        )
     if n not in (None, len(found)):
         raise DataError(f"{where}: {len(found):,} labels, the data has {n:,} items: one each is needed")
     return found

@@ -121,8 +121,8 @@ def _model(path: Path) -> dict[str, Any]:
 
 
 def _array(file: IO[bytes], name: str, size: int) -> dict[str, Any]:
-    header = npy_header(file, name, size)
-    return {"shape": list(header.shape), "dtype": str(header.dtype)}
+    shape, _, dtype, _ = npy_header(file, name, size)
+    return {"shape": list(shape), "dtype": str(dtype)}
 
 
 def _zip(path: Path) -> dict[str, Any]:

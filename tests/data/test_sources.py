@@ -24,8 +24,8 @@ from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
 from gpq_faiss.data import folder as folder_module
-from gpq_faiss.data.base import FeatureDataset, ImageDataset
-from gpq_faiss.data.folder import layout_of, open_tar, read_piece
+from gpq_faiss.data.base import FeatureDataset, ImageDataset, read_piece
+from gpq_faiss.data.folder import layout_of, open_tar
 from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.paths import file_fingerprint
