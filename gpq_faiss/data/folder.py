@@ -128,8 +128,7 @@ def _walk(root: Path) -> list[str]:
         known = (status.st_dev, status.st_ino) in seen
         seen.add((status.st_dev, status.st_ino))
         # Sorted, so that the choice between two links to one folder is deterministic.
-        below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
-        here = [] if known else sorted(name for name in files if not name.startswith("."))
+        below[:], here = (sorted(n for n in some if n[0] != "." and not known) for some in (below, files))
         found += [os.path.join(folder, name)[len(os.path.join(root, "")) :] for name in here]
     return found
 
@@ -229,14 +228,12 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     fields = described[0].value(None) if described else ()
     usual = ("cls", *(one for one in LABELS if one in fields), "txt")
     label = o.label_column or first_of(usual, [*there, *fields])
-    columns = {*there, *fields, *o.keep} | ({label} if label else set())
-    table = Table(name, list(columns), lambda column: [sample.value(column) for sample in samples])
-    labels = None if label is None else table.labels(label)
-    if labels is None and o.label_column:
+    table = Table(name, list({label or "", *o.keep}), lambda column: [one.value(column) for one in samples])
+    about = About(table.labels(label) if label else None, texts={one: table.texts(one) for one in o.keep})
+    if about.labels is None and o.label_column:
         raise DataError(f"{name}: {label!r}: no item has a label")
-    count = 0 if labels is None else int(labels.has().sum())
-    said = f"labels from {label!r}: {count:,} of {len(samples):,} items" if count else "no labels"
-    about = About(labels, texts={one: table.texts(one) for one in o.keep}, notes=[said])
+    count = 0 if about.labels is None else int(about.labels.has().sum())
+    about.notes = [f"labels from {label!r}: {count:,} of {len(samples):,} items" if count else "no labels"]
     own, (paths, pieces) = [sample.key for sample in samples], zip(*held, strict=True)
     return images(name, "webdataset", own, paths, about, o.max_bad, pieces=pieces)
 

@@ -67,17 +67,17 @@ def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     return dataset.having("names", "\0".join(column.tolist()), texts=dataset.texts | {"name": column})
 
 
-def with_labels(dataset: Dataset, labels: Any, label_column: str | None = None) -> Dataset:
-    """``dataset`` with other labels: those of a file (:func:`read_labels`, or a table that names items), or the labels themselves."""
-    n, note = len(dataset), ""
-    if not isinstance(labels, str):
-        found = labels_of(labels, "labels", n)
-    elif (table := label_table(labels, label_column)) is not None:
+def with_labels(dataset: Dataset, labels: Any, table: Table | None, label_column: str | None) -> Dataset:
+    """``dataset`` with other labels: of a ``table`` that names items, of a file (:func:`read_labels`), or the labels themselves."""
+    notes = [note for note in dataset.notes if note != "no labels"]
+    if table is not None:
         found, note = _from_table(dataset, table, label_column)
+        notes.append(note)
+    elif isinstance(labels, str):
+        found = read_labels(labels, len(dataset))
+        notes.append(told(labels, found))
     else:
-        found = read_labels(labels, n)
-        note = told(labels, found)
-    notes = [one for one in dataset.notes if one != "no labels"] + [note] * bool(note)
+        found = labels_of(labels, "labels", len(dataset))
     return dataset.having("labels", found.fingerprint(), labels=found, notes=notes)
 
 

@@ -181,14 +181,14 @@ def open_data(  # noqa: PLR0913
     by_column, file = scheme in {_TABLE, _HUB}, isinstance(labels, str)
     if by_column and file and label_column is not None:
         raise UsageError(f"labels {labels} and label_column {label_column} both name a column: give one")
-    from_table = file and not by_column and label_table(labels, label_column) is not None
+    table = label_table(labels, label_column) if file and not by_column else None
     # Texts that the opener itself takes: columns of tables, and files in place of what files of features hold.
     columns = {"label_column": labels, "ids": ids, "names": names}
-    files = {"label_file": None if from_table else labels, "id_file": ids}
+    files = {"label_file": labels if table is None else None, "id_file": ids}
     taken = columns if by_column else files if scheme == "features" else {}
     own = {option: value for option, value in taken.items() if isinstance(value, str)}
     given: dict[str, Any] = {"vectors": vectors, "keep": keep or None, "root": root, "concepts": concepts}
-    given |= {"image_column": image_column, "label_column": None if from_table else label_column}
+    given |= {"image_column": image_column, "label_column": label_column if table is None else None}
     options = {option: value for option, value in given.items() if value is not None}
     if wrong := options.keys() - set(takes.split()):
         option = min(wrong)
@@ -205,7 +205,7 @@ def open_data(  # noqa: PLR0913
         dataset = with_names(dataset, names)
     dataset = with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
     if labels is not None and not own.keys() & {"label_file", "label_column"}:
-        dataset = with_labels(dataset, labels, label_column)
+        dataset = with_labels(dataset, labels, table, label_column)
     repeated = len(dataset) - len(np.unique(dataset.ids))
     note = f"{repeated:,} of the {len(dataset):,} ids are repeated"
     if repeated and note not in dataset.notes:

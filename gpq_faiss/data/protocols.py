@@ -206,23 +206,20 @@ def _labelled(
 ) -> Rows:
     """The items whose labels the training may use, among the ``free`` ones (bool [N], updated), by ``spec`` as in :func:`make_split`.
     ``reserved`` is the use of the others, for messages."""
-    number = None if spec == "all" else _number(spec)
     free &= labels.has()
     if spec == "all":
         rows = np.flatnonzero(free)
-    elif number is None:
+    elif (number := _number(spec)) is None:
         rows = read_rows(str(spec), ids, labels=labels)
         clash = rows[~free[rows]]
         if clash.size:
             what = f"{named_rows(clash)} cannot be used ({reserved}): leave such rows out"
             raise DataError(f"--labelled {spec}: {what}")
+    elif str(spec).endswith("-per-class"):
+        lack = f" (the others: {reserved}); --labelled {spec} needs {number:,.0f}: lower --labelled"
+        rows = _draw(labels, free, lambda _: int(number), seed, _LABELLED, lack)
     else:
-        n, fixed = number, str(spec).endswith("-per-class")
-        lack = (
-            f" (the others: {reserved}); --labelled {spec} needs {n:,.0f}: lower --labelled" if fixed else ""
-        )
-        wanted = (lambda total: int(n)) if fixed else (lambda total: max(1, round(n * total)))
-        rows = _draw(labels, free, wanted, seed, _LABELLED, lack)
+        rows = _draw(labels, free, lambda size: max(1, round(number * size)), seed, _LABELLED)
     free[rows] = False
     counts = labels.take(rows).counts()
     if not counts.all():

@@ -210,16 +210,10 @@ class Table:
             chosen = chosen or [name for name in unused if self.kind(name) in NUMBERS]
             if chosen and all(self.kind(name) in NUMBERS for name in chosen):
                 return np.column_stack([self.column(name).to_numpy() for name in chosen])
-        there = (
-            f"there are: {', '.join(lists[:20])}"
-            if lists
-            else f"it has {', '.join(self.names[:20]) or 'none'}"
-        )
-        what = (
-            f"{', '.join(map(repr, chosen))}: not lists of numbers"
-            if chosen
-            else "which column holds the vectors?"
-        )
+        what = ", ".join(map(repr, chosen))
+        what = f"{what}: not lists of numbers" if chosen else "which column holds the vectors?"
+        there = ", ".join((lists or self.names)[:20]) or "none"
+        there = f"there are: {there}" if lists else f"it has {there}"
         raise DataError(f"{self.where}: {what} ({there}): name it 'features', or with --read vectors")
 
 

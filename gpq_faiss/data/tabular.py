@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -24,16 +25,7 @@ from .given import read_labels, told
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, class_order, labels_of
 from .paths import file_fingerprint, files_of, is_url, local_path, without_secrets
-from .tables import (
-    IDS,
-    LABELS,
-    PLAIN,
-    About,
-    Options,
-    arrow_table,
-    first_of,
-    open_table,
-)
+from .tables import IDS, LABELS, PLAIN, About, Options, arrow_table, first_of, open_table
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
 """Endings of files of vectors."""
@@ -263,11 +255,10 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     array = as_array(values, "the array")
     if array.ndim == 2:
         return features("array", array, About())
-    content = digest(array)
-    if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
-        array = array.transpose(0, 2, 3, 1)
-    mark, ids = fingerprint("array", content, str(array.shape)), np.arange(len(array), dtype=np.int64)
-    return ImageDataset(name="array", ids=ids, fingerprint=mark, pixels=array, notes=["no labels"])
+    planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
+    pixels = array.transpose(0, 2, 3, 1) if planes else array
+    mark, ids = fingerprint("array", digest(array), str(pixels.shape)), np.arange(len(array), dtype=np.int64)
+    return ImageDataset(name="array", ids=ids, fingerprint=mark, pixels=pixels, notes=["no labels"])
 
 
 def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
@@ -295,20 +286,15 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         except DataError as error:
             raise BrokenImageError(f"item {i}", getattr(error, "why", str(error))) from None
 
-    def label(i: int) -> Any:
-        try:
-            return item(i)[1]
-        except BrokenImageError:  # counted when it is read as an image
-            return None
-
     def labels() -> Labels | None:
         """By ``targets`` (with class names in ``classes``), else inside the items, which are then all read."""
         targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
         if targets is None:
             with stage("reading labels", n) as reading:
-                targets = []
+                targets = [None] * n
                 for i in range(n):
-                    targets.append(label(i))
+                    with contextlib.suppress(BrokenImageError):  # counted when it is read as an image
+                        targets[i] = item(i)[1]
                     reading.advance()
         plain = [without_gradient(target) for target in targets]
         if all(target is None for target in plain):
