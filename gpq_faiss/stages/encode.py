@@ -31,7 +31,6 @@ from ..store import Header, RowReader, RowWriter
 
 log = logging.getLogger(__name__)
 
-_COMMIT_SECONDS = 5.0  # a forced write per batch would keep a GPU waiting
 _BLOCK_BYTES = 4 << 20
 
 
@@ -98,7 +97,7 @@ def encode(
     if keep_features and path.resolve() == out.resolve():
         raise UsageError(f"--features and --out are both {out}: name two files")
     # Opened first: it keeps other processes from this output while the network runs.
-    with RowWriter(out, header, overwrite=overwrite, commit_seconds=_COMMIT_SECONDS) as writer:
+    with RowWriter(out, header, overwrite=overwrite) as writer:
         if not keep_features:
             return _from_network(encoder, dataset, writer, batch_size, as_codes=True)
         feature_header = _header("features", encoder, dataset)
@@ -111,9 +110,7 @@ def encode(
             log.info("%s is of this model and data: the network does not run again", path)
         else:
             check_output(path, overwrite=overwrite)
-            with RowWriter(
-                path, feature_header, overwrite=overwrite, commit_seconds=_COMMIT_SECONDS
-            ) as vectors:
+            with RowWriter(path, feature_header, overwrite=overwrite) as vectors:
                 _from_network(encoder, dataset, vectors, batch_size, as_codes=False)
         return _from_features(encoder, dataset, path, writer)
 
@@ -288,7 +285,7 @@ def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) ->
         encoder, dataset = _opened(*opening)
         part = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
         header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
-        with RowWriter(path, header, overwrite=True, commit_seconds=_COMMIT_SECONDS) as writer:
+        with RowWriter(path, header, overwrite=True) as writer:
             _from_network(encoder, dataset, writer, size, as_codes=True, span=range(start, stop))
     with RowReader(path) as reader:
         return reader.ntotal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -201,30 +201,25 @@ class Sink:
         if self.error is not None:
             raise self.error
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.error = self.error or error
+    def _unless_failed(self, call: Callable[..., object], *arguments: Any) -> None:
+        if self.error is None:
+            try:
+                call(*arguments)
+            except BaseException as error:
+                self.error = error
 
     def write(self, data: Any) -> int:
-        if self.error is None:
-            with self._kept():
-                write_at(self._file, self.tell(), data)
+        self._unless_failed(write_at, self._file, self.tell(), data)
         return memoryview(data).nbytes
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         view[:] = bytes(len(view))  # what was dropped
-        with self._kept():
-            self._file.readinto(view)
+        self._unless_failed(self._file.readinto, view)
         return len(view)
 
     def truncate(self, size: int) -> int:
-        if self.error is None:
-            with self._kept():
-                self._file.truncate(size)
+        self._unless_failed(self._file.truncate, size)
         return size
 
     def flush(self) -> None:

@@ -17,6 +17,7 @@ from ..inputs import check_memory, parse_json
 from .hdf5 import dataset, open_hdf5
 from .texts import TextColumn, Texts
 
+_BLOCK = 1 << 15
 _WHAT = "the names and labels of an index, in the form of an earlier version"
 
 Block = tuple[NDArray[np.int64], dict[str, Texts], NDArray[np.uint8] | None, tuple[str, ...]]
@@ -37,8 +38,8 @@ def old_items_key(path: Path) -> str:
         return str(attrs["key"].decode())
 
 
-def old_items(path: Path, size: int = 1 << 15) -> Iterator[Block]:
-    """All items in blocks of ``size``. Raises DataError: the file is damaged."""
+def old_items(path: Path) -> Iterator[Block]:
+    """All items in blocks. Raises DataError: the file is damaged."""
     with open_hdf5(path, _WHAT) as h5:
         n, classes = int(h5.attrs["ntotal"]), parse_json(h5.attrs["class_names"])
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
@@ -53,7 +54,7 @@ def old_items(path: Path, size: int = 1 << 15) -> Iterator[Block]:
             if not (stored[1:] > stored[:-1]).all() or not np.array_equal(np.sort(rows), ids):
                 raise DataError("ids repeat, or belong to no row")
             ids[rows] = stored
-        for start in range(0, n, size):
-            stop = min(start + size, n)
+        for start in range(0, n, _BLOCK):
+            stop = min(start + _BLOCK, n)
             texts = {name: column.span(start, stop) for name, column in columns.items()}
             yield ids[start:stop], texts, None if packed is None else packed[start:stop], tuple(classes)

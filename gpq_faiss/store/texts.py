@@ -36,17 +36,17 @@ def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
     size = count = 0
     for block in blocks:
         encoded = [text.encode() for text in block.tolist()]
-        lengths = np.array([len(text) for text in encoded], dtype=np.int64)
-        if lengths.size and int(lengths.max()) > MOST_BYTES:
+        longest = max(encoded, key=len, default=b"")
+        if len(longest) > MOST_BYTES:
             raise DataError(
-                f"{name} {encoded[int(lengths.argmax())][:40]!r}... has {int(lengths.max()):,} bytes: shorten it to {MOST_BYTES:,}"
+                f"{name} {longest[:40]!r}... has {len(longest):,} bytes: shorten it to {MOST_BYTES:,}"
             )
         joined = np.frombuffer(b"".join(encoded), np.uint8)
         data.resize((size + len(joined),))
-        ends.resize((count + len(lengths),))
+        ends.resize((count + len(encoded),))
         data[size:] = joined
-        ends[count:] = size + np.cumsum(lengths)
-        size, count = size + len(joined), count + len(lengths)
+        ends[count:] = size + np.cumsum(list(map(len, encoded)))
+        size, count = size + len(joined), count + len(encoded)
 
 
 class TextColumn:

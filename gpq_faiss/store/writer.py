@@ -23,6 +23,8 @@ from .header import FORMAT_VERSION, Header
 from .raw import RECORD, RawRows
 from .texts import Texts, write_texts
 
+COMMIT_SECONDS = 5.0
+"""Time between commits: a forced write per batch would keep a GPU waiting."""
 _CHUNK_BYTES = 1 << 20
 
 TextsOf = Callable[[NDArray[np.int64]], Texts]
@@ -32,34 +34,25 @@ TextsOf = Callable[[NDArray[np.int64]], Texts]
 class RowWriter:
     """Writes a file row by row, and can resume an interrupted run; a context manager.
 
-    Rows are safe once synced and recorded, which happens every ``commit_seconds``, on leaving the context (also by an error or
+    A partial file with the same header is continued; others are discarded.
+
+    Rows are safe once synced and recorded, which happens every :data:`COMMIT_SECONDS`, on leaving the context (also by an error or
     Ctrl-C) and in :meth:`finish`; ``kill -9`` loses later rows. Memory does not grow with N.
 
     Args:
         overwrite: replace an existing ``path`` (in :meth:`finish`, not before).
-        resume: continue a partial file with the same header; others are discarded.
-        commit_seconds: time between commits; 0 commits every block.
 
     Raises:
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
         DataError: the folder cannot be written, the disk is full, or another process is writing the file.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        header: Header,
-        *,
-        overwrite: bool = False,
-        resume: bool = True,
-        commit_seconds: float = 1.0,
-    ) -> None:
+    def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
         self.path, self.header = check_output(path, overwrite=overwrite), header
         self.partial = self.path.with_name(f".{self.path.name}.partial")
-        self._commit_seconds = commit_seconds
         with writing(self.path), contextlib.ExitStack() as stack:
             stack.enter_context(unfinished(self.partial, self.path, keep=(RECORD,)))
-            self._raw = RawRows(self.partial, header.columns(), header.fingerprint(), resume=resume)
+            self._raw = RawRows(self.partial, header.columns(), header.fingerprint())
             stack.callback(self._raw.close)
             self._held = stack.pop_all()
         self._last_commit = time.monotonic()
@@ -106,7 +99,7 @@ class RowWriter:
         self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
         with writing(self.path):
             self._raw.append(blocks, state)
-        if time.monotonic() - self._last_commit >= self._commit_seconds:
+        if time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self.commit()
 
     def commit(self) -> None:

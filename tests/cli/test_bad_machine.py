@@ -119,7 +119,7 @@ def slow(function, seconds):
 
 gpq_faiss.training.loop.learning_rate = slow(gpq_faiss.training.loop.learning_rate, 0.02)
 gpq_faiss.encoder.Encoder._vectors = slow(gpq_faiss.encoder.Encoder._vectors, 0.05)
-gpq_faiss.stages.encode._COMMIT_SECONDS = 0.0
+gpq_faiss.store.writer.COMMIT_SECONDS = 0.0
 print("ready", flush=True)
 cli(sys.argv[1:], prog_name="gpq")
 """

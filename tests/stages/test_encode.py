@@ -62,7 +62,7 @@ def same_rows(one: Path, other: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_no_item_is_skipped_after_a_full_disk(tmp_path, model, data, monkeypatch, keep):
-    monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
+    monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=6)
     out = tmp_path / "codes.h5"
     with pytest.raises(DataError, match="disk is full"):
@@ -178,7 +178,7 @@ def test_overwrite_runs_the_network(tmp_path, model, data):
 def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(tmp_path, monkeypatch, caplog):
     model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
     data, out = put("folder", tmp_path, 1), tmp_path / "codes.h5"
-    monkeypatch.setattr(stage, "_COMMIT_SECONDS", 0)
+    monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=5)
     with pytest.raises(DataError, match="disk is full"):
         encode(model, data, out, batch_size=4)

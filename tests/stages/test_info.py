@@ -130,7 +130,7 @@ def test_unfinished_work(files, tmp_path):
     out = tmp_path / "codes.h5"
     with RowReader(files["codes.h5"]) as reader:
         header = reader.header
-    with RowWriter(out, header, commit_seconds=0) as writer:
+    with RowWriter(out, header) as writer:
         writer.append(np.zeros((9, 3), np.uint8), np.arange(9), np.zeros((9, 1), np.uint8))
     assert not out.exists()
     found = info(out)  # the name that the user gave

@@ -40,7 +40,7 @@ def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) ->
     assert finish(path, 100) == 90
 
 
-@pytest.mark.parametrize("what", ["model", "codebooks", "no resume", "damaged", "short"])
+@pytest.mark.parametrize("what", ["model", "codebooks", "damaged", "short"])
 def test_a_partial_that_does_not_fit_is_discarded(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,11 +57,11 @@ def test_a_partial_that_does_not_fit_is_discarded(
         (partial / "progress.json").write_text("{")
     if what == "short":
         os.truncate(partial / "features.raw", 10)
-    with RowWriter(path, header(**changes), resume=what != "no resume") as writer:
+    with RowWriter(path, header(**changes)) as writer:
         assert writer.rows == 0
         writer.append(values[:5], ids[:5], labels[:5])
         writer.finish()
-    assert (what == "no resume") == ("discarded" not in caplog.text)
+    assert "discarded" in caplog.text
     with RowReader(path) as reader:
         assert reader.ntotal == 5
 
@@ -74,10 +74,11 @@ SCRIPT = """
     from store_files import header, rows
     from gpq_faiss.store import RowWriter
     values, ids, labels = rows("features", 2000)
-    with RowWriter(Path({path!r}), header(), commit_seconds=0) as writer:
+    with RowWriter(Path({path!r}), header(), overwrite=True) as writer:
         {before}
         for s in range(writer.rows, 2000, 10):
             writer.append(values[s:s+10], ids[s:s+10], labels[s:s+10], state={{"at": s + 10}})
+            {commit}
             print(s, flush=True)
             time.sleep({pause})
         {after}
@@ -85,10 +86,11 @@ SCRIPT = """
 """
 
 
-def child(path: Path, *, pause: float = 0.0, before: str = "", after: str = "") -> list[str]:
-    text = textwrap.dedent(SCRIPT).format(
-        tests=str(Path(__file__).parent), path=str(path), pause=pause, before=before, after=after
-    )
+def child(
+    path: Path, *, pause: float = 0.0, commit: str = "", before: str = "", after: str = ""
+) -> list[str]:
+    given = {"pause": pause, "commit": commit, "before": before, "after": after}
+    text = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), path=str(path), **given)
     return [sys.executable, "-c", text]
 
 
@@ -96,7 +98,9 @@ def test_a_killed_process_loses_nothing_that_was_committed(tmp_path: Path) -> No
     path = tmp_path / "a.h5"
     for round_, number in enumerate((signal.SIGKILL, signal.SIGINT), 1):
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(child(path, pause=0.005), text=True, **pipes) as process:
+        with subprocess.Popen(
+            child(path, pause=0.005, commit="writer.commit()"), text=True, **pipes
+        ) as process:
             assert process.stdout is not None
             for _ in range(15):
                 last = int(process.stdout.readline())
@@ -144,7 +148,6 @@ def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int) -> None:
     path.write_bytes(b"precious")
     cap = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
     command = child(path, **({"before": cap} if limit < 100_000 else {"after": cap}))
-    command[2] = command[2].replace("commit_seconds=0", "overwrite=True")
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1, result.stderr
     assert "DataError: cannot write" in result.stderr.strip().splitlines()[-1]
@@ -182,9 +185,9 @@ def test_commits_follow_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     values, ids, labels = rows("features", 30)
-    with RowWriter(tmp_path / "a.h5", header(), commit_seconds=5) as writer:
+    with RowWriter(tmp_path / "a.h5", header()) as writer:
         writer.append(values[:10], ids[:10], labels[:10])
         assert not (writer.partial / "progress.json").exists()
-        now[0] = 6.0
+        now[0] = 5.0
         writer.append(values[10:20], ids[10:20], labels[10:20])
         assert json.loads((writer.partial / "progress.json").read_text())["rows"] == 20

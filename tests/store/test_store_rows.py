@@ -64,11 +64,12 @@ def test_any_block_sizes_and_codebooks(
     n = sum(sizes)
     codes = np.packbits(rng.integers(0, 2, (n, m * nbits)).astype(np.uint8), axis=1, bitorder="little")
     labels = np.packbits(rng.random((n, 11)) < 0.3, axis=1) if labelled else None
-    with RowWriter(path, about, commit_seconds=0) as writer:
+    with RowWriter(path, about) as writer:
         at = 0
         for size in sizes:
             part = slice(at, at + size)
             writer.append(codes[part], np.arange(n)[part], None if labels is None else labels[part])
+            writer.commit()
             at += size
         writer.finish()
     with RowReader(path) as reader:
