@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from killing import every_kill, run_killed
@@ -56,8 +57,20 @@ def read_pair(out: Path) -> str:
     return text
 
 
+def make_folder_by_two_renames(out: Path, text: str) -> None:
+    """As where the system cannot exchange two folders."""
+    with mock.patch.object(files.ctypes, "CDLL", str):
+        make_folder(out, text)
+
+
 @pytest.mark.parametrize(
-    ("write", "read"), [(write_text, Path.read_text), (make_folder, read_folder), (make_pair, read_pair)]
+    ("write", "read"),
+    [
+        (write_text, Path.read_text),
+        (make_folder, read_folder),
+        (make_folder_by_two_renames, read_folder),
+        (make_pair, read_pair),
+    ],
 )
 def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
     tmp_path: Path, write: Callable[[Path, str], None], read: Callable[[Path], str]
@@ -68,7 +81,7 @@ def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
     write(out, "old")
     for _ in every_kill(lambda: write(out, "new"), tmp_path):
         assert not beside.exists() or beside.read_text() == out.read_text()
-        check_output(out, overwrite=True, folder=write is make_folder)
+        check_output(out, overwrite=True, folder=read is read_folder)
         assert names(tmp_path) == made
         seen.add(read(out))
         write(out, "old")
@@ -100,6 +113,29 @@ def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path, folder: bo
         out.unlink(missing_ok=True)
     assert finished
     assert names(tmp_path) == ["out"]
+
+
+def test_renames_that_failed_are_made_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pair(tmp_path / "out", "old")
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_put", lambda *_: os.rmdir(tmp_path))
+        with pytest.raises(DataError, match=r"cannot write .*out: "):
+            make_pair(tmp_path / "out", "new")
+    recover(tmp_path / "out")
+    assert read_pair(tmp_path / "out") == "new"
+    assert names(tmp_path) == ["out", "out.json"]
+
+
+def test_an_output_of_another_kind_or_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match="was created meanwhile"), atomic_folder(out):
+        make_folder(out, "his")
+    assert read_folder(out) == "his"
+    for path, folder in ((out, False), (out / "one", True)):
+        with pytest.raises(DataError, match=f"cannot write {path}: "):
+            check_output(path, overwrite=True, folder=folder)
 
 
 def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
@@ -221,13 +257,15 @@ def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest
 
     def late(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
-        if len(calls) == 1:
+        if len(calls) < 3:
             lock.unlink()
+        if len(calls) == 2:
+            lock.touch()  # as another's
         real(descriptor, operation)
 
     monkeypatch.setattr(files.fcntl, "flock", late)
     held = files.lock(lock)
     assert held is not None
     assert os.fstat(held).st_ino == lock.stat().st_ino
-    assert len(calls) == 2
+    assert len(calls) == 3
     os.close(held)

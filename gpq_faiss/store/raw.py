@@ -89,7 +89,8 @@ class RawRows:
             file.seek(start * row.itemsize)
             block = np.fromfile(file, row, n)
             if len(block) < n:
-                raise DataError(f"{file.name} ends after {start + len(block):,} rows: it is truncated")
+                path = self.folder / f"{name}.raw"
+                raise DataError(f"{path} ends after {start + len(block):,} rows: it is truncated")
             yield start, block
 
     def close(self) -> None:

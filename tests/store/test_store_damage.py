@@ -58,9 +58,12 @@ def test_headers_that_do_not_fit_together() -> None:
             replace(header(), **changes)  # type: ignore[arg-type]
 
 
-def changed(h5: Any, name: str, value: Any) -> None:
+def changed(h5: Any, name: str, data: Any, **options: Any) -> None:
     del h5[name]
-    h5[name] = value
+    if isinstance(data, h5py.ExternalLink):
+        h5[name] = data
+    else:
+        h5.create_dataset(name, data=data, **options)
 
 
 IN_HDF5: dict[str, Callable[[Any], Any]] = {
@@ -68,12 +71,17 @@ IN_HDF5: dict[str, Callable[[Any], Any]] = {
     "incomplete": lambda h5: h5.attrs.__setitem__("complete", False),
     "version": lambda h5: h5.attrs.__setitem__("format_version", 99),
     "rows": lambda h5: h5.attrs.__setitem__("ntotal", 99),
+    "no rows": lambda h5: h5.attrs.__setitem__("ntotal", 0),
     "codebooks": lambda h5: h5["codebooks"].__setitem__((0, 0, 0), 0.5),
     "wide codebooks": lambda h5: changed(h5, "codebooks", codebooks().astype(np.float64)),
     "metadata": lambda h5: h5.attrs.__setitem__("data_fingerprint", "x"),
     "json": lambda h5: h5.attrs.__setitem__("class_names", "{"),
     "json of another type": lambda h5: h5.attrs.__setitem__("extra", "[]"),
+    "large codebooks": lambda h5: changed(
+        h5, "codebooks", np.zeros((3, 16, 400_000), np.float32), compression="gzip"
+    ),
     "no ids": lambda h5: h5.__delitem__("ids"),
+    "a chunk of ids": lambda h5: changed(h5, "ids", None, shape=(100,), dtype="<i8", chunks=(10,)),
     "type": lambda h5: changed(h5, "ids", np.zeros(100, np.float32)),
     "link": lambda h5: changed(h5, "ids", h5py.ExternalLink("/etc/passwd", "ids")),
 }

@@ -181,6 +181,15 @@ def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
     assert finish(path, 100) == 50
 
 
+def test_rows_that_are_lost_meanwhile_are_not_made_up(tmp_path: Path) -> None:
+    with RowWriter(tmp_path / "a.h5", header()) as writer:
+        writer.append(*rows("features", 100))
+        os.truncate(writer.partial / "features.raw", 50 * 4 * 36)
+        with pytest.raises(DataError, match=r"features\.raw ends after 50 rows: it is truncated"):
+            writer.finish()
+    assert not (tmp_path / "a.h5").exists()
+
+
 def test_commits_follow_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

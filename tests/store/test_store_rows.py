@@ -169,3 +169,7 @@ def test_foreign_arrays(tmp_path: Path) -> None:
     ]:
         with pytest.raises(DataError, match=message):
             read_hdf5_array(path, [name])
+    with h5py.File(path, "w") as h5:
+        h5["x"] = x[1:]
+    with pytest.raises(DataError, match=r"f\.h5 changed while it was read"):
+        array[:5]
