@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +12,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from served import listening, open_live
 
@@ -25,10 +21,6 @@ from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve import run
 from gpq_faiss.serve.guard import Settings, client_of
 from gpq_faiss.serve.service import Service
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-import serve as benchmark
 
 TIMEOUT, MOST = 1.0, 8
 Place = tuple[str, int]
@@ -77,14 +69,6 @@ def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited: Place, 
         thread.join()
     assert not wrong
     assert counts == [plain.ntotal, plain.ntotal - 50, plain.ntotal - 70]
-
-
-def test_many_clients_get_answers(unlimited: Place) -> None:
-    rng = np.random.default_rng(0)
-    requests = [[benchmark._request(v) for v in rng.standard_normal((5, 72))] for _ in range(64)]
-    times, errors, _ = asyncio.run(benchmark._clients(unlimited[1], requests, 1.0, os.getpid()))
-    assert errors == []
-    assert len(times) > 64
 
 
 def test_requests_that_are_no_http_or_end_early_do_no_harm(unlimited: Place) -> None:
