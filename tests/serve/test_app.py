@@ -10,22 +10,27 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from model_factory import make_model
 from PIL import Image
 from served import BEARER, TOKEN, Served, open_live
 
+import gpq_faiss as gpq
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder, open_encoder
-from gpq_faiss.errors import UsageError
+from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.serve import guard
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
+from gpq_faiss.serve.live import Snapshot
 from gpq_faiss.serve.run import serve
 from gpq_faiss.serve.service import Service
 from gpq_faiss.stages.export_encoder import export_encoder
@@ -239,6 +244,35 @@ def test_a_network_in_onnx_answers_searches(made: Path, served: Served, tmp_path
         serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
 
 
+def test_a_model_of_features_is_asked_by_features(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    model, data = make_model(tmp_path / "model"), f"features:{tmp_path / 'x.npy'}"
+    file, encoder = (
+        gpq.index(model, gpq.encode(model, data, tmp_path / "c.h5"), tmp_path / "i.faiss"),
+        Encoder.load(model),
+    )
+    service = Service(encoder, open_live(file, writable=True), open_data(data))
+    with TestClient(create_app(service, Settings(token=TOKEN)), base_url="http://127.0.0.1") as client:
+        served = Served(client, service, file)
+        wanted = expected(served, encoder.embed(x[3:4], queries=True)[0], 30)
+        for query in ({"id": 3}, {"features": x[3].tolist()}):
+            assert found(client.post("/search", json={**query, "k": 30})) == wanted
+        assert served.add(features=x[3].tolist()) == 30
+        np.testing.assert_array_equal(*(service.live.snapshot.code(number) for number in (3, 30)))
+        for path, sent, why in (
+            ("/search", {"files": {"image": png(1)}}, "image: the model takes features, not images"),
+            ("/search", {"json": {"features": [1.0]}}, "features: 1 numbers, expected 20"),
+            *(
+                (path, {"json": {"features": [1e30, -1e30] * 10}}, "and so no code")
+                for path in ("/search", "/items")
+            ),
+        ):
+            answer = client.post(path, headers=BEARER, **sent)
+            assert answer.status_code == 422, why
+            assert why in answer.json()["error"]
+
+
 # What is wrong ----------------------------------------------------------------------------------------------------------
 
 JSON = {"content-type": "application/json"}
@@ -323,6 +357,27 @@ def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served: Served)
     assert len(served.service.live.snapshot.changes) == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [(DataError("no node answers"), 422, "no node answers"), (ValueError("secret"), 500, "internal error")],
+)
+def test_a_search_that_fails_is_an_error_of_its_requests_alone(
+    encoder: Encoder,
+    index_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    message: str,
+) -> None:
+    app = create_app(Service(encoder, open_live(index_file)), Settings())
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(Snapshot, "search", mock.Mock(side_effect=error))
+            answer = client.post("/search", json={"id": 1})
+        assert (answer.status_code, answer.json()) == (status, {"error": message})
+        assert client.post("/search", json={"id": 1}).status_code == 200
+
+
 # Limits -----------------------------------------------------------------------------------------------------------------
 
 
@@ -376,10 +431,18 @@ def test_other_host_names_are_refused(encoder: Encoder, index_file: Path) -> Non
             assert status == (200 if host in HERE else 400), host
 
 
-def test_requests_beyond_the_rate_are_refused(encoder: Encoder, index_file: Path) -> None:
+def test_requests_beyond_the_rate_are_refused(
+    encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with client_of(encoder, index_file, Settings(rate=0.5)) as client:
         assert [client.get("/healthz").status_code for _ in range(4)] == [200, 429, 429, 429]
         assert client.get("/healthz").headers["retry-after"] == "1"
+    # Of more clients than are kept in mind, those that were quiet for longest begin anew.
+    monkeypatch.setattr(guard, "_CLIENTS", 2)
+    app = create_app(Service(encoder, open_live(index_file)), Settings(rate=0.5))
+    clients = [TestClient(app, "http://127.0.0.1", client=(f"192.0.2.{n}", 1)) for n in range(3)]
+    asked = (0, 0, 1, 0, 2, 0, 1)
+    assert [clients[n].get("/healthz").status_code for n in asked] == [200, 429, 200, 429, 200, 429, 200]
 
 
 def test_uploads_are_limited_by_bytes_and_pixels(
@@ -406,6 +469,10 @@ def test_uploads_are_limited_by_bytes_and_pixels(
             assert answer.status_code == 413
             assert answer.json() == {"error": "more than 5,000 bytes"}
         assert client.post("/search", files={"image": png(1)}).status_code == 200
+        monkeypatch.setattr(guard, "_UPLOADS", 0)  # of other requests at the same time
+        answer = client.post("/search", json={"id": 1})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json() == {"error": "too many uploads at a time: try again later"}
 
 
 def test_a_slow_request_is_ended(encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
