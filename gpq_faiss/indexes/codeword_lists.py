@@ -176,6 +176,7 @@ class ListSearch:
     """
 
     sizes: Ids
+    _pieces: tuple[Ids, Ids]
     _ends: Ids
     _tree: tuple[int, Any, Any, tuple[Any, ...]]
 
@@ -186,6 +187,10 @@ class ListSearch:
         self.T = columns_per_code(self.M, self.K)
         self.scored = self.searched = 0
         self._books = (np.ascontiguousarray(Z.transpose(2, 0, 1)), 1 if self.K <= 16 else 2)
+        cells = np.zeros(1, np.int64)
+        if P >= 2:
+            cells = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
+        self._cells = (names[cells, 0].copy(), np.append(cells, self.lists))
 
     @staticmethod
     def _least(floor: Floats | None, queries: int) -> Floats:
@@ -221,6 +226,24 @@ class ListSearch:
             xq, self._books, self.P, self.names, lists, at, self._ends, self._tree, passing, k, floor, *out
         )
 
+    def _listed(
+        self,
+        k: int,
+        passing: NDArray[np.bool_],
+        budget: int,
+        xq: Floats,
+        floor: Floats,
+        D: Floats,
+        found: Ids,
+    ) -> Ids:
+        """Fill the results by the lists that are there; the queries that reach others, or took more than ``budget`` rows."""
+        too_long = np.empty(len(xq), np.bool_)
+        self.scored += kernels.search(
+            xq, self._books, self.P, self.names, self._cells, self._pieces, self._ends, self._tree, passing, k, floor,
+            budget, D, found, too_long,
+        )  # fmt: skip
+        return too_long.nonzero()[0]
+
     def _probe(
         self, xq: Floats, k: int, nprobe: int, D: Floats, found: Ids, visit: Callable[..., None]
     ) -> None:
@@ -234,7 +257,7 @@ class ListSearch:
         self.searched += len(xq)
 
 
-def _of_some(fill: Callable[..., Ids], which: Ids, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+def of_some(fill: Callable[..., Ids], which: Ids, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
     """``fill`` the results of some queries; those that it leaves."""
     own = D[which], found[which]
     left = fill(xq[which], floor[which], *own)
@@ -302,10 +325,7 @@ class CodewordLists(ListSearch):
         self.sizes = np.diff(begin)
         tree = tree_of(rows, begin, P // 2, None if K <= 16 else 0)
         self._ends, self._tree = tree.ends, (tree.depth, tree.values, tree.children, tuple(self.rows))
-        cells = np.zeros(1, np.int64)
-        if P >= 2:
-            cells = np.flatnonzero(np.append(True, self.names[1:, 0] != self.names[:-1, 0]))
-        self._cells = (self.names[cells, 0].copy(), np.append(cells, self.lists))
+        self._pieces = np.arange(self.lists + 1), np.arange(self.lists)
         self._whole: Any = None
         self._more: dict[int, float] = {}  # size of a shortlist in excess of k
         scan = 2.5e-5 + 1e-9 * self.distinct
@@ -345,8 +365,9 @@ class CodewordLists(ListSearch):
             part = slice(part.start + first, part.stop + first)
             fill(k, passing, xq[part], least[part], D[part], found[part])
 
-        scan = self._seconds[1] < self._seconds[0]  # of a small batch, which Faiss' threads do faster
-        in_parallel(run, len(xq) - first, 256, threads, 64 if scan else 16)
+        listed, scanned = self._seconds
+        few = 64 if scanned < 2 * listed else max(16, int(4e-4 / max(listed, 1e-6)))  # a thread costs as much
+        in_parallel(run, len(xq) - first, 256, threads, few)
         return D, found
 
     def _search_some(
@@ -395,7 +416,7 @@ class CodewordLists(ListSearch):
             left = self._listed(k, passing, self.distinct // 16 + 1024, xq, floor, D, found)
             other = partial(self._by, True, k, passing)
         if len(left):
-            _of_some(other, left, xq, floor, D, found)
+            of_some(other, left, xq, floor, D, found)
         before, tried = self._seconds[scan], self._tried[scan]
         took = min((time.perf_counter() - start) / n, 2 * before)  # not more: it may have been interrupted
         if tried < 2:
@@ -404,24 +425,6 @@ class CodewordLists(ListSearch):
             self._seconds[scan] = before + (1 - 0.9**n) * (took - before)
         self._tried[scan] += 1
         return _NONE
-
-    def _listed(
-        self,
-        k: int,
-        passing: NDArray[np.bool_],
-        budget: int,
-        xq: Floats,
-        floor: Floats,
-        D: Floats,
-        found: Ids,
-    ) -> Ids:
-        """Fill the results by the lists; the queries that took more than ``budget`` rows."""
-        too_long = np.empty(len(xq), np.bool_)
-        self.scored += kernels.search(
-            xq, self._books, self.P, self.names, self._cells, self._ends, self._tree, passing, k, floor, budget,
-            D, found, too_long,
-        )  # fmt: skip
-        return too_long.nonzero()[0]
 
     def _scanned(self, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
         """Fill the results by scans of all codes; the queries whose results are not proven."""
@@ -436,7 +439,7 @@ class CodewordLists(ListSearch):
             self._more[k] = more * 1.25
         while len(left) and 4 * size <= most:
             size *= 4
-            left = _of_some(partial(self._shortlist, size, k), left, xq, floor, D, found)
+            left = of_some(partial(self._shortlist, size, k), left, xq, floor, D, found)
         return left
 
     def _shortlist(self, size: int, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:

@@ -447,6 +447,7 @@ def search(
     P: Number,
     names: Codes,
     cells: Any,
+    pieces: Any,
     ends: Ids,
     tree: Any,
     passing: Any,
@@ -464,7 +465,8 @@ def search(
 
     Args:
         cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
-        budget: rows from which on a query is given up.
+        pieces: int64 [lists + 1], the first piece of each list, and int64 [any], where each piece is in ``ends``; -1: not there.
+        budget: rows from which on a query is given up, as where it reaches a piece that is not there.
         D, found, given_up: float32 [Q, k], int64 [Q, k], filled with the results, -inf and -1 where there are none; and bool [Q], the
             queries that were given up, which have no results. Other arguments as :func:`visit`.
 
@@ -474,7 +476,7 @@ def search(
     ZT, step = books
     M, K = ZT.shape[1], ZT.shape[2]
     single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
-    value, first = cells
+    (value, first), (begin, at) = cells, pieces
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
     every, held = np.int64(0), _held(k)
     for q in range(len(xq)):
@@ -493,8 +495,8 @@ def search(
         top = behind + most
         n, least, done, turns = np.int64(0), floor[q], np.int64(0), 1
         turn[0] = -1  # that list
-        i = 0
-        while i < turns and done <= budget:
+        i, lacks = 0, False
+        while i < turns and done <= budget and not lacks:
             c = turn[i]
             i += 1
             low, high = (opened, opened + 1) if c < 0 else (first[c], first[c + 1])
@@ -506,18 +508,22 @@ def search(
                 if (c >= 0 and number == opened) or cell + head + behind < least:
                     continue
                 s = cell + head if P == 4 else cell
-                left, right = ends[number], ends[number + 1]
-                n, least, more = _list(
-                    left, right, s, P // 2, query, tree, passing, k, held, n, least, stack, budget - done
-                )
-                done += more
-                if done > budget:
+                for piece in range(begin[number], begin[number + 1]):
+                    lacks = at[piece] < 0
+                    if lacks or done > budget:
+                        break
+                    left, right = ends[at[piece]], ends[at[piece] + 1]
+                    n, least, more = _list(
+                        left, right, s, P // 2, query, tree, passing, k, held, n, least, stack, budget - done
+                    )
+                    done += more
+                if lacks or done > budget:
                     break
             if c < 0:
                 turns = _best_first(bounds, least - top, turn)
         every += done
-        given_up[q] = done > budget
-        if done <= budget:
+        given_up[q] = lacks or done > budget
+        if not given_up[q]:
             _sorted(held, n, k, D[q], found[q])
     return every
 

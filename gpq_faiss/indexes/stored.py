@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .codeword_lists import (
     columns_of,
     grouped,
     names_of,
+    of_some,
     tree_of,
 )
 from .filters import Filter, mask_of
@@ -77,6 +79,7 @@ class StoredLists(ListSearch):
         self._ends = np.zeros(len(self._list) + 1, np.int64)
         self._slots = np.zeros(len(self._list) + 1, np.int64)
         self._at = np.empty(len(self._list), np.int64)
+        self._pieces = self._first, self._at
         self._lock, self._searching = threading.RLock(), False
         self._needed, self._passing = _KEPT, NO_FILTER
         self._where: Filter | None = None
@@ -224,16 +227,30 @@ class StoredLists(ListSearch):
                     one: slice, lists: Ids, *out: Any, own: Floats = own, least: Floats = lowest
                 ) -> None:
                     for pieces in self._resident(lists):
-                        self._pieces(own[one], pieces, k, least[one], *out)
+                        self._visit_pieces(own[one], pieces, k, least[one], *out)
 
                 self._probe(own, k, nprobe, *out, visit)
         return D, found
 
-    def _pieces(self, xq: Floats, pieces: Ids, *arguments: Any) -> None:
+    def _visit_pieces(self, xq: Floats, pieces: Ids, *arguments: Any) -> None:
         """As :meth:`_visit`."""
         self._visit(xq, self._list[pieces], self._at[pieces], self._passing, *arguments)
 
     def _search(self, xq: Floats, k: int, floor: Floats, D: Floats, found: Ids, threads: int | None) -> None:
+        self.searched += len(xq)
+        left = np.full(len(xq), self._where is not None)  # queries that need lists that are not there
+
+        def run(part: slice) -> None:
+            own = D[part], found[part]
+            left[part.start + self._listed(k, NO_FILTER, _ALL, xq[part], floor[part], *own)] = True
+
+        if self._where is None:
+            in_parallel(run, len(xq), 256, threads)
+        if left.any():
+            of_some(partial(self._reading, k, threads), left.nonzero()[0], xq, floor, D, found)
+
+    def _reading(self, k: int, threads: int | None, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+        """Fill the results; reads lists, those that may make others unnecessary first."""
         bounds, counts = self.list_bounds(xq), np.zeros(len(xq), np.int64)
         done = np.zeros(self.lists, np.bool_)
         lists, reading = np.unique(bounds.argmax(axis=1)), _FIRST_READ
@@ -243,7 +260,7 @@ class StoredLists(ListSearch):
 
                 def run(part: slice, pieces: Ids = pieces) -> None:
                     out = D[part], found[part], counts[part]
-                    self._pieces(xq[part], pieces, k, floor[part], *out)
+                    self._visit_pieces(xq[part], pieces, k, floor[part], *out)
 
                 in_parallel(run, len(xq), 256, threads)
             least = np.where(counts == k, D[:, -1], floor)
@@ -259,7 +276,7 @@ class StoredLists(ListSearch):
             reading *= 4
         for q, count in enumerate(counts.tolist()):
             kernels.order(D[q], found[q], count)
-        self.searched += len(xq)
+        return np.empty(0, np.int64)
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, where: Filter | None = None
@@ -271,7 +288,7 @@ class StoredLists(ListSearch):
             for pieces in self._resident(np.flatnonzero(self.list_bounds(xq)[0] >= least)):
 
                 def visit(*out: Any, pieces: Ids = pieces) -> None:
-                    self._pieces(xq, pieces, 0, least, *out)
+                    self._visit_pieces(xq, pieces, 0, least, *out)
 
                 try:
                     scores, ids = all_reaching(min_score, left, visit)
