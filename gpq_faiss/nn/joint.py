@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.nn import functional
 
 from ..errors import ProcessError, UsageError
@@ -39,7 +40,7 @@ def connected() -> Iterator[None]:
 def add_up(x: Tensor) -> Tensor:
     """Sum of ``x`` over the processes, with gradients."""
     with connected():
-        total: Tensor = all_reduce(x)  # type: ignore[no-untyped-call]
+        total: Tensor = wait_tensor(all_reduce(x, "sum", dist.group.WORLD))  # type: ignore[no-untyped-call,arg-type]
     return total
 
 

@@ -100,11 +100,11 @@ def train(
             often = f"amp {options.amp}, validation every {options.validate_every} steps"
             versions = torch.__version__, str(METHODS["gpq"].revision)
             identity = fingerprint(config.fingerprint(), often, dataset.fingerprint, split.hash, *versions)
-        if len(set(group.texts(identity))) > 1:
+        if len(set(group.gather(identity))) > 1:
             raise DataError(
                 "the processes of this training have different data, settings or versions: make them equal"
             )
-        if not group.copy({"begin": group.main and output.begin(identity)})["begin"]:
+        if not group.copy(group.main and output.begin(identity)):
             log.info("%s is finished: nothing to resume", out)
             return output.model
         fitted = fit(

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..data.reader import Readers
@@ -55,45 +53,25 @@ class Group(Readers):
         """This process' part of ``rows``; parts differ by at most one item."""
         return rows[len(rows) * self.rank // self.size : len(rows) * (self.rank + 1) // self.size]
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in rank order, such as :meth:`copy` takes."""
+        values = [value] * self.size
+        if self.size > 1:
+            with connected():
+                dist.all_gather_object(values, value, weights_only=True)
+        return values
+
     def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         """Arrays bool [n] of all processes, of any sizes, in rank order."""
-        return [each.astype(bool) for each in self._bytes(part.astype(np.uint8))]
+        return [each.numpy() for each in self.gather(torch.from_numpy(part))]
 
-    def texts(self, text: str) -> list[str]:
-        """Texts of all processes, in rank order."""
-        return [each.tobytes().decode() for each in self._bytes(np.frombuffer(text.encode(), np.uint8))]
-
-    def _bytes(self, own: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        if self.size == 1:
-            return [own]
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with connected():
-            dist.all_gather(sizes, torch.tensor([len(own)]))
-            n = [int(size) for size in sizes]
-            parts = [torch.zeros(max(n), dtype=torch.uint8) for _ in n]
-            dist.all_gather(parts, torch.from_numpy(np.pad(own, (0, max(n) - len(own)))))
-        return [part.numpy()[:size] for part, size in zip(parts, n, strict=True)]
-
-    def copy(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``values`` of process 0: JSON values, and tensors, which arrive on the CPU."""
-        if self.size == 1:
-            return dict(values)
-        sent = torch.empty(0, dtype=torch.uint8)
-        if self.main:
-            given = {k: v.detach().cpu() for k, v in values.items() if isinstance(v, Tensor)}
-            plain = json.dumps({k: v for k, v in values.items() if k not in given}).encode()
-            tensors = {k: v.contiguous().clone() for k, v in given.items()}
-            tensors[""] = torch.frombuffer(bytearray(plain), dtype=torch.uint8)
-            sent = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
-        size = torch.tensor([len(sent)])
-        with connected():
-            dist.broadcast(size, 0)
-            sent = sent if self.main else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(sent, 0)
-        if self.main:
-            return dict(values)
-        tensors = load(sent.numpy().tobytes())
-        return {**json.loads(tensors.pop("").numpy().tobytes()), **tensors}
+    def copy(self, value: Any) -> Any:
+        """The ``value`` of process 0: tensors on the CPU, numbers, texts, None, or lists and dictionaries of these."""
+        box = [value]
+        if self.size > 1:
+            with connected():
+                dist.broadcast_object_list(box, 0, weights_only=True)
+        return box[0]
 
     def backward(self, loss: Tensor) -> None:
         """Backpropagate the loss of the joint batch. Raises ProcessError: another process has ended."""
@@ -126,7 +104,7 @@ class Group(Readers):
             yield
         except GpqError as error:
             own = error
-        found = self.texts("" if own is None else f"{own.exit_code}{own}")
+        found = self.gather("" if own is None else f"{own.exit_code}{own}")
         for rank, text in enumerate(found):
             if own is not None and self.main:
                 raise own
@@ -144,7 +122,7 @@ class Group(Readers):
             descriptor = os.memfd_create("gpq-items")
             os.ftruncate(descriptor, size)
             path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        paths = self.texts(path)
+        paths = self.gather(path)
         memory: mmap.mmap | None = None
         with contextlib.suppress(OSError, ValueError):
             if self.local_rank:

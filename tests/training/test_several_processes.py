@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
+from torch.distributed.run import main as torchrun
 
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader, Readers
@@ -53,18 +55,39 @@ def lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+class Done(NamedTuple):
+    """What two processes did: what their functions found; a training in ``whole`` that nothing interrupted; and how process 0 ended, and
+    what it said, when the other was killed by SIGKILL after step 8 of the next one, whose folder is ``killed``."""
+
+    found: dict[str, Any]
+    whole: Path
+    killed: Path
+    code: int
+    said: str
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What two processes do, and a training of theirs that nothing interrupts."""
-    out = tmp_path_factory.mktemp("two") / "model"
-    found, said = together.run("gradients,batch_norm,talk,reading", "cpu", *arguments(out))
-    assert said.startswith(f"{out}: 12 bits, 270 labelled and")
-    return found, out
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("two")
+    whole, killed = folder / "whole", folder / "killed" / "model"
+    killed.parent.mkdir()
+    commands = arguments(whole), arguments(killed, "--checkpoint-seconds", "0")
+    first, second = together.start("gradients,batch_norm,talk,reading", "cpu", *commands)
+    assert first.stderr is not None
+    seen = (line for line in first.stderr if line.startswith("step 8 "))
+    assert len(list(itertools.islice(seen, 2))) == 2, second.communicate()[1]
+    second.kill()
+    (code, out, said), (other, *heard) = together.ends([first, second])
+    assert (other, heard[0]) == (-signal.SIGKILL, "")
+    assert "step 4 of" not in heard[1], "process 0 reports"
+    found, about = out.splitlines()
+    assert about.startswith(f"{whole}: 12 bits, 270 labelled and")
+    return Done(json.loads(found), whole, killed, code, said)
 
 
-def test_two_processes_compute_as_one(done: tuple[dict[str, Any], Path]) -> None:
+def test_two_processes_compute_as_one(done: Done) -> None:
     """In float64, with uneven shares: gradients and batch norm statistics of every loss, with dropout, noise and augmentation."""
-    found, _ = done
+    found = done.found
     assert found["gradients"].keys() == together.CONFIGS.keys()
     assert {name: apart for name, (apart, _) in found["gradients"].items() if not apart < 1e-9} == {}
     assert all(count >= 4 for _, count in found["gradients"].values())
@@ -76,9 +99,9 @@ def test_two_processes_compute_as_one(done: tuple[dict[str, Any], Path]) -> None
     assert abs(one - two) <= 1
 
 
-def test_two_processes_train_as_one(done: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_two_processes_train_as_one(done: Done, tmp_path: Path) -> None:
     """The figures of the log are those of one process, up to rounding that grows from step to step."""
-    out, whole = tmp_path / "one", done[1]
+    out, whole = tmp_path / "one", done.whole
     result = CliRunner().invoke(cli, arguments(out))
     assert result.exit_code == 0, result.output
     one, two = lines(out), lines(whole)
@@ -94,20 +117,12 @@ def test_two_processes_train_as_one(done: tuple[dict[str, Any], Path], tmp_path:
 
 
 def test_a_training_whose_process_is_killed_resumes(
-    done: tuple[dict[str, Any], Path], tmp_path: Path
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL of one ends both; the same command with --resume, by torchrun, gives the bytes of a training that was not killed."""
-    out, partial, whole = tmp_path / "model", tmp_path / ".model.partial", done[1]
-    first, second = together.start(["-m", "gpq_cli", *arguments(out, "--checkpoint-seconds", "0")])
-    assert first.stderr is not None
-    for line in first.stderr:
-        if line.startswith("step 8 "):
-            break
-    second.kill()
-    code, _, said = together.ends([first])[0]
-    assert code == 1
-    assert said.endswith("so all end: run the same command with --resume to continue\n"), said
-    assert second.wait(10) == -signal.SIGKILL
+    out, partial = done.killed, done.killed.with_name(".model.partial")
+    assert done.code == 1
+    assert done.said.endswith("so all end: run the same command with --resume to continue\n"), done.said
     assert not out.exists()
 
     # On one process: it goes on where the two were.
@@ -116,25 +131,20 @@ def test_a_training_whose_process_is_killed_resumes(
     assert result.exit_code == 0, result.output
     begun = int(result.stderr.split("resumed at step ")[1].split()[0])
     assert 7 <= begun < STEPS
-    assert lines(tmp_path / "one")[-1]["total"] == pytest.approx(lines(whole)[-1]["total"], abs=0.01)
+    assert lines(tmp_path / "one")[-1]["total"] == pytest.approx(lines(done.whole)[-1]["total"], abs=0.01)
 
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(together.free_port()),
-    ]
+    # As the command torchrun, in this process.
     (environment,) = together.environments(1)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        del environment[name]
-    job = together.start_one([*launcher, "-m", "gpq_cli", *arguments(out, "--resume")], environment)
-    ((code, _, said),) = together.ends([job])
-    assert code == 0, said
+    for name in NAMES[:4]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    workers = ["--nproc-per-node", "2", "--master-port", environment["MASTER_PORT"], "-m", "gpq_cli"]
+    torchrun([*workers, *arguments(out, "--resume")])
     for name in ("model.safetensors", "config.json", "split.json"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["model", "one"]
+        assert (out / name).read_bytes() == (done.whole / name).read_bytes()
+    assert os.listdir(out.parent) == ["model"]
+    assert os.listdir(tmp_path) == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -301,5 +311,7 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_gradients_are_those_of_the_joint_batch_on_gpus() -> None:
     """By NCCL, with torch's SyncBatchNorm."""
-    found, _ = together.run("gradients", "cuda")
+    (code, out, said), _ = together.ends(together.start("gradients", "cuda"))
+    assert code == 0, said
+    found = json.loads(out)
     assert {name: apart for name, (apart, _) in found["gradients"].items() if not apart < 1e-9} == {}

@@ -1,4 +1,4 @@
-"""What processes of one training do together: a script for :func:`run`, which starts it as ``torchrun`` would."""
+"""What processes of one training do together: a script for :func:`start`, which starts it as ``torchrun`` would."""
 
 from __future__ import annotations
 
@@ -57,29 +57,21 @@ def environments(size: int) -> list[dict[str, str]]:
     ]
 
 
-def start_one(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Python with these arguments."""
-    return subprocess.Popen([sys.executable, *words], env=environment, stdout=PIPE, stderr=PIPE, text=True)
+Process = subprocess.Popen[str]
 
 
-def start(words: list[str], size: int = 2) -> list[subprocess.Popen[str]]:
-    """Python with these arguments in ``size`` processes."""
-    return [start_one(words, environment) for environment in environments(size)]
+def start(work: str, device: str, *commands: list[str]) -> list[Process]:
+    """Two processes: each calls the functions ``work`` (separated by commas) with a :class:`Group` and a device, process 0 prints by name
+    what they return, and the arguments ``commands`` of ``gpq`` are run one after the other."""
+    given = work, device, json.dumps([(free_port(), command) for command in commands])
+    words = [sys.executable, str(FILE), *given]
+    return [subprocess.Popen(words, env=e, stdout=PIPE, stderr=PIPE, text=True) for e in environments(2)]
 
 
-def ends(children: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ends(children: list[Process]) -> list[tuple[int, str, str]]:
+    """Exit code, output and error output of each."""
     said = [child.communicate(timeout=120) for child in children]
     return [(child.returncode, *text) for child, text in zip(children, said, strict=True)]
-
-
-def run(work: str, device: str = "cpu", *gpq: str) -> tuple[Any, str]:
-    """What the functions ``work`` (separated by commas), given a :class:`Group` and a device, return in process 0, by name; and what it
-    prints when the command ``gpq`` is run afterwards."""
-    (code, said, error), second = ends(start([str(FILE), work, device, str(free_port()), *gpq]))
-    assert (code, *second[:2]) == (0, 0, ""), error + second[2]
-    assert "step 4 of" not in second[2], "process 0 reports"
-    result, _, rest = said.partition("\n")
-    return json.loads(result), rest
 
 
 # What the processes do ----------------------------------------------------------------------------------------------------
@@ -205,7 +197,7 @@ def talk(group: Group, device: torch.device) -> dict[str, Any]:
     assert got["numbers"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert bool(got["flag"])
     assert got["empty"].shape == (0, 4)
-    assert group.texts(f"ä{group.rank}" * (group.rank + 1)) == ["ä0", "ä1ä1"]
+    assert group.gather(f"ä{group.rank}" * (group.rank + 1)) == ["ä0", "ä1ä1"]
     parts = group.join(np.arange(group.rank + 1) == 0)
     assert [part.tolist() for part in parts] == [[True], [True, False]]
     memory = group.memory(10)
@@ -248,7 +240,7 @@ def reading(group: Group, device: torch.device) -> dict[str, Any]:
         alone.preload()
         np.testing.assert_array_equal(values, alone.fetch(np.arange(len(dataset)))[0])
     assert ok.all()
-    own = [int(n) for n in group.texts(str(len(read)))]
+    own = [int(n) for n in group.gather(str(len(read)))]
     return {"read": own, "items": len(dataset)}
 
 
@@ -257,7 +249,11 @@ if __name__ == "__main__":
         results = {work: globals()[work](group, device) for work in sys.argv[1].split(",")}
     if group.main:
         print(json.dumps(results), flush=True)
-    if sys.argv[4:]:
-        os.environ["MASTER_PORT"] = sys.argv[3]
-        sys.argv = ["gpq", *sys.argv[4:]]
-        runpy.run_module("gpq_cli", run_name="__main__")
+    for port, command in json.loads(sys.argv[3]):
+        os.environ["MASTER_PORT"] = str(port)
+        sys.argv = ["gpq", *command]
+        try:
+            runpy.run_module("gpq_cli", run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
