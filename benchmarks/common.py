@@ -26,8 +26,8 @@ from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.experiment.runs import describe_machine
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.coders import Coder
+from gpq_faiss.methods.trainable import embed_rows
 from gpq_faiss.training.loop import Fitted
-from gpq_faiss.training.vectors import embed_rows
 
 __all__ = ["describe_machine"]
 

@@ -31,8 +31,8 @@ from ..faissio.header import to_bytes
 from ..methods.coders import Floats, ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder
+from ..methods.trainable import embed_rows
 from ..training.loop import Fitted, RunOptions, fit
-from ..training.vectors import embed_rows
 from .runs import RunSpec
 
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)

@@ -183,14 +183,6 @@ def triplet_margin(to_positive: Tensor, to_negative: Tensor, margin: float) -> T
     return (lead + margin).relu().sum() / max(1, len(lead))
 
 
-def make_linear(width: int, out: int, draws: torch.Generator) -> nn.Linear:
-    """A linear layer with Xavier-uniform weights from a generator and zero bias."""
-    layer = nn.Linear(width, out)
-    nn.init.xavier_uniform_(layer.weight, generator=draws)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 def start_small(layer: nn.Linear, draws: torch.Generator) -> None:
     """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do: larger ones give random codes,
     which the losses first have to undo (BGDH, CIFAR-10 features, 48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these)."""

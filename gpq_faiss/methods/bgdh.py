@@ -35,7 +35,8 @@ from torch import Tensor, nn
 
 from ..errors import DataError
 from ..losses.npair import label_pairs
-from .baseline import Baseline, make_linear, squared_distances, start_small
+from ..nn.backbones import make_head
+from .baseline import Baseline, squared_distances, start_small
 from .pq import kmeans
 from .trainable import TrainingBatch, weighted
 
@@ -136,7 +137,7 @@ class BGDH(Baseline):
     def build(self) -> None:
         backbone = self.extractor
         deep = cast(nn.Linear, backbone.head).in_features
-        self.hidden = make_linear(EMBEDDING, EMBEDDING, self.draws)
+        self.hidden = make_head(EMBEDDING, EMBEDDING, self.draws)
         self.hash = nn.Linear(deep + EMBEDDING, self.bits)
         start_small(self.hash, self.draws)
         self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0

@@ -25,8 +25,7 @@ from ..errors import DataError
 from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..nn.backbones import MLP
 from ..nn.gpq import CodeNetwork
-from ..nn.heads import SubspaceHeads
-from ..nn.posterior import PosteriorNetwork
+from ..nn.posterior import PosteriorNetwork, SubspaceHeads
 from ..nn.quantizer import reverse_gradient
 from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
 from .leave_one_out import MOST_ROWS, leave_one_out

@@ -30,7 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..losses.classification import shares
-from .baseline import Baseline, make_linear, squared_distances, start_small, triplet_ranking
+from ..nn.backbones import make_head
+from .baseline import Baseline, squared_distances, start_small, triplet_ranking
 from .trainable import TrainingBatch, weighted
 
 
@@ -73,7 +74,7 @@ class SSDH(Baseline):
         self.margin_pair = 2.5 if self.bits <= 12 else 3.0
         head = cast(nn.Linear, self.extractor.head)
         start_small(head, self.draws)
-        self.classifier = make_linear(head.in_features, self.n_classes, self.draws)
+        self.classifier = make_head(head.in_features, self.n_classes, self.draws)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         n, deep = len(batch.y), self.deep(batch.x, amp)

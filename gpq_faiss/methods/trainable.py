@@ -23,6 +23,7 @@ from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..losses.extra import ExtraLosses
 from ..nn.backbones import Backbone
+from ..nn.device import full_float32, image_batch, to_input
 from ..nn.gpq import CodeNetwork
 from ..nn.joint import Share
 from .coders import Coder, ProductCoder
@@ -149,3 +150,31 @@ class CodeMethod(TrainableMethod):
     def coder(self) -> ProductCoder:
         """Coder of the exported codebooks, inner product."""
         return ProductCoder(self.codebooks())
+
+
+@torch.no_grad()
+def embed_rows(
+    method: TrainableMethod,
+    reader: Reader,
+    rows: NDArray[np.int64],
+    device: torch.device,
+    batch: int = 1000,
+    *,
+    queries: bool = False,
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Vectors of the items ``rows``, int64 [n], from the exported network; with ``queries`` its query vectors, if it has such.
+
+    Returns:
+        float32 [m, D] of the m readable items, and bool [n], which items these are.
+    """
+    exported = method.exported()
+    exported.eval()
+    network = getattr(exported, "queries", exported) if queries else exported
+    parts, there = [], []
+    if reader.image_size:
+        batch = image_batch(batch, reader.image_size)
+    for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):
+        with full_float32():
+            parts.append(network(to_input(values, device)).float().cpu().numpy())
+        there.append(ok)
+    return np.concatenate(parts), np.concatenate(there)

@@ -85,7 +85,7 @@ class Backbone(nn.Module):
 
     Attributes:
         SMALLEST: minimum pixels per side.
-        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
+        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.posterior.SubspaceHeads`.
     """
 
     SMALLEST = 1

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from .quantizer import Codebooks, SubspaceClassifier, at_least_float32, intra_normalize, reexpress
+from .quantizer import Codebooks, at_least_float32, intra_normalize, reexpress
 
 
 class CodeNetwork(nn.Module):
@@ -61,7 +61,7 @@ class GPQNetwork(CodeNetwork):
         super().__init__()
         self.backbone = backbone
         self.codewords = Codebooks(M, K, d, generator=generator)
-        self.classifier = SubspaceClassifier(M, C, d, generator=generator)
+        self.classifier = Codebooks(M, C, d, generator=generator)
         self.M, self.alpha = M, alpha
 
     def codebooks(self) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ..errors import UsageError
 from .gpq import CodeNetwork
 from .posterior import PosteriorNetwork
-from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, subspace_cosine, unit
+from .quantizer import Codebooks, intra_normalize, subspace_cosine, unit
 
 HIDDEN = 512
 """Hidden units between class probabilities and sub-vectors."""
@@ -53,7 +53,7 @@ class SoftGPQNetwork(CodeNetwork):
         self.classes = classes
         self.M = M
         self.codewords = Codebooks(M, K, d - 1, generator=generator)
-        self.classifier = SubspaceClassifier(M, C, d - 1, generator=generator)
+        self.classifier = Codebooks(M, C, d - 1, generator=generator)
         self.log_scale = nn.Parameter(torch.tensor(math.log(_FIRST_SCALE)))
         self.layers = nn.Sequential(
             _linear(C, HIDDEN, generator), nn.ReLU(), _linear(HIDDEN, M * (d - 1), generator)

@@ -31,9 +31,8 @@ from ..store import codebooks_fingerprint
 from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone, make_head
 from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork
-from .heads import SubspaceHeads
 from .joint import RowNoise
-from .posterior import CLASS_DIM, CLASS_HIDDEN, PosteriorNetwork, count_class_codebooks
+from .posterior import CLASS_DIM, CLASS_HIDDEN, PosteriorNetwork, SubspaceHeads, count_class_codebooks
 
 
 def state_fingerprint(state: Mapping[str, Tensor]) -> str:

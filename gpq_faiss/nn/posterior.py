@@ -23,7 +23,8 @@ from torch.nn import functional
 from .additive import assign, assign_logits, product_form, query_form
 from .backbones import Backbone
 from .gpq import CodeNetwork
-from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
+from .joint import DrawsByRow
+from .quantizer import Codebooks, at_least_float32, intra_normalize, subspace_cosine
 
 CLASS_DIM = 48
 """Output dimensions of a class network."""
@@ -94,7 +95,7 @@ class PosteriorNetwork(CodeNetwork):
         super().__init__()
         M, K, d = shape
         self.backbone = backbone
-        self.classifier = SubspaceClassifier(N, C, CLASS_DIM, generator=generator)
+        self.classifier = Codebooks(N, C, CLASS_DIM, generator=generator)
         self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, beta
         E = min(DIRECTIONS, width) if A < M else 0
         # Buffers, to be saved with the weights: codewords fit these weights only.
@@ -135,7 +136,8 @@ class PosteriorNetwork(CodeNetwork):
 
     def posterior(self, raw: Tensor) -> Tensor:
         """Mean class probabilities of the class networks, float [B, C]."""
-        return (self.beta * self.classifier.cosine(self.directions(raw))).softmax(dim=2).mean(dim=1)
+        cosine = subspace_cosine(self.directions(raw), self.classifier.raw)
+        return (self.beta * cosine).softmax(dim=2).mean(dim=1)
 
     def tempered(self, posterior: Tensor) -> Tensor:
         """Class probabilities of items, float [B, C], raised to :attr:`power` and normalised to sum 1."""
@@ -261,3 +263,50 @@ class PosteriorNetwork(CodeNetwork):
             ("prototypes", query_form(certain, basis).transpose(0, 1).contiguous()),
         ):
             self.register_buffer(name, value)
+
+
+class SubspaceHeads(DrawsByRow):
+    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than those of M linear layers, from float
+    [B, in_width] to [B, M·d].
+
+    Dropout leaves out the same hidden units for all items of a step, so that their products are not computed (Graham, Reizenstein and
+    Robinson, "Efficient batchwise dropout training using submatrices", 2015): at one half a step takes half the time.
+
+    Args:
+        in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M perceptrons.
+        dropout: share of the hidden units that are left out in a step of the training.
+        noise: standard deviation of Gaussian noise on the inputs in training, independent per sub-space.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        M: int,
+        hidden: int,
+        d: int,
+        *,
+        dropout: float = 0.0,
+        noise: float = 0.0,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.noise = noise
+        self.into = nn.Parameter(torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5)
+        self.bias = nn.Parameter(torch.zeros(M, 1, hidden))
+        self.out = nn.Parameter(torch.randn(M, hidden, d, generator=generator) / hidden**0.5)
+        self.kept = max(1, round(hidden * (1 - dropout)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
+        each, (M, W, hidden) = x.unsqueeze(0), self.into.shape
+        into: Tensor = self.into
+        bias: Tensor = self.bias
+        out: Tensor = self.out
+        if self.training and self.noise:
+            each = torch.add(each, self.normal(x, [M, *x.shape], dim=1), alpha=self.noise)
+        if self.training and self.kept < hidden:
+            kept = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.kept]
+            into = into.gather(2, kept[:, None].expand(-1, W, -1))
+            bias = bias.gather(2, kept[:, None])
+            out = out.gather(1, kept[:, :, None].expand(-1, -1, out.shape[2])) * (hidden / self.kept)
+        return torch.matmul(torch.matmul(each, into).add_(bias).relu_(), out).transpose(0, 1).flatten(1)

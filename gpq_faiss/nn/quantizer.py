@@ -86,7 +86,8 @@ def reverse_gradient(x: Tensor) -> Tensor:
 
 
 class Codebooks(nn.Module):
-    """The raw codewords Z: M codebooks of n codewords of d dimensions, initialised with uniform random directions by ``generator``.
+    """The raw codewords Z: M codebooks of n codewords of d dimensions, initialised with uniform random directions by ``generator``; or the
+    sub-prototypes W: in each of M sub-spaces a cosine classifier over n classes, without bias.
 
     Attributes:
         raw: parameter, float32 [M, n, d], of any length; calling the module normalises it.
@@ -99,11 +100,3 @@ class Codebooks(nn.Module):
     def forward(self) -> Tensor:
         """The vectors, unit-norm, float [M, n, d], differentiable with respect to ``raw``."""
         return unit(self.raw)
-
-
-class SubspaceClassifier(Codebooks):
-    """The sub-prototypes W, n of them in each of M sub-spaces: a cosine classifier over n classes per sub-space, without bias."""
-
-    def cosine(self, x: Tensor) -> Tensor:
-        """Cosines of unit-norm sub-vectors [B, M, d] with the sub-prototypes, float [B, M, n]."""
-        return subspace_cosine(x, self.raw)

@@ -26,9 +26,10 @@ from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError
+from ..evaluation.ranking import rank_codes
 from ..inputs import check_memory
 from ..methods.registry import Builder
-from ..methods.trainable import TrainableMethod, TrainingBatch
+from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
 from ..nn.device import to_input
@@ -38,7 +39,6 @@ from ..signals import held_signals
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
 from .checkpoint import RunState
 from .parallel import Group
-from .vectors import validation_map
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str
     if task.held.size:
         method = run.method
         method.fit_codebooks(task.sample)
-        figures["map"] = validation_map(method, task.reader, task.held, task.labels, task.options.device)
+        figures["map"] = _map(task, method)
         line["validation_map"] = round(figures["map"], 6)
         if figures["map"] > run.best:
             run.keep_best(figures["map"])
@@ -273,6 +273,15 @@ def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str
     run.lines.append(json.dumps(line))
     log.info("step %d of %d  %s", run.step, task.steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
     return figures
+
+
+def _map(task: _Task, method: TrainableMethod) -> float:
+    """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
+    device, rows, coder = task.options.device, task.held, method.coder()
+    vectors, ok = embed_rows(method, task.reader, rows, device)
+    xq, _ = embed_rows(method, task.reader, rows, device, queries=True)
+    held, codes, own = task.labels.take(rows[ok]), coder.encode(vectors), np.arange(len(vectors))
+    return rank_codes(lambda q, distinct: coder.score(xq[q], distinct), codes, held, held, exclude=own).map
 
 
 def _prepare(method: TrainableMethod, task: _Task) -> None:

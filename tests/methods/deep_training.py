@@ -18,9 +18,8 @@ from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.experiment.grid import baseline_config
 from gpq_faiss.methods.registry import make_builder
-from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
+from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from gpq_faiss.training.loop import Fitted, RunOptions, fit
-from gpq_faiss.training.vectors import embed_rows
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="digits-")
 

@@ -17,8 +17,7 @@ from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.gpq_soft import SoftGPQ
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.heads import SubspaceHeads
-from gpq_faiss.nn.posterior import PosteriorNetwork
+from gpq_faiss.nn.posterior import PosteriorNetwork, SubspaceHeads
 
 sizes = st.integers(1, 5)
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from gpq_faiss.nn.quantizer import (
     NORM_EPS,
-    SubspaceClassifier,
+    Codebooks,
     intra_normalize,
     reexpress,
     reverse_gradient,
     soft_assign,
+    subspace_cosine,
     zero_subvectors,
 )
 
@@ -94,13 +95,11 @@ def test_reversal_is_the_identity_forward_and_the_negative_backward() -> None:
 
 
 def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter() -> None:
-    a, again, b = (
-        SubspaceClassifier(2, 5, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)
-    )
+    a, again, b = (Codebooks(2, 5, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert torch.equal(a.raw, again.raw)
     assert not torch.equal(a.raw, b.raw)
     with torch.no_grad():
         a.raw.mul_(7)
     torch.testing.assert_close(a(), again.raw)
     x = intra_normalize(torch.ones(3, 24), 2)
-    torch.testing.assert_close(a.cosine(x), torch.einsum("bmd,mcd->bmc", x, again.raw))
+    torch.testing.assert_close(subspace_cosine(x, a.raw), torch.einsum("bmd,mcd->bmc", x, again.raw))
