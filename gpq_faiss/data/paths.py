@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ..errors import DataError, GpqError, UsageError, one_line
 from ..files import atomic_path, fingerprint
+from ..inputs import reading
 from ..progress import stage
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -40,8 +41,7 @@ def blocks(file: Any, start: int, size: int, number: int, length: int, whole: in
 def file_fingerprint(path: Path) -> str:
     """Hash of a file's content up to 64 MiB; of larger files the size and 64 evenly spaced blocks of 64 KiB."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with reading(path, "the file that was opened") as size, path.open("rb") as file:
         digest.update(str(size).encode())
         for block in blocks(file, 0, size, 64, 64 << 10, 64 << 20):
             digest.update(block)

@@ -73,11 +73,8 @@ def _joined(files: Sequence[Path], parts: Sequence[tuple[Matrix, About]]) -> tup
 def open_features(path: str, o: Options = PLAIN) -> FeatureDataset:
     """Files of vectors, one or several concatenated; rows are checked when read. Files of labels and ids replace those inside."""
     files = files_of(path)
-    try:
-        parts = [_open(file, o) for file in files]
-        marks = [file_fingerprint(file) for file in files]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    parts = [_open(file, o) for file in files]
+    marks = [file_fingerprint(file) for file in files]
     several = len(files) > 1
     matrix, found = _joined(files, parts) if several else parts[0]
     n = matrix.shape[0] if matrix.shape else 0

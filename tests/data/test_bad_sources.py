@@ -68,7 +68,6 @@ VECTORS: list[tuple[str, Any, str]] = [
     ("a.npy", X.astype(complex), "numbers"),
     ("a.npz", {"a": X, "b": X}, r"which column holds the vectors\? .there are: a, b"),
     ("a.npz", {"x": X, "labels": Y[:5]}, "5 labels"),
-    ("a.npz", {"x": X, "labels": Y - 5}, "label -"),
     ("a.npz", {"x": X, "ids": IDS[:5]}, "5 ids"),
     ("a.npz", {"x": X, "ids": IDS / 2}, "whole numbers"),
     ("a.npz", {"x": X, "ids": IDS.astype(np.uint64) + 2**63}, "signed 64 bits"),
@@ -83,9 +82,7 @@ VECTORS: list[tuple[str, Any, str]] = [
 LABELS: list[tuple[str, Any, str]] = [
     ("l.npy", np.zeros(3, int), "3 labels, the data has 4 items"),
     ("l.npy", np.array(3), "not a list of labels|needed"),
-    ("l.npy", np.array([0, 1, 2, 70_000]), "at most 65,535"),
     ("l.npy", np.array([0, 1, 0.5, 0]), "row 2 are not whole"),
-    ("l.npy", np.full((4, 2), 2), "other than 0 and 1"),
     ("l.npy", header_only((10**15,), "<i8"), "truncated"),
     ("l.txt", "a\nb\n", "2 lines"),
     ("l.txt", "", "0 lines"),

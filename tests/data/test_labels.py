@@ -72,7 +72,10 @@ def memory(x: NDArray[np.float32], **more: Any) -> FeatureDataset:
         (lambda: Labels.from_ids(np.array([2**63], np.uint64)), "at most 65,535"),
         (lambda: Labels.from_ids(np.array([0.5])), "float64"),
         (lambda: Labels.from_ids([0], ["a", "a"]), "'a' is given twice"),
-        (lambda: Labels.from_multihot(np.array([[0, np.nan]])), "other than 0 and 1 at row 0"),
+        (
+            lambda: Labels.from_multihot(np.array([[0, 1], [0, np.nan], [2, 0]])),
+            "other than 0 and 1 at rows 1, 2",
+        ),
         (lambda: Labels.from_multihot(np.zeros((2, 3)), ["a", "b"]), "2 class names"),
         (lambda: Labels.from_multihot(np.zeros((2, 2)), ["a", "b", "c"]), "3 class names"),
         (lambda: Labels.from_multihot(np.zeros((1, 65_536), np.uint8)), "65,536 different labels"),
