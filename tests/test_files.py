@@ -88,18 +88,14 @@ def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
     assert seen == {"old", "new"}
 
 
-@pytest.mark.parametrize("folder", [True, False])
-def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path, folder: bool) -> None:
+def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path) -> None:
+    """A folder; tests/store has the same for a file."""
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
 
     def work() -> None:
         with unfinished(partial, out, keep=("rows",)):
             (partial / "rows").touch()
-            if folder:
-                make_folder(out, "new", partial)
-            else:
-                with atomic_path(out, done_with=partial) as temporary:
-                    temporary.write_text("new")
+            make_folder(out, "new", partial)
 
     finished = 0
     for _ in every_kill(work, tmp_path):
@@ -110,7 +106,6 @@ def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path, folder: bo
         assert out.exists() or (partial / "rows").exists() == begun, "the work was lost"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(out, ignore_errors=True)
-        out.unlink(missing_ok=True)
     assert finished
     assert names(tmp_path) == ["out"]
 

@@ -22,24 +22,6 @@ from gpq_faiss.files import recover
 from gpq_faiss.store import RowReader, RowWriter
 
 
-def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    values, ids, labels = rows("features", 100)
-
-    def interrupted() -> None:
-        with RowWriter(path, header()) as writer:
-            writer.append(values[:60], ids[:60], labels[:60], state={"position": 60})
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not path.exists()
-    with RowWriter(path, header()) as writer:
-        assert (writer.rows, writer.state) == (60, {"position": 60})
-        writer.append(values[60:90], ids[60:90], labels[60:90], state={"position": 90})
-    assert finish(path, 100) == 90
-
-
 @pytest.mark.parametrize("what", ["model", "codebooks", "damaged", "short"])
 def test_a_partial_that_does_not_fit_is_discarded(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
