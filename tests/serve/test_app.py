@@ -289,7 +289,6 @@ SEARCHES: list[tuple[dict[str, Any], int, str]] = [
     ({"json": {"id": 1, "vector": [0.0] * 72}}, 422, "give one of"),
     ({"json": {"id": 1, "limit": 3}}, 422, "limit"),
     ({"json": {"id": "1"}}, 422, "id"),
-    ({"json": {"id": 1.5}}, 422, "id"),
     ({"json": {"id": 2**63}}, 422, "id"),
     ({"json": {"id": 1, "k": 0}}, 422, "k"),
     ({"json": {"id": 1, "k": 1001}}, 422, "1000"),
@@ -299,7 +298,6 @@ SEARCHES: list[tuple[dict[str, Any], int, str]] = [
     ({"json": {"id": 1, "allow_labels": ["10"]}}, 422, "no item has the label '10'"),
     ({"json": {"id": 1, "deny_ids": list(range(10_001))}}, 422, "deny_ids"),
     ({"json": {"id": -1}}, 404, "no item has the id -1"),
-    ({"files": {"image": b""}}, 422, "not an image"),
     ({"files": {"image": png(1)[:60]}}, 422, "image"),
     ({"files": {"picture": png(1)}}, 422, "image"),
     ({"files": [("image", png(1)), ("image", png(1))]}, 400, "Too many files"),
@@ -497,16 +495,13 @@ def test_a_slow_request_is_ended(encoder: Encoder, index_file: Path, monkeypatch
 # What is beside ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_answer_forbids_what_the_page_does_not_need(served: Served) -> None:
+def test_the_page_needs_nothing_from_elsewhere_and_every_answer_forbids_it(served: Served) -> None:
     for path in ("/", "/page/page.js", "/info", "/nothing", "/items/1/thumbnail"):
         headers = served.client.get(path).headers
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
-
-
-def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
     folder = Path(__file__).parents[2] / "gpq_faiss" / "serve" / "page"
     files = sorted(folder.iterdir())
     assert len(files) > 3

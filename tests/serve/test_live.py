@@ -380,31 +380,16 @@ def named_codes(folder: Path, stem: str) -> Path:
     """Codes of 30 items that are called ``stem 0`` and so on."""
     x = np.random.default_rng(len(stem)).standard_normal((30, 20)).astype(np.float32)
     np.savez(folder / f"{stem}.npz", features=x, names=np.array([f"{stem} {i}" for i in range(30)]))
-    np.save(folder / "queries.npy", x[3:4])
     return gpq.encode(folder / "model", f"features:{folder / stem}.npz", folder / f"{stem}.h5")
-
-
-@pytest.fixture(scope="module")
-def named_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("named")
-    gpq.index(make_model(folder / "model", width=20, M=4), named_codes(folder, "n"), folder / "i.faiss")
-    return folder
-
-
-@pytest.fixture
-def named(named_once: Path, tmp_path: Path) -> Path:
-    """An index with the names of its items, to be changed."""
-    shutil.copytree(named_once, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "i.faiss"
 
 
 def names(live: LiveIndex, *ids: int) -> list[str | None]:
     return [item and item.name for item in live.snapshot.about(np.array(ids))]
 
 
-def test_a_new_index_appears_together_with_its_names(
-    named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_index_appears_together_with_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, named = make_model(tmp_path / "model", width=20, M=4), tmp_path / "i.faiss"
+    gpq.index(model, named_codes(tmp_path, "n"), named)
     new, live, write = named_codes(tmp_path, "new"), open_live(named, writable=True), ItemSources.write
     live.commit([(40, live.snapshot.code(3).tobytes(), Item({"name": "added"}))])
 
@@ -416,11 +401,11 @@ def test_a_new_index_appears_together_with_its_names(
         assert live.compact()
 
     monkeypatch.setattr(ItemSources, "write", compacting)
-    gpq.index(tmp_path / "model", new, named, overwrite=True)
+    gpq.index(model, new, named, overwrite=True)
     assert live.stale
     live.reload()
     assert names(live, *range(30)) == [f"new {i}" for i in range(30)]
     live.close()
     monkeypatch.undo()
-    gpq.index(tmp_path / "model", new, named, names=False, overwrite=True)
+    gpq.index(model, new, named, names=False, overwrite=True)
     assert not items_path(named).exists()
