@@ -25,12 +25,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     np.save(shop.queries, clusters(7)[0])
     shop.settings.write_text(SETTINGS)
     data = f"{shop.data} --labels {shop.labels}"
-    for model, seed, codes, index in (
-        (shop.model, 0, shop.codes, shop.index),
-        (shop.other, 1, shop.other_codes, shop.other_index),
+    settings = f"--labelled 20-per-class --config {shop.settings} --preset paper"
+    done(f"train {data} {settings} --out {shop.model}")
+    make_model(shop.other, M=4, width=features.shape[1], hidden=(), seed=1)
+    for model, codes, index in (
+        (shop.model, shop.codes, shop.index),
+        (shop.other, shop.other_codes, shop.other_index),
     ):
-        settings = f"--labelled 20-per-class --config {shop.settings} --preset paper --seed {seed}"
-        done(f"train {data} {settings} --out {model}")
         done(f"encode {model} {data} --out {codes}")
         done(f"index {model} {codes} --out {index}")
     for name, colours in (("a", (0, 120)), ("b", (130, 250))):
