@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpq_faiss as gpq
-from gpq_faiss.errors import UsageError
+from gpq_faiss.errors import UsageError, unknown
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,3 +78,25 @@ def test_arguments_of_another_type_are_converted_or_named(tmp_path: Path) -> Non
     ):
         with pytest.raises(UsageError, match=message):
             call()
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown("loss 'mine'", "mine", []) == "loss 'mine' is unknown: there is none"
+    with monkeypatch.context() as without:
+        without.delitem(vars(gpq), "train", raising=False)
+        without.delitem(sys.modules, "gpq_faiss.stages.train", raising=False)
+        without.setitem(sys.modules, "torch", None)
+        with pytest.raises(ModuleNotFoundError, match=r"gpq_faiss.train needs torch: .*gpq-faiss\[train\]'"):
+            _ = gpq.train
+        with pytest.raises(
+            UsageError, match=r"the network of m needs torch: .*, or give the network in ONNX"
+        ):
+            gpq.open_encoder("m")
+    # What no extra brings is no fault of the user's: Python's own error stays.
+    with monkeypatch.context() as damaged:
+        damaged.delitem(vars(gpq), "train", raising=False)
+        damaged.setitem(sys.modules, "gpq_faiss.stages.train", None)
+        damaged.setitem(sys.modules, "gpq_faiss.nn.device", None)
+        for fails in lambda: gpq.train, lambda: gpq.open_encoder("m"):
+            with pytest.raises(ModuleNotFoundError, match=r"gpq_faiss\."):
+                fails()
