@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.items import Items
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory, open_index
+from gpq_faiss.indexes.threads import in_parallel
 from gpq_faiss.inputs import parse_bytes
 
 
@@ -60,16 +62,35 @@ def test_as_many_codebooks_as_a_training_takes(tmp_path: Path, M: int) -> None:
         assert same(open_in_memory(path).search(xq, 10), expected)
 
 
-def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
-    xq, held = queries(70, 32), MemoryIndex.build(random_codes(9000, 8, distinct=3000), books(8))
-    expected = held.search(xq, 15, threads=1)
+def test_the_answer_depends_on_neither_batch_nor_threads(tmp_path: Path) -> None:
+    codes, Z, xq = random_codes(9000, 8, distinct=3000), books(8), queries(600, 32)
+    held, expected = MemoryIndex.build(codes, Z), best(xq, codes, Z, 15)
     before = faiss.omp_get_max_threads()
-    assert same(held.search(xq, 15, threads=2), expected)
-    assert same(held.search(xq.astype(np.float64), 15), expected)
-    alone = zip(*(held.search(q[None], 15) for q in xq), strict=True)
-    assert same((np.concatenate(parts) for parts in alone), expected)
+    for _ in range(3):  # by lists or a scan, whichever took less time
+        assert same(held.search(xq, 15, threads=2), expected)
+    with open_file(held.save(tmp_path / "lists.faiss", "ivf"), "3MB") as disk:
+        for _ in range(2):  # reads lists, then has them
+            assert same(disk.search(xq, 15, threads=2), expected)
+    assert same(held.search(xq.astype(np.float64), 15, threads=1), expected)
+    alone = zip(*(held.search(q[None], 15) for q in xq[:70]), strict=True)
+    assert same((np.concatenate(parts) for parts in alone), (part[:70] for part in expected))
     assert faiss.omp_get_max_threads() == before
     assert sorted(held.range_search(xq[:1], -np.inf)[2]) == held.ids.tolist() == list(range(9000))
+
+
+def test_an_error_in_a_thread_ends_the_others_and_is_raised() -> None:
+    seen, before = [], faiss.omp_get_max_threads()
+
+    def run(part: slice) -> None:
+        seen.append(part.start)
+        if len(seen) == 3:
+            raise DataError("the third")
+        time.sleep(0.002)
+
+    with pytest.raises(DataError, match="the third"):
+        in_parallel(run, 1000, 1, 2)
+    assert 3 <= len(seen) < 500
+    assert faiss.omp_get_max_threads() == before
 
 
 def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
