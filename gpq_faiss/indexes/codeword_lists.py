@@ -38,11 +38,9 @@ DEPTH = 3
 """Maximum levels of the tree within lists."""
 _ALL = 1 << 62
 _MOST = 8192  # maximum size of a shortlist
-_BLOCK = 96  # codes in a block of FastScan: up to a fifth faster than its default of 32,
-_DEFAULT, _CACHED = (
-    32,
-    1 << 24,
-)  # by which several queries share a pass: faster for codes of more bytes than caches hold
+_BLOCK = 96  # codes in a block of FastScan: up to a fifth faster than its default
+_DEFAULT = 32  # by which several queries share a pass: faster for codes that caches do not hold,
+_CACHED = 1 << 24  # of more bytes than this
 _FIRST = 16  # queries of the first batch that come before all others
 _AGAIN = 200  # of lists and scans, the slower one is tried again in a 200th of the time
 NO_FILTER = np.empty(0, np.bool_)
