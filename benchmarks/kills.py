@@ -219,7 +219,7 @@ def _content(path: Path) -> bytes:
     if not path.is_file() or path.name == "metrics.jsonl":
         return b""
     if path.suffix == ".h5" and path.parent.name == "e":
-        from gpq_faiss.store import read_arrays
+        from gpq_faiss.store.hdf5 import read_arrays
 
         arrays, about = read_arrays(path, "a run")
         about.pop("seconds")  # measured

@@ -29,7 +29,7 @@ from gpq_faiss.files import atomic_path
 from gpq_faiss.indexes.codeword_lists import CodewordLists
 from gpq_faiss.indexes.file import FileIndex, open_file
 from gpq_faiss.inputs import parse_bytes
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 BLOCK = 10_000_000
 K = 10

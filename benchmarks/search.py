@@ -32,7 +32,7 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import UsageError
 from gpq_faiss.indexes.items import Items
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]

@@ -42,7 +42,7 @@ from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.run import serve
 from gpq_faiss.stages.train import train
-from gpq_faiss.store import codebooks_fingerprint
+from gpq_faiss.store.header import codebooks_fingerprint
 
 TOKEN = "0123456789abcdef"  # noqa: S105  (of services that live for seconds, on a loopback address)
 _STARTED = 120.0  # seconds that a service may take to answer

@@ -49,7 +49,7 @@ def encode(
     from gpq_faiss.files import check_output
     from gpq_faiss.stages.encode import encode as run
     from gpq_faiss.stages.encode import encode_shards
-    from gpq_faiss.store import RowReader
+    from gpq_faiss.store.reader import RowReader
 
     if ray["ray"] is not None:
         paths = encode_shards(model_dir, data, out, data_args=data_args, **ray, **options)

@@ -10,7 +10,8 @@ from safetensors.numpy import save_file
 
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
+from gpq_faiss.store.header import Header, codebooks_fingerprint
+from gpq_faiss.store.writer import RowWriter
 
 M, K, d, n = 6, 16, 12, 500
 IDS = np.random.default_rng(3).permutation(n) * 1000 + 2**50

@@ -24,7 +24,7 @@ from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.stages.evaluation_result import Evaluation
 from gpq_faiss.stages.queries import parse_rows
 from gpq_faiss.stages.search_result import SearchResult
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 
 def quick() -> Config:

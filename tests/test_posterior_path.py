@@ -20,7 +20,7 @@ from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.stages.index import index
 from gpq_faiss.stages.train import train
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 
 @pytest.fixture(scope="module", params=CLASS_CODEBOOKS)

@@ -97,7 +97,7 @@ def _hashed_index(path: Path, _: int) -> str:
 
 
 def _rows(path: Path, _: int) -> str:
-    from gpq_faiss.store import RowReader
+    from gpq_faiss.store.reader import RowReader
 
     with RowReader(path) as reader:
         parts = [part for block in reader.blocks(50) for part in block[1:] if part is not None]
@@ -212,7 +212,7 @@ def _sidecar(path: Path, _: int) -> str:
 
 
 def _arrays(path: Path, _: int) -> str:
-    from gpq_faiss.store import read_arrays
+    from gpq_faiss.store.hdf5 import read_arrays
 
     return _digest(read_arrays(path, "arrays")[0].get("large", np.zeros(0)))
 
@@ -270,7 +270,8 @@ def _index_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.codes.encode import encode
     from gpq_faiss.faissio.io import save_index
     from gpq_faiss.faissio.storage import FORMS, faiss_index
-    from gpq_faiss.store import Header, RowWriter
+    from gpq_faiss.store.header import Header
+    from gpq_faiss.store.writer import RowWriter
 
     folder.mkdir()
     rng, Z = np.random.default_rng(1), codebooks()
@@ -317,7 +318,7 @@ def _index_seeds(folder: Path) -> list[Seed]:
 def _array_seeds(folder: Path) -> list[Seed]:
     import h5py
 
-    from gpq_faiss.store import write_arrays
+    from gpq_faiss.store.hdf5 import write_arrays
 
     folder.mkdir()
     rng = np.random.default_rng(2)
@@ -416,7 +417,7 @@ def _model_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.data.labels import Labels
     from gpq_faiss.data.protocols import make_split
     from gpq_faiss.nn.model import build_network, save_model, save_tensors
-    from gpq_faiss.store import codebooks_fingerprint
+    from gpq_faiss.store.header import codebooks_fingerprint
 
     labels = Labels.from_ids(np.arange(N) % 3)
     split = make_split(labels, labelled="5-per-class")

@@ -19,9 +19,10 @@ from ..faissio.io import read_sidecar
 from ..files import atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..progress import stage
-from ..store import Item, Items, RowReader, Texts, items_path, write_items
-from ..store.items import Row, as_json
+from ..store.items import Item, Items, Row, as_json, items_path, write_items
 from ..store.old_items import old_items, old_items_key, old_items_path
+from ..store.reader import RowReader
+from ..store.texts import Texts
 from .shards import is_index
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from ..errors import DataError, MismatchError
 from ..faissio.header import is_faiss
 from ..faissio.io import open_header
 from ..files import fingerprint
-from ..store import RowReader, codebooks_fingerprint
+from ..store.header import codebooks_fingerprint
+from ..store.reader import RowReader
 
 
 @dataclass(frozen=True)

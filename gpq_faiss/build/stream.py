@@ -34,7 +34,7 @@ from ..faissio.storage import (
 )
 from ..files import fingerprint, open_own, read_json, unfinished, write_at, write_json, writing
 from ..progress import stage
-from ..store import codebooks_fingerprint
+from ..store.header import codebooks_fingerprint
 from ..store.raw import RECORD, RawRows
 from .shards import Shard
 

@@ -22,7 +22,7 @@ from PIL import Image
 from ..errors import DataError
 from ..files import fingerprint
 from ..inputs import reading
-from ..store import Texts, as_texts
+from ..store.texts import Texts, as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
 from .labels import Labels, Rows, errors_of, row_numbers, rows_that

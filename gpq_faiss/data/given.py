@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..inputs import read_text
-from ..store import as_texts
+from ..store.texts import as_texts
 from .arrays import read_ids, read_npy, stable_id, whole_numbers
 from .base import Dataset
 from .images import without_gradient

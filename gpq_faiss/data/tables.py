@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from ..codes.checks import named_rows
 from ..errors import DataError
 from ..inputs import check_file, check_memory, read_text, reading
-from ..store import Hdf5Array, Texts, as_texts, read_hdf5_array
+from ..store.hdf5 import Hdf5Array, read_hdf5_array
+from ..store.texts import Texts, as_texts
 from .arrays import Matrix, NpyArray, npz_array, whole_numbers
 from .labels import Labels, errors_of, label_cell, labels_of
 

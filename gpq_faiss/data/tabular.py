@@ -18,7 +18,7 @@ from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
 from ..inputs import check_file, check_memory, read_text
 from ..progress import stage
-from ..store import RowReader
+from ..store.reader import RowReader
 from .arrays import JoinedMatrix, Matrix, read_ids
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .given import read_labels, told

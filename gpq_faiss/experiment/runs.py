@@ -50,7 +50,7 @@ from ..evaluation.ranking import usable_cores
 from ..files import fingerprint, read_json, write_json
 from ..methods.measure import needs_perceptron
 from ..methods.registry import find_method, make_method, method_names
-from ..store import read_arrays, write_arrays
+from ..store.hdf5 import read_arrays, write_arrays
 from .grid import Grid, method_config
 
 ABOUT = "experiment.json"

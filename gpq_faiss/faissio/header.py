@@ -23,7 +23,7 @@ from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, c
 from ..codes.codebooks import unfuse
 from ..errors import DataError
 from ..inputs import check_file, check_memory
-from ..store import codebooks_fingerprint
+from ..store.header import codebooks_fingerprint
 from . import storage
 from .storage import BLOCK_ROWS, WordLists
 

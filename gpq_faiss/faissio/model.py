@@ -12,7 +12,7 @@ from ..codes.checks import Floats, check_codebooks
 from ..errors import DataError, MismatchError
 from ..files import read_json
 from ..inputs import check_file
-from ..store import codebooks_fingerprint
+from ..store.header import codebooks_fingerprint
 
 FORMAT_VERSION = 1
 """Format version of model folders."""

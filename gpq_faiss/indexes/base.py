@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ..codes.checks import Codes, Floats, Ids, check_count, check_vectors
 from ..codes.scores import score_tables
 from ..errors import DataError, UsageError
-from ..store import codebooks_fingerprint
+from ..store.header import codebooks_fingerprint
 from .filters import Filter
 
 LIMIT = 10_000_000

@@ -20,7 +20,7 @@ from ..codes.checks import Ids, repeated_among
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.io import check_stated, read_sidecar, sidecar_path
 from ..files import read_json, unfinished, write_json
-from ..store import items_path
+from ..store.items import items_path
 from .file import open_file
 
 FORMAT_VERSION = 1

@@ -27,7 +27,7 @@ from ..data.protocols import Split
 from ..errors import DataError, MismatchError
 from ..faissio.model import FORMAT_VERSION, read_model
 from ..files import atomic_folder, fingerprint, write_json
-from ..store import codebooks_fingerprint
+from ..store.header import codebooks_fingerprint
 from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone, make_head
 from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork

@@ -20,8 +20,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from .. import __version__, store
+from .. import __version__
 from ..errors import DataError, GpqError
+from ..store.items import Item
 from . import requests
 from . import service as inner
 from .guard import Guard, Settings, is_loopback
@@ -183,9 +184,7 @@ def _add_changing(routes: APIRouter, service: Service, settings: Settings) -> No
             raise DataError("id: -1 marks a missing result: choose another")
         given = await service.input(asked, image, settings.max_pixels)
         labels = tuple(dict.fromkeys(asked.labels)) or None
-        about = (
-            store.Item({"name": asked.name} if asked.name else {}, labels) if asked.name or labels else None
-        )
+        about = Item({"name": asked.name} if asked.name else {}, labels) if asked.name or labels else None
         return {"id": await service.change((asked.id, given, about))}
 
     @routes.delete("/items/{id}")

@@ -32,9 +32,8 @@ from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.sharded import MergedIndex
 from ..progress import stage
-from ..store import Item, items_path, write_items
-from ..store import Items as NamedItems
-from ..store.items import item_row
+from ..store.items import Item, item_row, items_path, write_items
+from ..store.items import Items as NamedItems
 from .changes import Change, ChangeFile, Changes, read_changes
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
 from ..faissio.model import items_are_codewords
 from ..indexes.sharded import MergedIndex
-from ..store import Item
+from ..store.items import Item
 from .batches import Batcher
 from .catalogue import Catalogue
 from .live import LiveIndex, Where

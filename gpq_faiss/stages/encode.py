@@ -27,7 +27,9 @@ from ..errors import DataError, MismatchError, OutputExistsError, UsageError
 from ..faissio.model import items_are_codewords
 from ..files import check_output, fingerprint, recover, unfinished
 from ..progress import stage
-from ..store import Header, RowReader, RowWriter
+from ..store.header import Header
+from ..store.reader import RowReader
+from ..store.writer import RowWriter
 
 log = logging.getLogger(__name__)
 

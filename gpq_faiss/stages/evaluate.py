@@ -30,7 +30,7 @@ from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 from ..progress import stage
-from ..store import RowReader
+from ..store.reader import RowReader
 from .evaluation_result import Evaluation, Row
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from ..faissio.io import check_index_output, save_index
 from ..faissio.model import read_model
 from ..files import atomic_path, check_output
 from ..progress import stage
-from ..store import RowReader
+from ..store.reader import RowReader
 
 Target = Literal["factory", "numpy", "nanopq", "lancedb", "parquet"]
 _ROW_GROUP = 1 << 16

@@ -21,7 +21,7 @@ from ..files import check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
 from ..inputs import parse_bytes
 from ..progress import stage
-from ..store import items_path
+from ..store.items import items_path
 
 
 def index(

@@ -70,7 +70,7 @@ def _folder(path: Path) -> dict[str, Any]:
 
 def _file(path: Path, size: int) -> dict[str, Any]:
     from ..faissio.header import is_faiss
-    from ..store import describe
+    from ..store.reader import describe
 
     with path.open("rb") as file:
         start = file.read(32)

@@ -17,7 +17,7 @@ from ..errors import DataError, MismatchError, UsageError
 from ..exported import OnnxEncoder
 from ..files import fingerprint
 from ..inputs import check_memory
-from ..store import RowReader
+from ..store.reader import RowReader
 
 
 def parse_rows(text: str | None, n: int) -> NDArray[np.int64]:

@@ -27,7 +27,7 @@ from ..indexes.opening import open_index
 from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import stage
-from ..store import Item
+from ..store.items import Item
 from .queries import open_queries, query_vectors
 from .search_result import SearchResult
 

@@ -16,7 +16,7 @@ from ..data.base import Dataset, ImageDataset
 from ..errors import DataError
 from ..evaluation.tables import Shown
 from ..report.gallery import Ranked, save_gallery
-from ..store import Item
+from ..store.items import Item
 
 
 @dataclass(frozen=True, repr=False)

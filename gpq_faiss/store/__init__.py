@@ -18,28 +18,3 @@ dataset        type                      meaning
 ``codebooks``  float32 [M, K, d]         z' of the model (eq. 1 applied to the sub-prototypes)
 =============  ========================  ============================================================
 """
-
-from .hdf5 import Hdf5Array, read_arrays, read_hdf5_array, write_arrays
-from .header import Header, codebooks_fingerprint
-from .items import Item, Items, items_path, write_items
-from .reader import RowReader, describe
-from .texts import Texts, as_texts
-from .writer import RowWriter
-
-__all__ = [
-    "Hdf5Array",
-    "Header",
-    "Item",
-    "Items",
-    "RowReader",
-    "RowWriter",
-    "Texts",
-    "as_texts",
-    "codebooks_fingerprint",
-    "describe",
-    "items_path",
-    "read_arrays",
-    "read_hdf5_array",
-    "write_arrays",
-    "write_items",
-]

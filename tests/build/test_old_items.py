@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gpq_faiss.build import item_files
 from gpq_faiss.build.item_files import open_items
 from gpq_faiss.errors import DataError
-from gpq_faiss.store import Item, items_path
+from gpq_faiss.store.items import Item, items_path
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 IDS = st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 30), unique=True, max_size=12)

@@ -21,7 +21,7 @@ import torch
 from commands import STAGES, Shop, clusters, content, done, gpq, only_line, refused, stage_call, untouched
 
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 # Full disks -------------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from commands import Shop, content, done, fill
 
-from gpq_faiss.store import read_arrays
+from gpq_faiss.store.hdf5 import read_arrays
 
 GRID = 'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\npreset = "paper"\n'
 CALLS = """

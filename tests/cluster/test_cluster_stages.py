@@ -28,7 +28,7 @@ from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages import encode as stage
 from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.stages.index import _build_shard, index, index_shards
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 from ray_kills import Nodes, kill

@@ -30,7 +30,8 @@ from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.paths import file_fingerprint
 from gpq_faiss.errors import DataError
-from gpq_faiss.store import Header, RowWriter
+from gpq_faiss.store.header import Header
+from gpq_faiss.store.writer import RowWriter
 
 N, W = 24, 7
 KINDS = ("ant", "bee", "cat")

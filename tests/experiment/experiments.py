@@ -10,7 +10,7 @@ import numpy as np
 from gpq_faiss.data.open import open_data
 from gpq_faiss.experiment.grid import Grid, grid_from
 from gpq_faiss.experiment.run import Summary, run_experiment
-from gpq_faiss.store import read_arrays
+from gpq_faiss.store.hdf5 import read_arrays
 
 DIGITS = open_data("digits")
 SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40}

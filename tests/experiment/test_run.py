@@ -34,7 +34,7 @@ from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import RunSpec, read_run
 from gpq_faiss.methods import codewords
 from gpq_faiss.signals import Terminated, ended_by_signals
-from gpq_faiss.store import read_arrays
+from gpq_faiss.store.hdf5 import read_arrays
 from gpq_faiss.training.checkpoint import RunState
 
 # What a run holds -------------------------------------------------------------------------------------------------------

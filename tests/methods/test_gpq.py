@@ -36,7 +36,7 @@ from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.index import index
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 C, WIDTH, M = 4, 10, 3
 LABELLED, ITEMS = 12, 20

@@ -19,7 +19,7 @@ from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.run import Server
 from gpq_faiss.serve.service import Service
-from gpq_faiss.store import codebooks_fingerprint
+from gpq_faiss.store.header import codebooks_fingerprint
 
 TOKEN = "a-token-of-these-tests"  # noqa: S105
 BEARER = {"authorization": f"Bearer {TOKEN}"}

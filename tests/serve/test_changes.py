@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.serve.changes import Change, ChangeFile, Changes, changes_path, read_changes
-from gpq_faiss.store import Item
+from gpq_faiss.store.items import Item
 
 SIZE, PRINT = 3, "0123456789abcdef"
 

@@ -30,7 +30,7 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import Changes
 from gpq_faiss.serve.live import ChangeError, LiveIndex, Where
-from gpq_faiss.store import Item, items_path
+from gpq_faiss.store.items import Item, items_path
 
 M, K, D = 4, 16, 5
 Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]

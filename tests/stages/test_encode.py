@@ -22,7 +22,9 @@ from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.stages.encode import encode, encode_shards
-from gpq_faiss.store import RowReader, RowWriter, raw
+from gpq_faiss.store import raw
+from gpq_faiss.store.reader import RowReader
+from gpq_faiss.store.writer import RowWriter
 
 N = 1000
 

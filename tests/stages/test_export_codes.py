@@ -16,7 +16,7 @@ from model_factory import make_model
 
 import gpq_faiss as gpq
 from gpq_faiss.errors import GpqError
-from gpq_faiss.store import RowReader
+from gpq_faiss.store.reader import RowReader
 
 pq = pytest.importorskip("pyarrow.parquet")
 ROOT = Path(__file__).parents[2]

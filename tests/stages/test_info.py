@@ -30,7 +30,8 @@ from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.index import index as build_index
 from gpq_faiss.stages.info import info
-from gpq_faiss.store import RowReader, RowWriter
+from gpq_faiss.store.reader import RowReader
+from gpq_faiss.store.writer import RowWriter
 
 M, K, D, N = 5, 16, 12, 23
 CLASSES = ("cat", "dog", "owl")

@@ -13,7 +13,7 @@ import gpq_faiss as gpq
 from gpq_faiss.build.item_files import open_items
 from gpq_faiss.errors import GpqError
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.store import items_path
+from gpq_faiss.store.items import items_path
 
 N = 120
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpq_faiss.store import Header, RowReader, RowWriter
+from gpq_faiss.store.header import Header
+from gpq_faiss.store.reader import RowReader
+from gpq_faiss.store.writer import RowWriter
 
 M, K, d = 3, 16, 12
 NAMES = tuple(f"c{i}" for i in range(11))  # 2 label bytes with 5 padding bits

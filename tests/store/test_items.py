@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.files import atomic_path
-from gpq_faiss.store import Header, Item, Items, RowReader, RowWriter, as_texts, items_path
-from gpq_faiss.store.items import item_row
+from gpq_faiss.store.header import Header
+from gpq_faiss.store.items import Item, Items, item_row, items_path
 from gpq_faiss.store.items import write_items as write_rows
+from gpq_faiss.store.reader import RowReader
+from gpq_faiss.store.texts import as_texts
+from gpq_faiss.store.writer import RowWriter
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 IDS = (st.integers(0, 40) | st.integers(-(2**63), 2**63 - 1)).filter(lambda number: number != -1)

@@ -13,7 +13,8 @@ import pytest
 from store_files import codebooks, header, rows, write
 
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.store import RowReader, RowWriter, describe
+from gpq_faiss.store.reader import RowReader, describe
+from gpq_faiss.store.writer import RowWriter
 
 
 def test_bad_rows_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from store_files import codebooks, finish, header, rows, write
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.files import recover
-from gpq_faiss.store import RowReader, RowWriter
+from gpq_faiss.store.reader import RowReader
+from gpq_faiss.store.writer import RowWriter
 
 
 @pytest.mark.parametrize("what", ["model", "codebooks", "damaged", "short"])
@@ -54,7 +55,7 @@ SCRIPT = """
     sys.path.insert(0, {tests!r})
     from pathlib import Path
     from store_files import header, rows
-    from gpq_faiss.store import RowWriter
+    from gpq_faiss.store.writer import RowWriter
     values, ids, labels = rows("features", 2000)
     with RowWriter(Path({path!r}), header(), overwrite=True) as writer:
         {before}

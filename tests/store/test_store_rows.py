@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from store_files import NAMES, K, M, codebooks, d, header, rows, write
 
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.store import RowReader, RowWriter, codebooks_fingerprint, describe, read_hdf5_array
+from gpq_faiss.store.hdf5 import read_hdf5_array
+from gpq_faiss.store.header import codebooks_fingerprint
+from gpq_faiss.store.reader import RowReader, describe
+from gpq_faiss.store.writer import RowWriter
 
 
 @pytest.mark.parametrize("kind", ["features", "codes"])
@@ -113,7 +116,8 @@ MEMORY = """
     sys.path.insert(0, {tests!r})
     from pathlib import Path
     from store_files import header
-    from gpq_faiss.store import RowReader, RowWriter
+    from gpq_faiss.store.reader import RowReader
+    from gpq_faiss.store.writer import RowWriter
     block = np.ones((5000, 36), np.float32)
     for n in (50_000, 400_000):  # 7 and 58 MB of features
         with RowWriter(Path({path!r}), header(class_names=()), overwrite=True) as writer:
