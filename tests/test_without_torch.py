@@ -53,7 +53,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.save(here / f"{name}.npy", values)
         np.save(here / f"{name}-labels.npy", np.random.default_rng(n).integers(0, 3, n))
         data = gpq.open_data(f"features:{here}/{name}.npy", labels=f"{here}/{name}-labels.npy")
-        gpq.encode(here / "model", data, here / f"{name}.h5", features=here / f"{name}-features.h5")
+        gpq.encode(here / "model", data, here / f"{name}.h5")
     gpq.index(here / "model", here / "items.h5", here / "index.faiss")
     gpq.export_encoder(here / "model", here / "encoder.onnx")
     return here
@@ -148,7 +148,7 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
         (
             MismatchError,
             "give the data of the q",
-            lambda: gpq.search(mine, index, f"{shop}/queries-features.h5"),
+            lambda: gpq.search(mine, index, f"{shop}/queries.features.h5"),
         ),
         (MismatchError, "other codebooks", lambda: gpq.search(other, index, f"{shop}/queries.npy")),
         (MismatchError, "encode the data again", lambda: gpq.evaluate(other, own, codes=codes)),

@@ -54,10 +54,14 @@ class BadItems:
             if position in self._why:
                 return
             self._why[position] = f"{name}: {why}"
-            over = self.count > self.limit * self.total
-        if over:
-            what = f"that is above the limit of {100 * self.limit:g} %: repair them, or raise --read max_bad"
-            raise DataError(f"{name}: {why}" if self.total == 1 else f"{self.summary()}; {what}")
+            above = self.above(self.count)
+        if above:
+            raise DataError(f"{name}: {why}" if self.total == 1 else f"{self.summary()}; {above}")
+
+    def above(self, count: int) -> str:
+        """What to say of so many bad images; empty within the limit."""
+        what = f"that is above the limit of {100 * self.limit:g} %: repair them, or raise --read max_bad"
+        return what if count > self.limit * self.total else ""
 
     def summary(self) -> str:
         """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""

@@ -54,7 +54,6 @@ def encode(
     data: object,
     out: str | Path,
     *,
-    features: str | Path | None = None,
     keep_features: bool = True,
     device: str = "cpu",
     batch_size: int = 0,
@@ -67,9 +66,8 @@ def encode(
         model: model folder.
         data: anything that :func:`gpq_faiss.open_data` accepts.
         out: the codes file.
-        features: the features file (default: beside ``out``). An existing one of the same model and data is used
-            without running the network, unless ``overwrite``.
-        keep_features: write the features file; if false, codes are computed directly from the network.
+        keep_features: write the features file, beside ``out``; an existing one of the same model and data is used without running
+            the network, unless ``overwrite``. If false, codes are computed directly from the network.
         device: device of the network.
         batch_size: items per batch; 0: automatic. The same size gives the same bits.
         amp: run the backbone in bf16.
@@ -86,34 +84,28 @@ def encode(
     """
     if batch_size < 0:
         raise UsageError(f"--batch-size {batch_size}: it must not be negative")
-    if features is not None and not keep_features:
-        raise UsageError("--features and --no-features exclude each other: give one")
     out = check_output(out, overwrite=overwrite)
     encoder = Encoder.load(model, device, amp=amp)
     dataset = open_data(data)
     encoder.check(dataset)
-    header = _header("codes", encoder, dataset)
     own = "codes" in out.name
-    beside = out.name.replace("codes", "features") if own else f"{out.stem}.features{out.suffix}"
-    path = out.with_name(beside) if features is None else Path(features)
-    if keep_features and path.resolve() == out.resolve():
-        raise UsageError(f"--features and --out are both {out}: name two files")
+    path = out.with_name(out.name.replace("codes", "features") if own else f"{out.stem}.features{out.suffix}")
     # Opened first: it keeps other processes from this output while the network runs.
-    with RowWriter(out, header, overwrite=overwrite) as writer:
+    with RowWriter(out, _header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:
-            return _from_network(encoder, dataset, writer, batch_size, as_codes=True)
-        feature_header = _header("features", encoder, dataset)
+            return _from_network(encoder, dataset, writer, batch_size)
+        header = _header("features", encoder, dataset)
         recover(path)
         there = None
         if path.exists() and not overwrite:
             with RowReader(path, kind="features") as reader:
                 there = reader.header.fingerprint()
-        if there == feature_header.fingerprint():
+        if there == header.fingerprint():
             log.info("%s is of this model and data: the network does not run again", path)
         else:
             check_output(path, overwrite=overwrite)
-            with RowWriter(path, feature_header, overwrite=overwrite) as vectors:
-                _from_network(encoder, dataset, vectors, batch_size, as_codes=False)
+            with RowWriter(path, header, overwrite=overwrite) as vectors:
+                _from_network(encoder, dataset, vectors, batch_size)
         return _from_features(encoder, dataset, path, writer)
 
 
@@ -135,13 +127,7 @@ def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWr
 
 
 def _from_network(
-    encoder: Encoder,
-    dataset: Dataset,
-    writer: RowWriter,
-    batch_size: int,
-    *,
-    as_codes: bool,
-    span: range | None = None,
+    encoder: Encoder, dataset: Dataset, writer: RowWriter, batch_size: int, span: range | None = None
 ) -> Path:
     """Write the network's vectors, or codes, of the items at ``span`` (default: all)."""
     size = batch_size or encoder.batch_size(dataset)
@@ -160,7 +146,7 @@ def _from_network(
         for bad in map(int, writer.state.get("bad", []) if images else []):
             name = images.image_path(bad) or f"item {images.ids[bad]}"  # type: ignore[union-attr]
             images.bad.add(bad, name, "broken when it was read before")  # type: ignore[union-attr]
-    made: Any = encoder.code_batches if as_codes else encoder.batches
+    made: Any = encoder.code_batches if writer.header.kind == "codes" else encoder.batches
     rows = np.arange(span.start, span.stop)
     with stage("encoding", len(span), done=position) as encoding:
         for there, values in made(dataset, rows, start=position, batch_size=size):
@@ -245,13 +231,11 @@ def encode_shards(
             ended = lambda at: encoding.advance(calls[at][3] - calls[at][2])  # noqa: E731
             rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=ended)
     bad = len(dataset) - sum(rows)
-    if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
-        raise DataError(
-            f"{bad:,} of {len(dataset):,} images cannot be read; that is above the limit of {100 * dataset.bad.limit:g} %: "
-            "repair them, or raise --read max_bad"
-        )
+    said = f"{bad:,} of {len(dataset):,} images cannot be read"
+    if isinstance(dataset, ImageDataset) and (above := dataset.bad.above(bad)):
+        raise DataError(f"{said}; {above}")
     if bad:
-        log.warning("%d of %d images cannot be read, and were left out", bad, len(dataset))
+        log.warning("%s, and were left out", said)
     return paths
 
 
@@ -288,6 +272,6 @@ def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) ->
         part = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
         header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
         with RowWriter(path, header, overwrite=True) as writer:
-            _from_network(encoder, dataset, writer, size, as_codes=True, span=range(start, stop))
+            _from_network(encoder, dataset, writer, size, range(start, stop))
     with RowReader(path) as reader:
         return reader.ntotal

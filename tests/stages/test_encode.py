@@ -77,7 +77,7 @@ def test_no_item_is_skipped_after_a_full_disk(tmp_path, model, data, monkeypatch
 
 def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(tmp_path, model, data, monkeypatch):
     out = tmp_path / "codes.h5"
-    encode(model, data, tmp_path / "other.h5", features=tmp_path / "features.h5")
+    encode(model, data, out).rename(tmp_path / "other.h5")
     monkeypatch.setattr(stage, "_BLOCK_BYTES", 4 * 72 * 100)  # 100 rows per block
     fail_once(monkeypatch, at=6)
     with pytest.raises(DataError, match="disk is full"):
@@ -105,7 +105,7 @@ def test_the_network_that_is_chosen():
 
 def test_features_of_queries_make_no_codes(tmp_path, data):
     model = make_model(tmp_path / "model", networks=2)
-    encode(model, data, tmp_path / "codes.h5", features=tmp_path / "features.h5")
+    encode(model, data, tmp_path / "codes.h5").unlink()
     with RowReader(tmp_path / "features.h5") as reader:
         header, ids = reader.header, reader.ids()
     vectors = Encoder.load(model).embed(random_input("features", N), queries=True)[0]
@@ -113,7 +113,7 @@ def test_features_of_queries_make_no_codes(tmp_path, data):
         writer.append(vectors, ids, None)
         writer.finish()
     with pytest.raises(DataError, match=r"features\.h5: rows .* query vectors"):
-        encode(model, data, tmp_path / "others.h5", features=tmp_path / "features.h5")
+        encode(model, data, tmp_path / "codes.h5")
 
 
 # Images that are replaced ---------------------------------------------------------------------------------------------------
@@ -152,13 +152,13 @@ def test_codes_are_of_the_images_that_are_there_now(tmp_path, form):
     out, found = tmp_path / "codes.h5", []
     for seed in (1, 2):
         data = put(form, tmp_path / "data", seed)
-        encode(model, data, tmp_path / f"fresh{seed}.h5", features=tmp_path / f"vectors{seed}.h5")
+        encode(model, data, tmp_path / f"fresh{seed}.h5")
         if seed == 2:
             out.unlink()
             with pytest.raises(OutputExistsError, match=r"features\.h5 exists already"):
                 encode(model, data, out)  # the features are those of the images before
         encode(model, data, out, overwrite=seed == 2)
-        found.append(same_rows(tmp_path / "features.h5", tmp_path / f"vectors{seed}.h5"))
+        found.append(same_rows(tmp_path / "features.h5", tmp_path / f"fresh{seed}.features.h5"))
     assert (found[0] != found[1]).any(axis=1).all()  # vectors of random weights differ, if their codes do not
 
 
@@ -187,8 +187,8 @@ def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(tmp_path
     bitmaps(tmp_path / "images", 2)
     encode(model, data, out, batch_size=4)
     assert "is discarded: of another model" in caplog.text
-    encode(model, data, tmp_path / "fresh.h5", features=tmp_path / "vectors.h5", batch_size=4)
-    same_rows(tmp_path / "features.h5", tmp_path / "vectors.h5")
+    encode(model, data, tmp_path / "fresh.h5", batch_size=4)
+    same_rows(tmp_path / "features.h5", tmp_path / "fresh.features.h5")
 
 
 def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
@@ -216,7 +216,7 @@ def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
     def run(**options: Any) -> Any:
         if shards:
             return encode_shards(model, data.name, out, shard_items=400, batch_size=100, **options)
-        return encode(model, data, out, batch_size=100, features=tmp_path / "features.h5", **options)
+        return encode(model, data, out, batch_size=100, **options)
 
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

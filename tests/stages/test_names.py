@@ -32,7 +32,7 @@ def data(folder: Path, stem: str, first: int, classes: list[str]) -> Path:
     )
     out = folder / f"{stem}.codes.h5"
     source = gpq.open_data(f"features:{folder / stem}.npz", keep="title")
-    return gpq.encode(folder / "model", source, out, features=folder / f"{stem}.features.h5")
+    return gpq.encode(folder / "model", source, out)
 
 
 @pytest.fixture
