@@ -41,8 +41,6 @@ def evaluate(
     data: object,
     *,
     protocol: str | None = None,
-    seed: int | None = None,
-    labelled: str | None = "all",
     compare: Sequence[str] = (),
     codes: str | Path | None = None,
     ks: Sequence[int] = (1, 10, 100, 1000),
@@ -60,7 +58,7 @@ def evaluate(
     Args:
         model: model folder; with ``codes`` also an ONNX file of ``gpq export-encoder``, which needs no torch.
         data: labelled data. If the model was trained on them, its training split is used.
-        protocol, seed, labelled: of the split, for other data. For the training data they must agree with its split.
+        protocol: of the split that is drawn of other data; of the training data it must be the training's.
         compare: further rows: short names of methods, which are fitted on the same inputs and split, or folders of models
             trained on the same split.
         codes: a file of labelled codes from the model, used as the database; all labelled items of ``data`` are the queries.
@@ -84,9 +82,9 @@ def evaluate(
     options = {**measures, "levels": RECALL_LEVELS, "threads": threads}
     dataset = open_data(data)
     if codes is not None:
-        if compare or any(value not in (None, "all") for value in (protocol, seed, ray, labelled)):
+        if compare or protocol is not None or ray is not None:
             raise UsageError(
-                "--codes ranks the file against all labelled items: leave out --compare, --protocol, --ray, seed and labelled"
+                "--codes ranks the file against all labelled items: leave out --compare, --protocol and --ray"
             )
         return _evaluate_codes(model, dataset, codes, options, device)
     if is_onnx(model):
@@ -96,7 +94,7 @@ def evaluate(
     encoder = Encoder.load(model, device)
     encoder.check(dataset)
     entries = _open_compared(encoder, compare, dataset, device)
-    split, notes = _resolve_split(encoder, dataset, protocol, seed, labelled)
+    split, notes = _resolve_split(encoder, dataset, protocol)
     if not len(split.query):
         raise UsageError(
             f"{encoder.source} was trained with --protocol none: there are no queries set apart to evaluate"
@@ -110,13 +108,12 @@ def evaluate(
             "(train with --labelled to hold some back)"
         )
     with connected(ray):  # once for all rankings
-        measured, queries = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
+        measured = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
     if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
     if next(iter(measured.values())).likeness is None:
         notes.append(NO_LIKENESS)
-    place = str(encoder.device)
-    return Evaluation(measured, split.name, split.hash, dataset.name, tuple(notes), place, queries)
+    return Evaluation(measured, split.name, split.hash, dataset.name, tuple(notes), str(encoder.device))
 
 
 # Split and rows --------------------------------------------------------------------------------------------------------
@@ -190,30 +187,24 @@ def _open_compared(
     }
 
 
-def _resolve_split(
-    encoder: Encoder, dataset: Dataset, protocol: str | None, seed: int | None, labelled: str | None
-) -> tuple[Split, list[str]]:
+def _resolve_split(encoder: Encoder, dataset: Dataset, protocol: str | None) -> tuple[Split, list[str]]:
     """The split to evaluate on: the training split for the training data, else a new one; and notes for the user.
 
     Raises:
-        MismatchError: another protocol or seed for the training data: its queries may have been trained on.
+        MismatchError: another protocol for the training data: its queries may have been trained on.
     """
-    data, _, *trained = _trained_on(encoder)
+    data, _, found, _ = _trained_on(encoder)
     if data != dataset.fingerprint:
-        split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
-        return split, [
+        note = (
             f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
-        ]
-    for name, asked, found in zip(("protocol", "seed"), (protocol, seed), trained, strict=True):
-        if asked not in (None, found):
-            raise MismatchError(
-                f"{encoder.source} was trained with {name} {found}: with {name} {asked} it may have seen the labels of queries. "
-                f"Leave out the {name}, or train with it"
-            )
-    # The labels of the training decide which items are the database.
-    ignored = labelled is not None and labelled != "all"
-    notes = ["labelled items are those of the training: labelled has no effect"] if ignored else []
-    return load_split(encoder.source / "split.json"), notes
+        )
+        return make_split(dataset, protocol or "1", labelled="all"), [note]
+    if protocol not in (None, found):
+        raise MismatchError(
+            f"{encoder.source} was trained with protocol {found}: with protocol {protocol} it may have seen the labels of queries. "
+            "Leave out the protocol, or train with it"
+        )
+    return load_split(encoder.source / "split.json"), []
 
 
 # Rankings ---------------------------------------------------------------------------------------------------------------
@@ -225,9 +216,8 @@ def _rank_all(
     split: Split,
     database: NDArray[np.int64],
     options: Mapping[str, Any],
-) -> tuple[dict[str, Row], NDArray[np.int64]]:
-    """Encode, rank and measure every entry; and the rows of the queries. The first is a model; methods are compared on the queries
-    and items that it could read."""
+) -> dict[str, Row]:
+    """Encode, rank and measure every entry. The first is a model; methods are compared on the queries and items that it could read."""
     first = next(iter(entries.values()))
     assert first is not None
     labels, size = dataset.require_labels(), first.image_size
@@ -252,7 +242,7 @@ def _rank_all(
             (encoder or first).bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
-    return measured, rows["queries"]
+    return measured
 
 
 def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
@@ -311,4 +301,4 @@ def _evaluate_codes(
         "NN10@100 is not measured: it needs the inputs, and only codes are given",
     )
     measured = {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)}
-    return Evaluation(measured, "none", "", queries.name, notes, place, rows)
+    return Evaluation(measured, "none", "", queries.name, notes, place)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import __version__
 from ..evaluation.likeness import Likeness
@@ -51,7 +50,6 @@ class Evaluation(Shown):
         data: name of the data set.
         notes: remarks for the user.
         device: where models were ranked.
-        queries: int64 [Q], data set rows of the queries, in the order of ``ranking.ap``.
     """
 
     measured: dict[str, Row]
@@ -60,7 +58,6 @@ class Evaluation(Shown):
     data: str
     notes: tuple[str, ...] = ()
     device: str = "cpu"
-    queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def method(self) -> str:
