@@ -18,13 +18,14 @@ from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
+from gpq_faiss.errors import DeviceError, GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
+from gpq_faiss.gpu.index import to_gpu
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search import open_on_device, search
+from gpq_faiss.stages.search import search
 from gpq_faiss.stages.search_result import SearchResult
 
 N = 6000
@@ -118,25 +119,24 @@ def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(
         asked(shop, "flat", device="cuda:7")
 
 
-@pytest.mark.parametrize("where", ["open_on_device", "query_vectors"])
+@pytest.mark.parametrize("where", ["open_index", "query_vectors"])
 def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
     monkeypatch.setattr(f"gpq_faiss.stages.search.{where}", full)
-    error: type[Exception] = DeviceError if where == "open_on_device" else torch.OutOfMemoryError
+    error: type[Exception] = DeviceError if where == "open_index" else torch.OutOfMemoryError
     with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
         asked(shop, "flat", on_device=True)
-    assert ("--memory" in str(caught.value)) == (where == "open_on_device")
+    assert ("--memory" in str(caught.value)) == (where == "open_index")
 
 
 def test_an_index_for_a_device_by_hand(shop: Path) -> None:
-    held, memory = open_on_device(shop / "ivf.faiss", "cpu"), open_in_memory(shop / "ivf.faiss")
+    memory = open_in_memory(shop / "ivf.faiss")
+    held = to_gpu(memory, "cpu")
     assert (held.ntotal, held.fingerprint) == (N, memory.fingerprint)
     xq = np.random.default_rng(9).normal(size=(12, held.width)).astype(np.float32)
     assert all(map(np.array_equal, held.search(xq, 10), memory.search(xq, 10)))
-    with pytest.raises(DataError, match="not found"):
-        open_on_device(shop / "nothing.faiss", "cpu")
 
 
 @NO_GPU

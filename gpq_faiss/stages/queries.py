@@ -30,15 +30,14 @@ def parse_rows(text: str | None, n: int) -> NDArray[np.int64]:
         >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
         ([0, 1, 2], [5, 9])
     """
-    every = np.arange(n)
-    parts = [every[:0]]
+    every, parts = np.arange(n), []
     try:
         for part in (":" if text is None else text).split(","):
             at: Any = [int(p) if p.strip() else None for p in part.split(":")]
             parts.append(every[slice(*at)] if len(at) > 1 else every[at])
+        rows = np.concatenate(parts)
     except (ValueError, TypeError, IndexError):
-        parts = [every[:0]]
-    rows = np.concatenate(parts)
+        rows = every[:0]
     if not len(rows):
         raise UsageError(f"--rows {text}: write row numbers (3,5,9) or a range (0:8) of the {n:,} items")
     return rows

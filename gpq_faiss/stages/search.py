@@ -41,16 +41,6 @@ _QUERIES = 1 << 14
 _FITS = "the index and its search do not fit: lower --memory, free the GPU, or use --device cpu"
 
 
-def open_on_device(index: str | Path, device: str, memory: str | int | None = None) -> DeviceIndex:
-    """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU; ``memory`` is
-    what a search may use beyond the index and the results (default: 1 GiB). Raises as :func:`search`.
-    """
-    from ..gpu.index import MEMORY, to_gpu
-
-    place = str(resolve_device(device))
-    return to_gpu(open_index(index), place, memory=MEMORY if memory is None else parse_bytes(memory))
-
-
 def search(
     model: str | Path,
     index: str | Path,
@@ -77,7 +67,7 @@ def search(
         queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
         k: results per query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
-        memory: see :func:`open_index`; on a GPU :func:`open_on_device`.
+        memory: see :func:`open_index`; on a GPU what a search may use beyond the index and the results (default: 1 GiB).
         nprobe: visit only this many lists (:meth:`..indexes.base.Index.search`), on the CPU.
         where: search only items that pass this filter (:mod:`..indexes.filters`).
         min_score: return all items with at least this score, from all lists, instead of ``k`` items per query.
@@ -102,15 +92,20 @@ def search(
     encoder = open_encoder(model, device)
     place = _device_of(index, device, nprobe) if ray is None else "cpu"
     on_device = ray is None and (on_device or place != "cpu")
+    budget = None if memory is None else parse_bytes(memory)
     with contextlib.ExitStack() as stack:
         with stage("opening the index"), gpu_memory(_FITS):
             opened: Index | DeviceIndex
             if ray is not None:
                 holders = Holders(ray, workers)
                 stack.callback(holders.close)
-                opened = ClusterIndex(index, holders, None if memory is None else parse_bytes(memory))
+                opened = ClusterIndex(index, holders, budget)
+            elif on_device:
+                from ..gpu.index import MEMORY, to_gpu
+
+                opened = to_gpu(open_index(index), place, memory=budget or MEMORY)
             else:
-                opened = open_on_device(index, place, memory) if on_device else open_index(index, memory)
+                opened = open_index(index, budget)
         stack.callback(opened.close)
         if opened.fingerprint != encoder.codebooks_fingerprint:
             raise MismatchError(
@@ -118,16 +113,21 @@ def search(
                 "build the index with this model"
             )
         # Half of the budget is for the search itself.
-        half = None if memory is None or on_device else parse_bytes(memory) // 2
+        half = None if budget is None or on_device else budget // 2
         source = open_queries(queries, memory=half, **(data_args or {}))
         vectors, ids, names = query_vectors(encoder, source, rows=rows, memory=half)
         log.info("%s: %s", index, opened.describe())
         with gpu_memory(_FITS):
             if min_score is None:
-                scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
+                scores, found = _search_all(opened, vectors, k, nprobe=nprobe, where=where, threads=threads)
             else:
-                in_range = opened.range_search(vectors, min_score, where=where, threads=threads)
-                scores, found, exact = *_padded(*in_range), None
+                scores, found = _padded(
+                    *opened.range_search(vectors, min_score, where=where, threads=threads)
+                )
+        exact = None
+        if nprobe is not None:
+            assert isinstance(opened, Index)
+            exact = scores[:, -1] > opened.bound(vectors, k, nprobe)
         result = SearchResult(
             found,
             scores,
@@ -178,26 +178,17 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
 
 
 def _search_all(
-    index: Index | DeviceIndex,
-    vectors: NDArray[np.float32],
-    k: int,
-    nprobe: int | None,
-    where: Filter | None,
-    threads: int | None,
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Scores and ids [Q, k] of all queries, in blocks; with ``nprobe`` also which results are known to be exact, bool [Q]."""
+    index: Index | DeviceIndex, vectors: NDArray[np.float32], k: int, **options: Any
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Scores and ids [Q, k] of all queries, in blocks."""
     parts = []
     with stage("searching", len(vectors), "query") as searching:
         for start in range(0, len(vectors), _QUERIES):
             block = vectors[start : start + _QUERIES]
-            parts.append(index.search(block, k, nprobe=nprobe, where=where, threads=threads))
+            parts.append(index.search(block, k, **options))
             searching.advance(len(block))
     scores, found = (np.concatenate(part) for part in zip(*parts, strict=True))
-    exact = None
-    if nprobe is not None:
-        assert isinstance(index, Index)
-        exact = scores[:, -1] > index.bound(vectors, k, nprobe)
-    return scores, found, exact
+    return scores, found
 
 
 def _padded(
