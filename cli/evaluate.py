@@ -59,7 +59,7 @@ def evaluate(
     model_dir: str,
     data: str,
     compare: str,
-    format_: str,
+    format_: Any,
     out: str | None,
     plot: str | None,
     ray: dict[str, Any],
@@ -85,6 +85,5 @@ def evaluate(
     if format_ == "json":
         emit(result.to_dict(), out)
     else:
-        form: Any = "text" if format_ == "table" else format_
-        about = result.about() if format_ == "table" else []
-        emit("\n".join([render(result.rows(), form, digits=4), *about]), out)
+        about = result.about() if format_ == "text" else []
+        emit("\n".join([render(result.rows(), format_, digits=4), *about]), out)

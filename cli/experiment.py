@@ -38,7 +38,7 @@ Examples:
 """
 )
 @format_option("json", "markdown", "csv")
-def methods(format_: str) -> None:
+def methods(format_: Any) -> None:
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.methods.registry import find_method, method_names
 
@@ -53,47 +53,36 @@ def methods(format_: str) -> None:
         }
         for name, entry in ((name, find_method(name)) for name in method_names())
     ]
-    form: Any = {"table": "text"}.get(format_, format_)
-    emit(render(rows, form).removesuffix("\n"))
-
-
-class Listed(click.ParamType[tuple[Any, ...]]):
-    """Words or whole numbers with commas between them."""
-
-    name = "list"
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
-        try:
-            return tuple(self.kind(part.strip()) for part in value.split(",") if part.strip())
-        except ValueError:
-            name = "" if param is None else param.opts[0]
-            raise UsageError(f"{name} {value}: write whole numbers with commas, as 12,24") from None
+    emit(render(rows, format_).removesuffix("\n"))
 
 
 # Options that replace the grid's keys of the same names.
-_OF_THE_GRID: dict[str, tuple[click.ParamType[Any], str]] = {
-    "methods": (Listed(str), "Short names separated by commas, or all."),
-    "bits": (Listed(int), "Code lengths separated by commas."),
-    "seeds": (Listed(int), "Seeds of split, weights and batches, separated by commas."),
-    "labelled": (click.STRING, "Labels for the training: N-per-class, a fraction or a file."),
-    "protocol": (click.STRING, "1, 2, transfer[:CLASSES] or gpq-authors."),
-    "queries": (click.STRING, "Queries of protocol 1: N-per-class, or a file of ids."),
-    "preset": (
-        click.STRING,
-        "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
-    ),
+_OF_THE_GRID = {
+    "methods": "Short names separated by commas, or all.",
+    "bits": "Code lengths separated by commas.",
+    "seeds": "Seeds of split, weights and batches, separated by commas.",
+    "labelled": "Labels for the training: N-per-class, a fraction or a file.",
+    "protocol": "1, 2, transfer[:CLASSES] or gpq-authors.",
+    "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
+    "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
 }
 
 
 def _grid_options(command: Any) -> Any:
-    for name, (kind, text) in reversed(_OF_THE_GRID.items()):
-        command = click.option(f"--{name}", type=kind, help=f"{text}  [default: the grid's]")(command)
+    for name, text in reversed(_OF_THE_GRID.items()):
+        command = click.option(f"--{name}", help=f"{text}  [default: the grid's]")(command)
     return command
+
+
+def _key(name: str, text: str | None) -> Any:
+    """The value of a grid's key in the text of its option."""
+    if text is None or name not in ("methods", "bits", "seeds"):
+        return text
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return parts if name == "methods" else [int(part) for part in parts]
+    except ValueError:
+        raise UsageError(f"--{name} {text}: write whole numbers with commas, as 12,24") from None
 
 
 @experiment.command(
@@ -126,7 +115,6 @@ Examples:
 @click.option(
     "--jobs", default=1, show_default=True, help="Concurrent runs, each in its own process with one thread."
 )
-@click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
 @overwrite_option
 @data_options
@@ -136,7 +124,7 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     from gpq_faiss.experiment.run import run_experiment
     from gpq_faiss.progress import levels
 
-    given = {key: options.pop(key) for key in _OF_THE_GRID}
+    given = {key: _key(key, options.pop(key)) for key in _OF_THE_GRID}
     chosen = read_grid(grid).with_options(parse_settings(changes), **given)
     # The steps of every training are many; what is of interest here is each run as it ends.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
@@ -169,7 +157,7 @@ Examples:
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
 def report(
-    folder: str, format_: str, out: str | None, plots: str | None, overwrite: bool, **options: Any
+    folder: str, format_: Any, out: str | None, plots: str | None, overwrite: bool, **options: Any
 ) -> None:
     from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.report import report_experiment
@@ -182,5 +170,4 @@ def report(
         drawn = draw_experiment(folder, plots, overwrite=overwrite)
         start = Path(out).parent if out is not None else Path()
         pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
-    form: Any = {"table": "text"}.get(format_, format_)
-    emit(report_experiment(folder, form, pictures=pictures, **options).removesuffix("\n"), out)
+    emit(report_experiment(folder, format_, pictures=pictures, **options).removesuffix("\n"), out)

@@ -128,13 +128,14 @@ out_option = click.option("--out", required=True, metavar="PATH", help="Output p
 
 
 def format_option(*formats: str, note: str = "") -> Decorator:
-    """Add ``--format``, with ``table`` as the default; the command gets it as ``format_``."""
+    """Add ``--format``, with ``table`` as the default; the command gets it as ``format_``, ``text`` for a table."""
     return click.option(
         "--format",
         "format_",
         type=click.Choice(["table", *formats]),
         default="table",
         show_default=True,
+        callback=lambda ctx, param, form: "text" if form == "table" else form,
         help=f"Output format{note}.",
     )
 
