@@ -106,14 +106,16 @@ def _settings(
             raise UsageError(
                 f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
-    changed = settings.parse_settings(changes)
-    if bits is not None and "codebooks" in (changed.get("quantizer") or {}):
-        raise UsageError("--bits and --set quantizer.codebooks both set the code length: give one of them")
+    changed = settings.parse_settings([*changes, *([] if seed is None else [f"training.seed={seed}"])])
     base = settings.merge(base, changed)
-    own: dict[str, Any] = {} if seed is None else {"training": {"seed": seed}}
     if bits is not None:
-        own["quantizer"] = {"codebooks": settings.codebooks_for_bits(bits, base.quantizer.codewords)}
-    return settings.validate(settings.merge(base, own))
+        if "codebooks" in changed.get("quantizer", {}):
+            raise UsageError(
+                "--bits and --set quantizer.codebooks both set the code length: give one of them"
+            )
+        M = settings.codebooks_for_bits(bits, base.quantizer.codewords)
+        base = settings.merge(base, {"quantizer": {"codebooks": M}})
+    return settings.validate(base)
 
 
 def _summary(folder: Path, config: Config) -> str:

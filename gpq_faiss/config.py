@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from .errors import UsageError, unknown
 from .files import fingerprint
@@ -34,12 +34,6 @@ class _Section:
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-def _power_of_two(value: int) -> int:
-    if value & (value - 1):
-        raise ValueError("a power of two is needed")
-    return value
-
-
 Positive = Annotated[int, Ge(1), Le(2**31)]
 Weight = Annotated[float, Ge(0)]
 
@@ -49,7 +43,7 @@ class QuantizerConfig(_Section):
     """M codebooks of K codewords in ``subdim`` dimensions; the code has ``M·log2 K`` bits."""
 
     codebooks: Annotated[int, Ge(1), Le(256)] = 12
-    codewords: Annotated[int, Ge(4), Le(256), AfterValidator(_power_of_two)] = 16
+    codewords: Literal[4, 8, 16, 32, 64, 128, 256] = 16
     subdim: Annotated[int, Ge(1), Le(4096)] = 12
 
     @property
@@ -277,7 +271,7 @@ def _message(error: ValidationError) -> str:
     name = ".".join(map(str, at))
     if first["type"] == "unexpected_keyword_argument":
         section: Any = Config() if len(at) == 1 else getattr(Config(), str(at[0]))
-        known = [".".join([*map(str, at[:-1]), field.name]) for field in dataclasses.fields(section)]
+        known = [".".join([*map(str, at[:-1]), setting]) for setting in vars(section)]
         return unknown(f"setting '{name}'", name, known)
     # Of a setting of several types there is one error for each.
     of_it = [one["msg"].lower() for one in errors if one["loc"][:2] == at]
@@ -313,15 +307,11 @@ def from_dict(values: dict[str, Any]) -> Config:
     Raises:
         UsageError: bad value, or one that this version cannot compute with.
     """
-    base = preset(str(values.get("preset", "paper")))
-    kept = {}
-    for key, value in _renamed(values).items():
-        known = getattr(base, key, None)
-        if dataclasses.is_dataclass(known) and isinstance(value, dict):
-            names = {field.name for field in dataclasses.fields(known)}
-            kept[key] = {name: one for name, one in value.items() if name in names}
-        elif hasattr(base, key):
-            kept[key] = value
+    base, found = preset(str(values.get("preset", "paper"))), _renamed(values)
+    kept = {key: found[key] for key in vars(base) if key in found}
+    for key, value in kept.items():
+        if isinstance(value, dict) and dataclasses.is_dataclass(known := getattr(base, key)):
+            kept[key] = {name: value[name] for name in vars(known) if name in value}
     return validate(merge(base, kept))
 
 
@@ -343,13 +333,11 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_toml(path: str | Path, base: Config | None = None) -> Config:
-    """Read a run's TOML. Its ``preset`` is the base; without one, ``base`` (default: ``paper``) is. Raises DataError: not TOML."""
-    path = Path(path)
-    values = read_input(path, "the settings of a run (--config)")
+def read_toml(path: str | Path, base: Config) -> Config:
+    """Read a run's TOML, which changes its ``preset``, or without one ``base``. Raises DataError: not TOML."""
+    values = read_input(Path(path), "the settings of a run (--config)")
     try:
-        start = preset(str(values["preset"])) if "preset" in values else base or preset("paper")
-        return merge(start, values)
+        return merge(preset(str(values["preset"])) if "preset" in values else base, values)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 

@@ -229,11 +229,11 @@ def _unfinished(path: Path, _: int) -> str:
 
 
 def _settings(path: Path, case: int) -> str:
-    from gpq_faiss.config import read_toml, validate
+    from gpq_faiss.config import preset, read_toml, validate
     from gpq_faiss.experiment.grid import read_grid
 
     if case % 2:
-        validate(read_toml(path))
+        validate(read_toml(path, preset("paper")))
     else:
         read_grid(path)
     return ""

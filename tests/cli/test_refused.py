@@ -15,6 +15,7 @@ REFUSED = """
 2 train DATA --bits 50
 2 train DATA --bits 48 --set quantizer.codebooks=3
 2 train DATA --set quantizer.codewords=-1 --bits 12
+2 train DATA --set quantizer=3 --bits 12                  | quantizer = 3: input should be
 2 train DATA --set training.step=3
 2 train DATA --seed -1
 2 train DATA --preset best
