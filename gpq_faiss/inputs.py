@@ -10,7 +10,7 @@ import re
 import resource
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,36 +72,27 @@ def read_text(path: Path, what: str) -> str:
 
 def parse_json(text: str | bytes) -> Any:
     """``json.loads`` for untrusted texts. Raises ValueError: not JSON, too deep nesting, or an integer of more than 64 bits."""
-    return _parsed(json.loads, text)
+    try:
+        return json.loads(text, parse_int=_whole_number)
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        raise ValueError("a whole number of more than 64 bits")
+    return int(digits)
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
     text = read_text(path, f"TOML of {what}")
     try:
-        table: dict[str, Any] = _parsed(tomllib.loads, text)
-    except ValueError as error:
-        raise DataError(f"{path} is not TOML: {error}") from None
-    return table
-
-
-def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """The numbers, texts, lists and tables in a text. Raises ValueError: see :func:`parse_json`."""
-    try:
-        left = [value := parse(text)]
-    except RecursionError:
-        raise ValueError("brackets are nested too deeply") from None
-    except ValueError as error:
-        if "set_int_max_str_digits" not in str(error):
-            raise
-        left = [value := 2**64]  # Python's advice is for programmers
-    while left:
-        part = left.pop()
-        if isinstance(part, dict | list):
-            left.extend(part.values() if isinstance(part, dict) else part)
-        elif isinstance(part, int) and not -(2**63) <= part < 2**64:
-            raise ValueError("a whole number of more than 64 bits")
-    return value
+        table = tomllib.loads(text)
+        parse_json(json.dumps(table, default=str))  # the size of its numbers
+        return table
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not TOML: {one_line(error)}") from None
 
 
 def available_memory() -> int | None:
