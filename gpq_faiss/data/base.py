@@ -8,7 +8,6 @@ import io
 import itertools
 import os
 import stat
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,6 @@ class BadItems:
     def __init__(self, total: int, limit: float = 0.01) -> None:
         self.total, self.limit = total, limit
         self._why: dict[int, str] = {}
-        self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
@@ -50,12 +48,8 @@ class BadItems:
 
     def add(self, position: int, name: str, why: str) -> None:
         """Record a bad image. Raises DataError: more than ``limit`` of the images are bad; names the first few."""
-        with self._lock:
-            if position in self._why:
-                return
-            self._why[position] = f"{name}: {why}"
-            above = self.above(self.count)
-        if above:
+        self._why.setdefault(position, f"{name}: {why}")
+        if above := self.above(self.count):
             raise DataError(f"{name}: {why}" if self.total == 1 else f"{self.summary()}; {above}")
 
     def above(self, count: int) -> str:
@@ -65,7 +59,7 @@ class BadItems:
 
     def summary(self) -> str:
         """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
-        first = [*itertools.islice(self._why.values(), 5), *["..."] * (self.count > 5)]
+        first = [*list(self._why.values())[:5], *["..."] * (self.count > 5)]
         return f"{self.count:,} of {self.total:,} images cannot be read ({'; '.join(first)})" if first else ""
 
 

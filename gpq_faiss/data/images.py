@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ..codes import checks
 from ..errors import DataError, UsageError, one_line
 
 MAX_PIXELS = 64 * 1024 * 1024
@@ -122,14 +123,9 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """
     if size < 1:
         raise UsageError(f"image size {size} is not possible: at least 1 pixel")
-    height, width = image.shape[:2]
-    if height == size and width == size:
+    if image.shape[:2] == (size, size):
         return image
-    side = min(height, width)
-    left, top = (width - side) / 2, (height - side) / 2
-    box = (left, top, left + side, top + side)
-    out = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(out, dtype=np.uint8)
+    return np.asarray(ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR))
 
 
 # Items in memory, for a network -----------------------------------------------------------------------------------------
@@ -164,11 +160,8 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
 
 def as_array(value: Any, where: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not numbers."""
-    try:
-        plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
-        array = np.asarray(without_gradient(plain))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{where}: not an array of numbers ({one_line(error, 100)})") from None
+    plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
+    array = checks.as_array(without_gradient(plain), where)
     if array.dtype.kind not in "fiu":
         raise DataError(f"{where}: {type(value).__name__} is not an array of numbers, nor an image")
     return array
@@ -198,11 +191,8 @@ def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError: not numbers, or of another width."""
-    array = as_array(values, "items to embed")
-    if array.ndim == 1 and array.shape[0] == width:
-        array = array[None]
-    if array.ndim != 2 or array.shape[1] != width:
-        what = f"expected numbers [n, {width}], as the model was trained on"
-        raise DataError(f"items to embed: {array.dtype} {list(array.shape)}, {what}")
-    # As torch requires: contiguous and writable.
-    return np.require(array.astype(np.float32, copy=False), requirements=("C", "W"))
+    what = "items to embed"
+    array = as_array(values, what)
+    array = array[None] if array.shape == (width,) else array
+    # Writable, as torch requires.
+    return np.require(checks.check_vectors(array, width, what=what, finite=False), requirements="W")

@@ -71,10 +71,8 @@ def rows_that(rows: NDArray[Any], verb: str) -> str:
 
 
 def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
-    """Class names as a tuple; default: the class numbers. Raises DataError: too few, too many, or one twice."""
+    """Class names as a tuple; default: the class numbers. Raises DataError: too many, or one twice."""
     names = tuple(composed(str(n)) for n in (range(n_classes) if class_names is None else class_names))
-    if len(names) < n_classes:
-        raise DataError(f"labels use {n_classes:,} classes but only {len(names):,} class names are given")
     if len(names) > MAX_CLASSES:
         raise DataError(f"{len(names):,} different labels: at most {MAX_CLASSES:,} classes are possible")
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
@@ -150,8 +148,8 @@ class Labels:
 
     @classmethod
     def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from the class names of each item (empty: unlabelled); classes in :func:`class_order`. Raises DataError: an unknown name,
-        negative numbers, no label, or too many classes."""
+        """Labels from the class names of each item (empty: unlabelled), which are among ``class_names`` (default: all, in
+        :func:`class_order`). Raises DataError: negative numbers, no label, or too many classes."""
         rows = [tuple(map(composed, item)) for item in items]
         every = class_names or class_order(name for row in rows for name in row)
         if not every:
@@ -160,12 +158,7 @@ class Labels:
             raise DataError(f"label {every[0]}: class numbers are from 0, or -1 for none")
         names = _names(every, 1)
         place = {name: c for c, name in enumerate(names)}
-        try:
-            pairs = [(i, place[name]) for i, row in enumerate(rows) for name in row]
-        except KeyError as error:
-            wrong = next(i for i, row in enumerate(rows) if error.args[0] in row)
-            what = f"row {wrong} has the label {error.args[0]!r}: none of the {len(names)} classes"
-            raise DataError(what) from None
+        pairs = [(i, place[name]) for i, row in enumerate(rows) for name in row]
         at, classes = np.array(pairs, np.int64).reshape(-1, 2).T
         return cls._of_pairs(len(rows), at, classes, names)
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from ..errors import DataError, GpqError, UsageError, one_line
 from ..files import atomic_path, fingerprint
@@ -22,6 +21,7 @@ from ..inputs import reading
 from ..progress import stage
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_SECRETS = re.compile(r"(?<=://)[^/?#]*@|[?#].*", re.DOTALL)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 100_000
 
@@ -55,13 +55,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def without_secrets(url: str) -> str:
     """``url`` without password and signature, for messages and output files."""
-    if not is_url(url):
-        return url
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url.partition("?")[0]
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return _SECRETS.sub("", url) if is_url(url) else url
 
 
 def cache_folder() -> Path:

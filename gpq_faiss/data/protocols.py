@@ -204,9 +204,8 @@ def _number(spec: str | None, option: str = "--labelled") -> float | None:
 def _labelled(
     spec: str | None, labels: Labels, free: NDArray[np.bool_], seed: int, ids: Rows, reserved: str
 ) -> Rows:
-    """The items whose labels the training may use, among the ``free`` ones (bool [N], updated), by ``spec`` as in :func:`make_split`.
+    """The items whose labels the training may use, among the ``free`` ones (bool [N]), by ``spec`` as in :func:`make_split`.
     ``reserved`` is the use of the others, for messages."""
-    free &= labels.has()
     if spec == "all":
         rows = np.flatnonzero(free)
     elif (number := _number(spec)) is None:
@@ -220,7 +219,6 @@ def _labelled(
         rows = _draw(labels, free, lambda _: int(number), seed, _LABELLED, lack)
     else:
         rows = _draw(labels, free, lambda size: max(1, round(number * size)), seed, _LABELLED)
-    free[rows] = False
     counts = labels.take(rows).counts()
     if not counts.all():
         bare = labels.class_names[int(np.flatnonzero(counts == 0)[0])]

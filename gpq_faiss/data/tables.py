@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError
-from ..inputs import check_file, check_memory, read_text, reading
+from ..inputs import check_memory, read_text, reading
 from ..store.hdf5 import Hdf5Array, read_hdf5_array
 from ..store.texts import Texts, as_texts
 from .arrays import Matrix, NpyArray, npz_array, whole_numbers
@@ -131,18 +131,9 @@ class Table:
             raise DataError(f"{self.where} has {what} (it has {there}){remedy}")
         return self.read(name)
 
-    def array(self, name: str, remedy: str = "") -> Any:
-        """:meth:`column`, one of a file read into memory."""
-        column = self.column(name, remedy)
-        if isinstance(column, Hdf5Array):
-            size = 2 * math.prod(column.shape) * column.dtype.itemsize
-            check_memory(size, f"{self.where}: {name!r}", self.memory)
-            return column[:]
-        return column
-
     def cells(self, name: str, remedy: str = "") -> list[Any]:
         """A column as Python values, one per row; equal texts are one object. Raises DataError: see :meth:`column`; too large."""
-        column = self.array(name, remedy)
+        column = self.column(name, remedy)
         if isinstance(column, list | np.ndarray):
             return list(column if isinstance(column, list) else column.tolist())
         values = sum(len(chunk.flatten()) if kind_of(chunk.type) == "list" else 0 for chunk in column.chunks)
@@ -151,7 +142,7 @@ class Table:
 
     def labels(self, name: str) -> Labels | None:
         """Labels from numbers (-1 or empty: none), names, or lists of these; None if no item has any."""
-        values, where = self.array(name, ": name it with --read label_column"), f"{self.where}: {name!r}"
+        values, where = self.column(name, ": name it with --read label_column"), f"{self.where}: {name!r}"
         if not isinstance(values, np.ndarray):
             with errors_of(where):
                 values = [label_cell(value) for value in self.cells(name)]
@@ -161,7 +152,7 @@ class Table:
 
     def ids(self, name: str) -> NDArray[np.int64]:
         """Raises DataError: not whole numbers of 64 bits, or one is missing."""
-        column = self.array(name)
+        column = self.column(name)
         if isinstance(column, list):
             with contextlib.suppress(ValueError, OverflowError):
                 column = np.array([int(text) for text in column], dtype=np.int64)
@@ -222,14 +213,14 @@ class Table:
 
 
 def open_table(path: Path, what: str, o: Options = PLAIN, form: str = "") -> Table:
-    """The columns of ``what``, a file of any of the forms (by its ending, if none is named); text is CSV."""
+    """The columns of a file of any of the forms (by its ending, if none is named); text is CSV, of ``what``."""
     form = form or path.suffix.lower()[1:]
     if form in ("parquet", "pq"):
-        return parquet_table(path, what, o.memory)
-    return (array_table if form in ("npy", "npz", "h5", "hdf5") else csv_table)(path, what, o)
+        return parquet_table(path, o.memory)
+    return array_table(path, o) if form in ("npy", "npz", "h5", "hdf5") else csv_table(path, what)
 
 
-def csv_table(path: Path, what: str, o: Options = PLAIN) -> Table:
+def csv_table(path: Path, what: str) -> Table:
     """A text with a header line, separated by what is most in that: commas, semicolons or tabs. Blank lines are skipped. Raises DataError:
     not a text, empty, or (at the first column that is read) a line of another length."""
     text = read_text(path, what)
@@ -268,24 +259,24 @@ def arrow_table(where: str, schema: Any, read: Callable[[str], Any], memory: int
     return Table(where, schema.names, read, lambda name: kind_of(types[name]), memory)
 
 
-def parquet_table(path: Path, what: str, memory: int | None = None) -> Table:
+def parquet_table(path: Path, memory: int | None = None) -> Table:
     """The columns of a Parquet file, decoded when they are needed."""
 
     def read(name: str) -> Any:
-        with _parquet(path, what) as file:
+        with _parquet(path) as file:
             names = [file.schema.column(i).path for i in range(len(file.schema))]
             leaves = [i for i, leaf in enumerate(names) if leaf == name or leaf.startswith(f"{name}.")]
             texts = [names[i] for i in leaves if file.schema.column(i).physical_type == "BYTE_ARRAY"]
             remedy = "make it smaller; vectors in .npy are streamed"
             check_memory(_decoded_bytes(file, leaves), f"{path}: {name!r}", memory, remedy)
-        with _parquet(path, what, texts) as file:
+        with _parquet(path, texts) as file:
             return file.read(columns=[name])[name]
 
-    with _parquet(path, what) as file:
+    with _parquet(path) as file:
         return arrow_table(str(path), file.schema_arrow, read, memory)
 
 
-def array_table(path: Path, what: str, o: Options = PLAIN) -> Table:
+def array_table(path: Path, o: Options = PLAIN) -> Table:
     """The array of a ``.npy``, the arrays of an ``.npz``; of HDF5 those with usual names of vectors, ids and (if wanted) labels."""
     arrays: dict[str, Any] = {}
     suffix = path.suffix.lower()
@@ -303,6 +294,10 @@ def array_table(path: Path, what: str, o: Options = PLAIN) -> Table:
     def read(name: str) -> Any:
         if name not in arrays:
             arrays[name] = npz_array(path, name, o.memory)
+        found = arrays[name]
+        if name in (*IDS, *LABELS) and isinstance(found, Hdf5Array):
+            check_memory(2 * math.prod(found.shape) * found.dtype.itemsize, f"{path}: {name!r}", o.memory)
+            arrays[name] = found[:]
         return arrays[name]
 
     def kind(name: str) -> str:
@@ -320,13 +315,12 @@ def array_table(path: Path, what: str, o: Options = PLAIN) -> Table:
 
 
 @contextlib.contextmanager
-def _parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """A ``pyarrow.parquet.ParquetFile`` of ``what``, its checksums verified; the columns ``texts`` are read as dictionaries."""
+def _parquet(path: Path, texts: Sequence[str] = ()) -> Iterator[Any]:
+    """A ``pyarrow.parquet.ParquetFile``, its checksums verified; the columns ``texts`` are read as dictionaries."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
-    check_file(path, what)
     with (
         reading(path, "a Parquet file"),
         ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file,

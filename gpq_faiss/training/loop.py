@@ -145,19 +145,12 @@ def fit(
             reused, and only codes are fitted.
 
     Raises:
-        DataError: no labelled items, a class without a label, a loss that is not finite, or unreadable data.
+        DataError: a loss that is not finite, or unreadable data.
     """
     options = options or RunOptions()
     group = options.group
     # From here on only training labels are available.
     labels = split.training_labels(dataset.require_labels())
-    counts = labels.counts()
-    if not counts.any():
-        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
-    for c in np.flatnonzero(counts == 0):
-        raise DataError(
-            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
-        )
     held = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
     seen = np.setdiff1d(split.labelled, held)
     pool = split.unlabelled if len(split.unlabelled) else seen

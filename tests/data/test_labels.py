@@ -83,7 +83,6 @@ def memory(x: NDArray[np.float32], **more: Any) -> FeatureDataset:
         (lambda: Labels(np.array([[1]], np.uint8), ("a",)), "bits set beyond"),
         (lambda: Labels(np.zeros((2, 0), np.uint8), ()), "0 classes"),
         (lambda: Labels.from_multihot(np.ones((3, 2))).class_ids(), "rows 0, 1, 2 have several"),
-        (lambda: Labels.from_names([("sea",), ("fog",)], ["sea"]), "row 1 has the label 'fog'"),
         (lambda: Labels.from_names([(), ()]), "no item has a label"),
         (lambda: memory(BAD, labels=Labels.from_ids([0, 1])), "20 items but 2 labels"),
         (lambda: memory(BAD).require_labels(), "no item has a label"),
