@@ -32,7 +32,7 @@ from ..errors import UsageError
 from ..faissio.storage import LEVELS, choose_P, first_words
 from . import kernels
 from .base import too_many
-from .threads import in_parallel
+from .threads import FEW, in_parallel, workers
 
 DEPTH = 3
 """Maximum levels of the tree within lists."""
@@ -41,7 +41,8 @@ _MOST = 8192  # maximum size of a shortlist
 _BLOCK = 96  # codes in a block of FastScan: up to a fifth faster than its default
 _DEFAULT = 32  # by which several queries share a pass: faster for codes that caches do not hold,
 _CACHED = 1 << 24  # of more bytes than this
-_FIRST = 16  # queries of the first batch that come before all others
+_FIRST = 16  # queries of the first batch that come before all others, and tell which way is faster
+_PART = 1024  # queries that are answered in the same way
 _AGAIN = 200  # of lists and scans, the slower one is tried again in a 200th of the time
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
@@ -233,18 +234,36 @@ class ListSearch:
         k: int,
         passing: NDArray[np.bool_],
         budget: int,
+        count: int,
         xq: Floats,
         floor: Floats,
         D: Floats,
         found: Ids,
     ) -> Ids:
-        """Fill the results by the lists that are there; the queries that reach others, or took more than ``budget`` rows."""
-        too_long = np.empty(len(xq), np.bool_)
-        self.scored += kernels.search(
-            xq, self._books, self.P, self.names, self._cells, self._pieces, self._ends, self._tree, passing, k, floor,
-            budget, D, found, too_long,
-        )  # fmt: skip
-        return too_long.nonzero()[0]
+        """Fill the results by the lists that are there, in ``count`` threads.
+
+        Returns:
+            The queries that reach other lists, or took more than ``budget`` rows.
+        """
+
+        def run(*own: Any) -> None:
+            self.scored += kernels.search(
+                self._books,
+                self.P,
+                self.names,
+                self._cells,
+                self._pieces,
+                self._ends,
+                self._tree,
+                passing,
+                k,
+                budget,
+                *own,
+            )
+
+        given_up = np.empty(len(xq), np.bool_)
+        in_parallel(run, (xq, floor, D, found, given_up), count)
+        return given_up.nonzero()[0]
 
     def _probe(
         self, xq: Floats, k: int, nprobe: int, D: Floats, found: Ids, visit: Callable[..., None]
@@ -332,6 +351,7 @@ class CodewordLists(ListSearch):
         self._more: dict[int, float] = {}  # size of a shortlist in excess of k
         scan = 2.5e-5 + 1e-9 * self.distinct
         self._seconds, self._tried = [0.9 * scan, scan], [0, 0]  # see _by
+        self._until = 1  # queries until the slower way is tried
 
     def search(
         self,
@@ -352,75 +372,66 @@ class CodewordLists(ListSearch):
             nprobe: visit this many lists, and more if these have fewer than ``k`` codes (default: all that can have a result).
             floor: float32 [Q], items with lower scores may be left out.
         """
-        least = self._least(floor, len(xq))
-        D, found = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
+        n = len(xq)
+        least = self._least(floor, n)
+        D, found = np.empty((n, k), np.float32), np.empty((n, k), np.int64)
         passing = NO_FILTER if mask is None else mask.take(self.rows.members)
-        fill: Callable[..., Any] = self._search if nprobe is None else partial(self._search_some, nprobe)
-        if len(xq) <= _FIRST:
-            fill(k, passing, xq, least, D, found)
-            return D, found
-        first = _FIRST if min(self._tried) < 2 else 0  # in this thread, and tell which way is faster
-        if first:
-            fill(k, passing, xq[:first], least[:first], D[:first], found[:first])
+        if nprobe is not None:
 
-        def run(part: slice) -> None:
-            part = slice(part.start + first, part.stop + first)
-            fill(k, passing, xq[part], least[part], D[part], found[part])
+            def probe(xq: Floats, least: Floats, D: Floats, found: Ids) -> None:
+                def visit(one: slice, lists: Ids, *out: Any) -> None:
+                    self._visit(xq[one], lists, lists, passing, k, least[one], *out)
 
-        listed, scanned = self._seconds
-        few = 64 if scanned < 2 * listed else max(16, int(4e-4 / max(listed, 1e-6)))  # a thread costs as much
-        in_parallel(run, len(xq) - first, 256, threads, few)
+                self._probe(xq, k, nprobe, D, found, visit)
+
+            in_parallel(probe, (xq, least, D, found), workers(n, threads))
+        elif self.K > 16 or mask is not None or 8 * k > self.distinct:
+            self.searched += n
+            self._listed(k, passing, _ALL, workers(n, threads), xq, least, D, found)
+        else:
+            self.searched += n
+            self._search(k, threads, xq, least, D, found)
         return D, found
 
-    def _search_some(
-        self,
-        nprobe: int,
-        k: int,
-        passing: NDArray[np.bool_],
-        xq: Floats,
-        floor: Floats,
-        D: Floats,
-        found: Ids,
-    ) -> None:
-        def visit(one: slice, lists: Ids, *out: Any) -> None:
-            self._visit(xq[one], lists, lists, passing, k, floor[one], *out)
-
-        self._probe(xq, k, nprobe, D, found, visit)
-
-    def _search(
-        self, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
-    ) -> None:
-        n = len(xq)
-        self.searched += n
-        if self.K > 16 or len(passing) or 8 * k > self.distinct:
-            self._listed(k, passing, _ALL, xq, floor, D, found)
-            return
-        scan = self._seconds[1] < self._seconds[0]
-        slower = self._seconds[not scan] / max(self._seconds[scan], 1e-9)
-        if self.searched % int(_AGAIN * slower + 1) < n:
-            self._by(not scan, k, passing, xq[:1], floor[:1], D[:1], found[:1])
-            xq, floor, D, found = xq[1:], floor[1:], D[1:], found[1:]
-        if len(xq):
-            self._by(scan, k, passing, xq, floor, D, found)
+    def _search(self, k: int, threads: int | None, *arrays: Any) -> None:
+        """Fill the results by the way that is faster, with a trial of the other now and then."""
+        start, n = 0, len(arrays[0])
+        while start < n:
+            scan = self._seconds[1] < self._seconds[0]
+            count = _FIRST if start == 0 and min(self._tried) < 2 else _PART
+            if self._until <= 0:
+                slower = self._seconds[not scan] / max(self._seconds[scan], 1e-9)
+                scan, count, self._until = not scan, 1, int(_AGAIN * slower) + 1
+            count = min(count, n - start)
+            own = arrays if count == n else [array[start : start + count] for array in arrays]
+            self._by(scan, k, threads, *own)
+            self._until -= count
+            start += count
 
     def _by(
-        self, scan: bool, k: int, passing: NDArray[np.bool_], xq: Floats, floor: Floats, D: Floats, found: Ids
+        self, scan: bool, k: int, threads: int | None, xq: Floats, floor: Floats, D: Floats, found: Ids
     ) -> Ids:
         """Fill the results by a scan or by the lists; where that does not do, by the other.
 
-        Notes the seconds of a query of late by each way. At first they are a guess, which a slow first time (cold caches) does not change.
+        Notes the seconds of a query of late by each way, in one thread. At first they are a guess, which a slow first time (cold caches)
+        does not change.
         """
         start, n = time.perf_counter(), len(xq)
+        count = workers(n, threads, 1 if scan else FEW)
         if scan:
-            left = self._scanned(k, xq, floor, D, found)
-            other: Callable[..., Ids] = partial(self._listed, k, passing, _ALL)
+            left = self._scanned(k, count, xq, floor, D, found)
         else:
-            left = self._listed(k, passing, self.distinct // 16 + 1024, xq, floor, D, found)
-            other = partial(self._by, True, k, passing)
+            left = self._listed(k, NO_FILTER, self.distinct // 16 + 1024, count, xq, floor, D, found)
         if len(left):
+            other = (
+                partial(self._listed, k, NO_FILTER, _ALL, count)
+                if scan
+                else partial(self._by, True, k, threads)
+            )
             of_some(other, left, xq, floor, D, found)
         before, tried = self._seconds[scan], self._tried[scan]
-        took = min((time.perf_counter() - start) / n, 2 * before)  # not more: it may have been interrupted
+        took = (time.perf_counter() - start) * count / n
+        took = min(took, 2 * before)  # not more: it may have been interrupted
         if tried < 2:
             self._seconds[scan] = took if tried else min(before, took)
         else:
@@ -428,39 +439,49 @@ class CodewordLists(ListSearch):
         self._tried[scan] += 1
         return _NONE
 
-    def _scanned(self, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
-        """Fill the results by scans of all codes; the queries whose results are not proven."""
+    def _scanned(self, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+        """Fill the results by scans of all codes, in ``count`` threads; the queries whose results are not proven."""
         more = self._more.get(k, 4.0)
         size, most = k + int(more), min(_MOST, self.distinct // 4)
         if size > most:
             return np.arange(len(xq))
-        left = self._shortlist(size, k, xq, floor, D, found)
-        if not len(left):
-            self._more[k] = max(4.0, more * (1 - 1 / 256))
-        elif len(left) > 0.02 * len(xq):  # so that 98 of 100 queries need one scan
-            self._more[k] = more * 1.25
+        left = self._shortlist(size, k, count, xq, floor, D, found)
+        factor = 1.25 ** len(left) * (1 - 1 / 256) ** (len(xq) - len(left))  # 1 if 98 of 100 need one scan
+        self._more[k] = max(4.0, more * min(max(0.9, factor), 2.0))
         while len(left) and 4 * size <= most:
             size *= 4
-            left = of_some(partial(self._shortlist, size, k), left, xq, floor, D, found)
+            left = of_some(partial(self._shortlist, size, k, count), left, xq, floor, D, found)
         return left
 
-    def _shortlist(self, size: int, k: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+    def _shortlist(
+        self, size: int, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
+    ) -> Ids:
         """Fill the results by the ``size`` best codes of Faiss' FastScan; the queries whose results are not proven."""
         if self._whole is None:
             flat = inject(np.broadcast_to(np.eye(16, dtype=np.float32), (self.M, 16, 16)))
             flat.add_sa_codes(self.rows.columns)
             block = _BLOCK if self.rows.columns.size <= _CACHED else _DEFAULT
             self._whole = faiss.IndexPQFastScan(flat, block)
-        n = len(xq)
+        n, before = len(xq), faiss.omp_get_max_threads()
         queries, slack = np.empty((n, 16 * self.M), np.float32), np.empty(n, np.float32)
         kernels.scan_tables(xq, self._books[0], queries, slack)
         rough, places = np.empty((n, size), np.float32), np.empty((n, size), np.int64)
-        self._whole.search_c(n, faiss.swig_ptr(queries), size, faiss.swig_ptr(rough), faiss.swig_ptr(places))
+        faiss.omp_set_num_threads(count)  # for this thread only
+        try:
+            self._whole.search_c(
+                n, faiss.swig_ptr(queries), size, faiss.swig_ptr(rough), faiss.swig_ptr(places)
+            )
+        finally:
+            faiss.omp_set_num_threads(before)
         self.scored += self.distinct * n
+
+        def rescore(*own: Any) -> None:
+            kernels.rescore(self._tree[-1], k, *own)
+
         unproven = np.empty(n, np.bool_)
-        if kernels.rescore(queries, places, rough, slack, self._tree[-1], k, floor, D, found, unproven):
-            return unproven.nonzero()[0]
-        return _NONE
+        own = queries, places, rough, slack, floor, D, found, unproven
+        in_parallel(rescore, own, min(count, workers(n, count, 64)))
+        return unproven.nonzero()[0]
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None

@@ -442,7 +442,6 @@ def _best_first(bounds: Floats, least: Number, turn: Ids) -> Number:
 
 @compiled
 def search(
-    xq: Floats,
     books: Any,
     P: Number,
     names: Codes,
@@ -452,8 +451,9 @@ def search(
     tree: Any,
     passing: Any,
     k: Number,
-    floor: Floats,
     budget: Number,
+    xq: Floats,
+    floor: Floats,
     D: Floats,
     found: Ids,
     given_up: Any,
@@ -558,12 +558,12 @@ def scan_tables(xq: Floats, ZT: Floats, out: Floats, slack: Floats) -> None:
 
 @compiled
 def rescore(
+    rows: Any,
+    k: Number,
     single: Floats,
     places: Ids,
     rough: Floats,
     slack: Floats,
-    rows: Any,
-    k: Number,
     floor: Floats,
     D: Floats,
     found: Ids,

@@ -30,7 +30,7 @@ from .codeword_lists import (
 )
 from .filters import Filter, mask_of
 from .items import IdMap
-from .threads import in_parallel
+from .threads import in_parallel, workers
 
 _READING = 48  # bytes per item while it is read and sorted, beside three copies of its code
 _LISTS = 60_000  # that are read at once
@@ -238,18 +238,14 @@ class StoredLists(ListSearch):
 
     def _search(self, xq: Floats, k: int, floor: Floats, D: Floats, found: Ids, threads: int | None) -> None:
         self.searched += len(xq)
-        left = np.full(len(xq), self._where is not None)  # queries that need lists that are not there
-
-        def run(part: slice) -> None:
-            own = D[part], found[part]
-            left[part.start + self._listed(k, NO_FILTER, _ALL, xq[part], floor[part], *own)] = True
-
+        count = workers(len(xq), threads)
+        left = np.arange(len(xq))
         if self._where is None:
-            in_parallel(run, len(xq), 256, threads)
-        if left.any():
-            of_some(partial(self._reading, k, threads), left.nonzero()[0], xq, floor, D, found)
+            left = self._listed(k, NO_FILTER, _ALL, count, xq, floor, D, found)
+        if len(left):
+            of_some(partial(self._reading, k, count), left, xq, floor, D, found)
 
-    def _reading(self, k: int, threads: int | None, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+    def _reading(self, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
         """Fill the results; reads lists, those that may make others unnecessary first."""
         bounds, counts = self.list_bounds(xq), np.zeros(len(xq), np.int64)
         done = np.zeros(self.lists, np.bool_)
@@ -258,11 +254,10 @@ class StoredLists(ListSearch):
             done[lists] = True
             for pieces in self._resident(lists):
 
-                def run(part: slice, pieces: Ids = pieces) -> None:
-                    out = D[part], found[part], counts[part]
-                    self._visit_pieces(xq[part], pieces, k, floor[part], *out)
+                def run(xq: Floats, floor: Floats, *out: Any, pieces: Ids = pieces) -> None:
+                    self._visit_pieces(xq, pieces, k, floor, *out)
 
-                in_parallel(run, len(xq), 256, threads)
+                in_parallel(run, (xq, floor, D, found, counts), min(count, workers(len(xq), count)))
             least = np.where(counts == k, D[:, -1], floor)
             # Lists that are there come first; of the others, the best ones: they may make the rest unnecessary.
             lists = np.flatnonzero((bounds >= least[:, None]).any(axis=0) & ~done)
@@ -274,8 +269,8 @@ class StoredLists(ListSearch):
             read = np.cumsum(np.where(unread, self.sizes[lists], 0))
             lists = lists[~unread | (read <= max(reading, read[unread][:1].max(initial=0)))]
             reading *= 4
-        for q, count in enumerate(counts.tolist()):
-            kernels.order(D[q], found[q], count)
+        for q, some in enumerate(counts.tolist()):
+            kernels.order(D[q], found[q], some)
         return np.empty(0, np.int64)
 
     def range_search(

@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import faiss
 
+FEW = 8
+"""Queries for which another thread is worth its waking, of some 50 microseconds."""
 
-def in_parallel(
-    run: Callable[[slice], None], n: int, step: int, threads: int | None, per_thread: int = 64
-) -> None:
-    """``run`` slices of 0..n, at most ``step`` long, in threads with one Faiss thread each, of which this is one.
 
-    So numpy's part of a search is parallel as well. A batch of less than ``per_thread`` for each of two is left to Faiss.
-    """
-    before = int(faiss.omp_get_max_threads())
-    workers = min(threads or before, os.cpu_count() or 1, max(1, n // per_thread))
-    step = min(step, -(-n // workers))
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads that stay, as those of Faiss do: starting one takes longer than many a search. A forked process has its own."""
+    return ThreadPoolExecutor(os.cpu_count(), f"gpq-search-{process}")
+
+
+def workers(n: int, threads: int | None, few: int = FEW) -> int:
+    """How many threads answer n queries, each at least ``few``; of ``threads`` at most (default: Faiss' setting)."""
+    most = n // few
+    return 1 if most < 2 else min(threads or faiss.omp_get_max_threads(), os.cpu_count() or 1, most)
+
+
+def in_parallel(run: Callable[..., None], arrays: Sequence[Any], count: int, step: int = 256) -> None:
+    """``run`` with the same rows of all arrays, at most ``step`` of them, in ``count`` threads, of which this is one."""
+    n = len(arrays[0])
+    if count == 1 and n <= step:
+        run(*arrays)
+        return
+    step = min(step, -(-n // count))
     starts = iter(range(0, n, step))
 
-    def work(own: int) -> None:
-        faiss.omp_set_num_threads(own)  # for this thread only
+    def work() -> None:
         try:
             for start in starts:
-                run(slice(start, start + step))
+                run(*[array[start : start + step] for array in arrays])
         except BaseException:
             collections.deque(starts, 0)  # the other threads have nothing left
             raise
 
+    others = [_pool(os.getpid()).submit(work) for _ in range(count - 1)]
     try:
-        if workers == 1:
-            work(threads or before)
-            return
-        with ThreadPoolExecutor(workers - 1) as pool:
-            others = [pool.submit(work, 1) for _ in range(workers - 1)]
-            work(1)
-            for other in others:
-                other.result()
-    finally:
-        faiss.omp_set_num_threads(before)
+        work()
+    finally:  # not for those that have not begun: searches that wait for each other's threads would wait for ever
+        others = [other for other in others if not other.cancel()]
+        wait(others)
+    for other in others:
+        other.result()

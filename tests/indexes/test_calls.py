@@ -81,16 +81,26 @@ def test_the_answer_depends_on_neither_batch_nor_threads(tmp_path: Path) -> None
 def test_an_error_in_a_thread_ends_the_others_and_is_raised() -> None:
     seen, before = [], faiss.omp_get_max_threads()
 
-    def run(part: slice) -> None:
-        seen.append(part.start)
+    def run(part: np.ndarray) -> None:
+        seen.append(part[0])
         if len(seen) == 3:
             raise DataError("the third")
         time.sleep(0.002)
 
     with pytest.raises(DataError, match="the third"):
-        in_parallel(run, 1000, 1, 2)
+        in_parallel(run, [np.arange(1000)], 2, step=1)
     assert 3 <= len(seen) < 500
     assert faiss.omp_get_max_threads() == before
+
+
+def test_threads_that_use_threads_do_not_wait_for_each_other() -> None:
+    done = []
+
+    def outer(part: np.ndarray) -> None:
+        in_parallel(lambda inner: done.append((part[0], inner[0])), [np.arange(8)], 4, step=1)
+
+    in_parallel(outer, [np.arange(16)], 4, step=1)
+    assert sorted(done) == [(a, b) for a in range(16) for b in range(8)]
 
 
 def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
