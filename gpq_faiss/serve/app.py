@@ -185,7 +185,8 @@ def _add_changing(routes: APIRouter, service: Service, settings: Settings) -> No
         given = await service.input(asked, image, settings.max_pixels)
         labels = tuple(dict.fromkeys(asked.labels)) or None
         about = Item({"name": asked.name} if asked.name else {}, labels) if asked.name or labels else None
-        return {"id": await service.change((asked.id, given, about))}
+        code = await service.in_pool(service.code, given)
+        return {"id": await service.change((asked.id, code, about))}
 
     @routes.delete("/items/{id}")
     async def remove(number: Number) -> dict[str, int]:

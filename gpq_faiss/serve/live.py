@@ -44,8 +44,8 @@ COMPACT_AFTER = 10_000
 Where = Allow | Deny | None
 """Which items a search may return."""
 
-Asked = tuple[int | None, bytes | DataError | None, Item | None]
-"""An id (None: the next free one), the code to add, or why there is none (None: remove), and name and labels if known."""
+Asked = tuple[int | None, bytes | None, Item | None]
+"""An id (None: the next free one), the code to add (None: remove), and name and labels if known."""
 
 
 class ChangeError(DataError):
@@ -81,7 +81,6 @@ class Snapshot:
         index: MemoryIndex | MergedIndex,
         changes: Changes,
         named: NamedItems | ShardItems | None = None,
-        ntotal: int | None = None,
     ) -> None:
         self.index, self.changes, self.named = index, changes, named
         self.hidden = np.array(sorted(changes), np.int64)
@@ -89,10 +88,9 @@ class Snapshot:
         self.added = np.array(list(added), np.int64)
         size = code_size(*index.codebooks.shape[:2])
         self._codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), size)
-        if ntotal is None:
-            changed = sum(index.code_of(number) is not None for number in changes)
-            ntotal = index.ntotal - changed + len(added)
-        self.ntotal = ntotal
+        self.ntotal = index.ntotal + len(added)
+        if isinstance(index, MemoryIndex):  # others have no changes
+            self.ntotal -= int((index.items.positions_of(self.hidden) >= 0).sum())
 
     def about(self, ids: Ids) -> list[Item | None]:
         """Names and labels of each id [n], from the change or the file; None if unknown. Raises DataError: a damaged file."""
@@ -201,22 +199,20 @@ class LiveIndex:
             assert self._file is not None
             snapshot = self.snapshot
             assert isinstance(snapshot.index, MemoryIndex)
-            following, ntotal = 1 + max(-1, snapshot.index.id_range[1], *snapshot.changes), snapshot.ntotal
+            following = 1 + max(-1, snapshot.index.id_range[1], *snapshot.changes)
             accepted: dict[int, Change] = {}
             answers: list[int | DataError] = []
             for given, code, about in asked:
                 number = following if given is None else given
                 made = accepted.get(number)
-                if isinstance(code, DataError):
-                    answers.append(code)
-                elif number >= 1 << 63:
+                if number >= 1 << 63:
                     answers.append(ChangeError(409, "there is no larger id left: give the id of the item"))
                 elif ((snapshot.code_of(number) if made is None else made.code) is None) == (code is None):
                     why = f"the id {number} is already in use: remove the item first, or give another id"
                     answers.append(_missing(number) if code is None else ChangeError(409, why))
                 else:
                     accepted[number] = Change(code, about)
-                    following, ntotal = max(following, number + 1), ntotal + (-1 if code is None else 1)
+                    following = max(following, number + 1)
                     answers.append(number)
             if accepted:
                 try:
@@ -225,7 +221,7 @@ class LiveIndex:
                     refusal = ChangeError(507, str(error))
                     return [refusal if isinstance(answer, int) else answer for answer in answers]
                 changes = {**snapshot.changes, **accepted}
-                self.snapshot = Snapshot(snapshot.index, changes, snapshot.named, ntotal)
+                self.snapshot = Snapshot(snapshot.index, changes, snapshot.named)
             return answers
 
     # The index file ---------------------------------------------------------------------------------------------------

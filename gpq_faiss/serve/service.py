@@ -23,10 +23,9 @@ from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
 from ..faissio.model import items_are_codewords
 from ..indexes.sharded import MergedIndex
-from ..store.items import Item
 from .batches import Batcher
 from .catalogue import Catalogue
-from .live import LiveIndex, Where
+from .live import Asked, LiveIndex, Where
 from .requests import Body
 
 WATCH = 1.0
@@ -58,10 +57,6 @@ class Found(NamedTuple):
     best: float
 
 
-Wanted = tuple[int | None, Input | None, Item | None]
-"""An id (None: the next free one), the input to add (None: remove), and name and labels."""
-
-
 class Service:
     """Batches searches and changes of many requests. Created and used within one event loop.
 
@@ -73,7 +68,7 @@ class Service:
 
     Attributes:
         search: from a :class:`Query` to what is :class:`Found`. Raises DataError: the input has no direction.
-        change: makes a :data:`Wanted` change, on disk on return; returns the id. Raises DataError: an invalid input; ChangeError.
+        change: makes a :data:`.live.Asked` change, on disk on return; returns the id. Raises ChangeError.
         failed: why the changes could not be written to the index file at the end; they are beside it.
     """
 
@@ -91,7 +86,7 @@ class Service:
         self._network = threading.Lock()
         self._decoders = ThreadPoolExecutor(4, "gpq-decode")
         self._searches: Batcher[Query, Found] = Batcher(self._search)
-        self._changes: Batcher[Wanted, int] = Batcher(self._change)
+        self._changes: Batcher[Asked, int] = Batcher(live.commit)
         self.search, self.change = self._searches.submit, self._changes.submit
         self._maintenance: asyncio.Task[None] | None = None
         if data is not None and data.kind == encoder.input_kind:
@@ -195,6 +190,18 @@ class Service:
                 return Input("image" if model.input_kind == "images" else "features", original)
         return Input("vector", decode(code[None], snapshot.index.codebooks)[0])
 
+    def code(self, given: Input) -> bytes:
+        """The code of an item. Raises DataError: it has none."""
+        (vector,) = self._vectors([given], queries=False)
+        if isinstance(vector, DataError):
+            raise vector
+        assert isinstance(self.encoder, Encoder)  # others are read-only
+        Z = self.encoder.model.codebooks
+        codes = encode_vectors(vector[None], Z, what=given.form)
+        if given.form == "vector" and items_are_codewords(self.encoder.model.description):
+            check_items(vector[None], codes, Z, what="vector")
+        return bytes(codes[0].tobytes())
+
     def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Any]:
         """Encoded inputs, float32 [D] each, or a DataError."""
         found: list[Any] = [one.values for one in inputs]
@@ -209,8 +216,6 @@ class Service:
                 what = f"{inputs[n].form}: it has no direction in some sub-space, and so no code"
                 found[n] = vector if good else DataError(what)
         return found
-
-    # Batches ---------------------------------------------------------------------------------------------------------
 
     def _search(self, batch: Sequence[Query]) -> Sequence[Found | Exception]:
         snapshot = self.live.snapshot
@@ -233,25 +238,6 @@ class Service:
                 there = int((ids[: batch[n].k] != -1).sum())
                 answers[n] = Found(scores[:there].copy(), ids[:there].copy(), most)
         return answers
-
-    def _change(self, batch: Sequence[Wanted]) -> Sequence[int | Exception]:
-        vectors = iter(self._vectors([one for _, one, _ in batch if one is not None], queries=False))
-        return self.live.commit(
-            [(n, None if one is None else self._code(one, next(vectors)), about) for n, one, about in batch]
-        )
-
-    def _code(self, given: Input, vector: Floats | DataError) -> bytes | DataError:
-        if isinstance(vector, DataError):
-            return vector
-        assert isinstance(self.encoder, Encoder)  # others are read-only
-        Z = self.encoder.model.codebooks
-        try:
-            codes = encode_vectors(vector[None], Z, what=given.form)
-            if given.form == "vector" and items_are_codewords(self.encoder.model.description):
-                check_items(vector[None], codes, Z, what="vector")
-            return bytes(codes[0].tobytes())
-        except DataError as error:
-            return error
 
 
 def _row(values: Sequence[float], width: int, what: str) -> Floats:
