@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,24 +39,31 @@ def rows(kind: str, n: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.n
     return values, ids, np.packbits(rng.random((n, 11)) < 0.3, axis=1)
 
 
-def write(path: Path, kind: str = "features", n: int = 100, step: int = 33, **changes: Any) -> Any:
-    values, ids, labels = rows(kind, n)
-    with RowWriter(path, header(kind, **changes)) as writer:
-        for s in range(0, n, step):
-            writer.append(values[s : s + step], ids[s : s + step], labels[s : s + step])
+def appended(writer: RowWriter, n: int, step: int = 1000) -> Iterator[int]:
+    """Append what is left of ``n`` rows, ``step`` at a time; yields the first of each part."""
+    whole = rows(writer.header.kind, n)
+    for at in range(writer.rows, n, step):
+        writer.append(*(column[at : at + step] for column in whole), state={"at": at})
+        yield at
+
+
+def write(path: Path, kind: str = "features", n: int = 100, **options: Any) -> Any:
+    """A file of ``n`` rows, which are returned."""
+    with RowWriter(path, header(kind), **options) as writer:
+        list(appended(writer, n, 33))
         writer.finish()
-    return values, ids, labels
+    return rows(kind, n)
 
 
-def finish(path: Path, n: int, **options: Any) -> int:
+def finish(path: Path, n: int, about: Header | None = None, **options: Any) -> int:
     """Write the rest of ``n`` rows of features; returns how many there were before, which the file has too."""
-    values, ids, labels = rows("features", n)
-    with RowWriter(path, header(), **options) as writer:
-        at = writer.rows
-        writer.append(values[at:], ids[at:], labels[at:])
+    with RowWriter(path, about or header(), **options) as writer:
+        before = writer.rows
+        list(appended(writer, n))
         writer.finish()
     with RowReader(path) as reader:
-        np.testing.assert_array_equal(reader.block(), values)
-        np.testing.assert_array_equal(reader.ids(), ids)
-        np.testing.assert_array_equal(reader.labels(), labels)
-    return at
+        for found, expected in zip(
+            (reader.block(), reader.ids(), reader.labels()), rows("features", n), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)  # type: ignore[arg-type]
+    return before
