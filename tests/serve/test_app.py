@@ -198,12 +198,14 @@ def test_items_are_added_and_removed_and_found_at_once(served: Served, encoder: 
     assert served.client.get("/items/7/thumbnail").status_code == 404
     assert served.client.post("/search", json={"id": 7}).status_code == 404
     assert served.client.delete("/items/7", headers=BEARER).status_code == 404
-    vector, big = encoder.embed(planes(9))[0][0].tolist(), 2**62 + 1
+    vector, big = encoder.embed(planes(9))[0][0].tolist(), 2**63 - 1
     assert served.add(vector=vector, id=big) == big
     assert served.add(vector=vector, id=7) == 7
     everything = ids(vector=vector, k=200)
     assert everything.index(7) < everything.index(big)
     assert served.client.get("/healthz").json() == {"status": "ok", "ntotal": len(DIGITS) + 2}
+    answer = served.client.post("/items", json={"vector": vector}, headers=BEARER)
+    assert (answer.status_code, "no larger id" in answer.text) == (409, True)
     # The changes are on disk, and the index file is as it was.
     reader = open_live(served.index_file)
     assert set(reader.snapshot.changes) == {7, new, big}

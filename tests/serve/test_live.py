@@ -30,7 +30,7 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import Changes
 from gpq_faiss.serve.live import ChangeError, LiveIndex, Where
-from gpq_faiss.store.items import Item, items_path
+from gpq_faiss.store.items import Item
 
 M, K, D = 4, 16, 5
 Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]
@@ -177,6 +177,8 @@ class Life(RuleBasedStateMachine):
     @rule()
     def read(self) -> None:
         self.check(open_live(self.path, Z))
+        with pytest.raises(DataError, match="by another process"):
+            open_live(self.path, Z, writable=True)
 
     def check(self, live: LiveIndex) -> None:
         items = self.items
@@ -320,20 +322,6 @@ def test_publishing_waits_for_a_compaction_that_is_putting_its_files_there(
     assert live.stale
 
 
-def test_one_process_changes_an_index(tmp_path: Path) -> None:
-    path = tmp_path / "index.faiss"
-    make_index(path, [3, 9])
-    live = open_live(path, Z, writable=True)
-    with pytest.raises(DataError, match="by another process"):
-        open_live(path, Z, writable=True)
-    open_live(path, Z).close()
-    answers = live.commit([(2**63 - 1, NEW, None), (None, NEW, None)])
-    assert answers[0] == 2**63 - 1
-    assert "no larger id" in str(answers[1])
-    live.close()
-    open_live(path, Z, writable=True).close()
-
-
 def test_it_is_maintained_and_an_unfit_file_is_refused_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,53 +347,46 @@ def test_it_is_maintained_and_an_unfit_file_is_refused_once(
         open_live(path, Z)
 
 
-def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_the_disk_refuses_are_not_made(tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
     items = make_index(path, range(10))
     live = open_live(path, Z, writable=True)
-
-    def refuse(changes: Any) -> Any:
-        raise DataError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(live._file, "write", refuse)
-        answers = live.commit([(1, None, None), (77, None, None)])
-    assert [getattr(answer, "status", None) for answer in answers] == [507, 404]
+    assert live._file is not None
+    live._file._db.execute("PRAGMA max_page_count = 4")
+    asked = [(n, NEW, Item({"name": "x" * 999})) for n in range(20, 40)]
+    *refused, missing = live.commit([*asked, (77, None, None)])
+    assert {getattr(answer, "status", None) for answer in refused} == {507}
+    assert "the disk is full" in str(refused[0])
+    assert getattr(missing, "status", None) == 404
     check(live, items)
+    check(open_live(path, Z), items)
     assert live.commit([(1, None, None)]) == [1]
     live.close()
 
 
-def named_codes(folder: Path, stem: str) -> Path:
-    """Codes of 30 items that are called ``stem 0`` and so on."""
-    x = np.random.default_rng(len(stem)).standard_normal((30, 20)).astype(np.float32)
-    np.savez(folder / f"{stem}.npz", features=x, names=np.array([f"{stem} {i}" for i in range(30)]))
-    return gpq.encode(folder / "model", f"features:{folder / stem}.npz", folder / f"{stem}.h5")
-
-
-def names(live: LiveIndex, *ids: int) -> list[str | None]:
-    return [item and item.name for item in live.snapshot.about(np.array(ids))]
-
-
 def test_a_new_index_appears_together_with_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, named = make_model(tmp_path / "model", width=20, M=4), tmp_path / "i.faiss"
-    gpq.index(model, named_codes(tmp_path, "n"), named)
-    new, live, write = named_codes(tmp_path, "new"), open_live(named, writable=True), ItemSources.write
-    live.commit([(40, live.snapshot.code(3).tobytes(), Item({"name": "added"}))])
+    model, path, write = (
+        make_model(tmp_path / "model", width=20, M=4),
+        tmp_path / "i.faiss",
+        ItemSources.write,
+    )
+    x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
+    for stem in ("old", "new"):
+        np.savez(tmp_path / f"{stem}.npz", features=x, names=np.array([f"{stem} {i}" for i in range(30)]))
+        gpq.encode(model, f"features:{tmp_path / stem}.npz", tmp_path / f"{stem}.h5")
+    gpq.index(model, tmp_path / "old.h5", path)
+    live = open_live(path, writable=True)
 
     def compacting(self: ItemSources, path: Path) -> None:
-        """A service that watches the file reloads, takes changes and compacts while the names are written."""
+        """A service that watches the file takes changes and compacts while the names are written."""
         write(self, path)
         assert not live.stale, "the index is there before its names"
         live.commit([(41, live.snapshot.code(3).tobytes(), None)])
         assert live.compact()
 
     monkeypatch.setattr(ItemSources, "write", compacting)
-    gpq.index(model, new, named, overwrite=True)
+    gpq.index(model, tmp_path / "new.h5", path, overwrite=True)
     assert live.stale
     live.reload()
-    assert names(live, *range(30)) == [f"new {i}" for i in range(30)]
+    assert live.snapshot.about(np.arange(30)) == [Item({"name": f"new {i}"}) for i in range(30)]
     live.close()
-    monkeypatch.undo()
-    gpq.index(model, new, named, names=False, overwrite=True)
-    assert not items_path(named).exists()
