@@ -140,9 +140,15 @@ class WordLists:
 
     def whole(self, stored: Codes, lists: Ids) -> Codes:
         """Codes from :meth:`stored` ones [n, any] and the list of each, int64 [n]."""
-        M = len(self.Z)
-        rest = unpack_codes(stored, M - self.P, 16)
-        return pack_indices(np.concatenate([self.words[lists], rest], axis=1), 16)
+        M, half = len(self.Z), self.P // 2
+        codes = np.zeros((len(stored), (M + 1) // 2), np.uint8)
+        codes[:, : (self.P + 1) // 2] = pack_indices(self.words, 16).take(lists, axis=0)
+        if self.P % 2 == 0:
+            codes[:, half:] = stored
+        else:  # between the bytes of the codes
+            codes[:, half : half + stored.shape[1]] |= stored << 4
+            codes[:, half + 1 :] |= stored[:, : codes.shape[1] - half - 1] >> 4
+        return codes
 
     # Faiss wants sub-vectors of equal width: those of the first P codebooks are spread over the others, whose codewords are 0 there.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..codes.bits import check_codes
-from ..codes.checks import Floats, Ids
+from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, UsageError
 from ..faissio.header import Header
 from . import kernels
@@ -33,7 +33,6 @@ from .items import IdMap
 from .threads import in_parallel, workers
 
 _READING = 48  # bytes per item while it is read and sorted, beside three copies of its code
-_LISTS = 60_000  # that are read at once
 _FIRST_READ, _MOST_READ = 1 << 16, 1 << 22  # items
 _KEPT = 128  # items of equal codes that are kept at least
 _ALL = 1 << 62
@@ -107,7 +106,7 @@ class StoredLists(ListSearch):
         while at < len(pieces):
             before = int(ends[at - 1]) if at else 0
             stop = int(np.searchsorted(ends, before + self._piece, side="right"))
-            part = pieces[at : max(at + 1, min(at + _LISTS, stop))]
+            part = pieces[at : max(at + 1, stop)]
             try:
                 self._read(part)
             except BaseException:  # also an interruption: what is half there must not be searched
@@ -130,31 +129,32 @@ class StoredLists(ListSearch):
             self._passing[slots] = own
         self._tested = self._held
 
+    def _piece_of(self, piece: int) -> tuple[Codes, Ids, Ids]:
+        """The distinct codes of a piece in order, where the items of each begin, and the items; of kinds without lists all as they are."""
+        number, start = int(self._number[self._list[piece]]), int(self._row[piece])
+        stop = start + int(self._size[piece])
+        codes, items = self._header.codes(number, start, stop), self._header.ids(number, start, stop)
+        self.read += codes.nbytes + items.nbytes
+        what = str(self._header.source.path)
+        columns = columns_of(check_codes(codes, self.M, self.K, what=what), self.M, self.K)
+        if self._header.words is None:
+            return columns, np.arange(len(items)), items
+        if not (items[1:] > items[:-1]).all():
+            order = np.argsort(items, kind="stable")
+            columns, items = columns.take(order, axis=0), items.take(order)
+        order, starts = grouped(columns[:, self.P // 2 :])
+        columns = columns.take(order.take(starts), axis=0)
+        # Of equal codes the smallest ids.
+        groups = np.diff(starts, append=len(order))
+        kept = np.arange(len(order)) - np.repeat(starts, groups) < self._keep
+        return columns, np.append(0, np.cumsum(np.minimum(groups, self._keep)))[:-1], items.take(order[kept])
+
     def _read(self, pieces: Ids) -> None:
         """Append pieces; first forget all others if there is no room."""
-        codes, ids = [], []
-        for piece in pieces.tolist():
-            number, start = int(self._number[self._list[piece]]), int(self._row[piece])
-            stop = start + int(self._size[piece])
-            codes.append(self._header.codes(number, start, stop))
-            ids.append(self._header.ids(number, start, stop))
-            self.read += codes[-1].nbytes + ids[-1].nbytes
-        what = str(self._header.source.path)
-        columns = columns_of(check_codes(np.concatenate(codes), self.M, self.K, what=what), self.M, self.K)
-        items, sizes = np.concatenate(ids), self._size[pieces]
-        begin, starts = np.append(0, np.cumsum(sizes)), np.arange(len(items))
-        if self._header.words is not None:
-            order = np.argsort(items, kind="stable")
-            of = np.repeat(np.arange(len(pieces), dtype=np.uint16), sizes)
-            inner, starts = grouped(columns.take(order, axis=0), of.take(order))
-            order = order.take(inner)
-            columns = columns.take(order.take(starts), axis=0)
-            # Of equal codes the smallest ids.
-            groups = np.diff(starts, append=len(order))
-            kept = np.arange(len(order)) - np.repeat(starts, groups) < self._keep
-            items = items.take(order[kept])
-            begin = np.searchsorted(starts, begin)
-            starts = np.append(0, np.cumsum(np.minimum(groups, self._keep)))[:-1]
+        parts = [self._piece_of(piece) for piece in pieces.tolist()]
+        columns, items = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
+        begin, slots = (np.cumsum([0] + [len(part[i]) for part in parts]) for i in (0, 2))
+        starts = np.concatenate([part[1] + slot for part, slot in zip(parts, slots.tolist(), strict=False)])
         depth, values, children, (rows, firsts, members) = self._tree
         tree = tree_of(columns, begin, self.P // 2, depth)
         if self._slots[self._held] + len(items) > self._room:
