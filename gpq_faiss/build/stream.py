@@ -195,7 +195,7 @@ class _Work:
         counts = np.zeros(16**levels, np.int64)
         with stage("making lists", self.rows, "row") as counting:
             for _, codes in raw.blocks("codes", chunk):
-                counts += np.bincount(first_words(codes, len(self.Z), levels), minlength=16**levels)
+                counts += np.bincount(first_words(codes, levels), minlength=16**levels)
                 counting.advance(len(codes))
         lists, sizes = self._lists(counts)
         cursor = np.cumsum(sizes) - sizes
@@ -206,7 +206,7 @@ class _Work:
             both = raw.blocks("codes", chunk), raw.blocks("ids", chunk)
             for (_, codes), (_, ids) in zip(*both, strict=True):
                 numbers = lists.list_of(codes)
-                order = np.argsort(numbers, kind="stable")
+                order = np.argsort(numbers.astype(np.uint16), kind="stable")  # a radix sort
                 held = np.bincount(numbers, minlength=len(sizes))
                 whole = codes.view(f"V{width}").reshape(-1)  # whole codes move three times as fast as bytes
                 sorted_codes = whole.take(order).view(np.uint8)

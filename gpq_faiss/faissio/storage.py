@@ -58,13 +58,11 @@ def check_form(form: str, M: int, K: int) -> Form:
 # Lists made of codewords ----------------------------------------------------------------------------------------------
 
 
-def first_words(codes: Codes, M: int, P: int) -> NDArray[np.int64]:
-    """The first P of M codewords of 4-bit codes as one number, the first in the highest bits: int64 [n]."""
-    key = np.zeros(len(codes), np.int64)
-    for m in range(P):
-        key <<= 4
-        key |= (codes[:, m // 2] >> (4 * (m % 2))) & 15
-    return key
+def first_words(codes: Codes, P: int) -> NDArray[np.int64]:
+    """The first P codewords of 4-bit codes as one number, the first in the highest bits: int64 [n]. P is at most :data:`LEVELS`."""
+    head = np.zeros((len(codes), 2), np.uint8)
+    head[:, : codes.shape[1]] = codes[:, :2] << 4 | codes[:, :2] >> 4
+    return head.view(">u2")[:, 0].astype(np.int64) >> 4 * (LEVELS - P)
 
 
 def choose_P(counts: Ids, M: int, Z: Floats) -> int:
@@ -130,7 +128,7 @@ class WordLists:
         """The list of each code, int32 [n]; -1 if there is none."""
         number = np.full(16**self.P, -1, np.int32)
         number[self.keys] = np.arange(len(self.keys))
-        return number[first_words(codes, len(self.Z), self.P)]
+        return number[first_words(codes, self.P)]
 
     def stored(self, codes: Codes) -> Codes:
         """The codewords behind the first P of each code, packed: uint8 [n, ceil((M - P) / 2)]."""
@@ -284,9 +282,9 @@ def faiss_index(codes: Codes, ids: Ids | None, Z: Floats, form: Form) -> Any:
     parts: list[bytes | memoryview]
     if form == "ivf":
         levels = min(LEVELS, M - 1)
-        lists = WordLists.of(np.bincount(first_words(codes, M, levels), minlength=16**levels), Z)
+        lists = WordLists.of(np.bincount(first_words(codes, levels), minlength=16**levels), Z)
         list_of = lists.list_of(codes)
-        order = np.argsort(list_of, kind="stable")
+        order = np.argsort(list_of.astype(np.uint16), kind="stable")
         bounds = np.searchsorted(list_of[order], np.arange(len(lists.words) + 1))
         parts = [list_header(lists, n)]
         for start, stop in itertools.pairwise(bounds.tolist()):

@@ -58,7 +58,7 @@ def test_a_tree_leads_to_every_row_once_by_its_columns(seed: int, M: int, n: int
     for first, last in zip(starts.tolist(), [*starts[1:].tolist(), n], strict=True):
         assert (codes[order[first:last]] == codes[order[first]]).all()
         assert (np.diff(order[first:last]) > 0).all()
-    keys = first_words(rows, M, 1)
+    keys = first_words(rows, 1)
     begin = np.append(np.flatnonzero(np.append(True, keys[1:] != keys[:-1])), len(rows))
     if depth is not None:
         depth = min(depth, rows.shape[1] - 1)
@@ -161,7 +161,7 @@ def test_lists_are_named_by_as_many_codewords_as_leave_large_ones() -> None:
     lists, codes = WordLists.of(100_000 * counts, Z), random_codes(50, 6)
     assert np.array_equal(lists.words[:16], np.repeat(np.arange(16)[:, None], 4, axis=1))
     known = np.flatnonzero(lists.list_of(codes) >= 0)
-    assert np.array_equal(lists.keys[lists.list_of(codes)[known]], first_words(codes, 6, 4)[known])
+    assert np.array_equal(lists.keys[lists.list_of(codes)[known]], first_words(codes, 4)[known])
     Z[1, 3] = Z[1, 5]
     assert choose_P(100_000 * counts, 6, Z) == 1
 
