@@ -304,12 +304,13 @@ def images(
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
 ) -> ImageDataset:
     """A data set of N images: files, ``pieces`` of archives, or what ``fetch`` gets. A column ``name`` of ``about`` replaces ``names`` in
-    results.
+    results, which shows none that are only for messages, with ``fetch``.
 
     Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents (:func:`sampled_content`), not times: a copy
     elsewhere has the same."""
     ids = about.ids_of(len(names), name)
     held: Sequence[Piece] = () if pieces is None else pieces
+    texts = {"name": as_texts(names)} if fetch is None else {}
     if pieces is not None:
         fetch = lambda i: read_piece(held[i], paths[i])  # noqa: E731
     elif fetch is None:
@@ -325,7 +326,7 @@ def images(
         labels=about.labels,
         fingerprint=fingerprint(kind, joined, sizes.tobytes(), about.mark(), ids.tobytes(), content),
         notes=about.notes,
-        texts={"name": as_texts(names)} | about.texts,
+        texts=texts | about.texts,
         paths=paths,
         bad=BadItems(len(names), max_bad),
         fetch=fetch,

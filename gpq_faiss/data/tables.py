@@ -164,8 +164,9 @@ class Table:
         """A column as texts; empty where there is no value."""
         return as_texts("" if value is None else str(value) for value in self.cells(name, remedy))
 
-    def describe(self, o: Options) -> tuple[About, set[str | None]]:
-        """Labels (if they are wanted), ids and texts of the rows, and the columns they are from: by their usual names if none is given."""
+    def describe(self, o: Options, paths: str | None = None) -> tuple[About, set[str | None]]:
+        """Labels (if they are wanted), ids and texts of the rows, and the columns they are from: by their usual names if none is given.
+        ``paths``: a column for names."""
         about, ids, names = About(), o.ids, o.names
         label = o.label_column or (first_of(LABELS, self.names) if o.want_labels else None)
         if ids is None and (guess := first_of(IDS, self.names)) is not None:
@@ -174,7 +175,7 @@ class Table:
             elif names is None:
                 names = guess
                 about.notes.append(f"{guess!r} holds texts: they are the names; ids are row numbers")
-        names = names or first_of(NAMES, [name for name in self.names if self.kind(name) != "list"])
+        names = names or paths or first_of(NAMES, [name for name in self.names if self.kind(name) != "list"])
         about.texts = {name: self.texts(name, ": name it with --read keep") for name in o.keep}
         if names is not None:
             about.texts["name"] = self.texts(names)

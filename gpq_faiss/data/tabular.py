@@ -7,7 +7,6 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from .given import read_labels, told
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, class_order, labels_of
 from .paths import file_fingerprint, files_of, is_url, local_path, without_secrets
-from .tables import IDS, LABELS, PLAIN, About, Options, arrow_table, first_of, open_table
+from .tables import LABELS, PLAIN, About, Options, arrow_table, first_of, open_table
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
 """Endings of files of vectors."""
@@ -122,6 +121,9 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
             parts = sorted(rows, key=lambda part: (part.lower() == "test", part))
             notes.append(f"parts: {', '.join(parts)}")
             rows = datasets.concatenate_datasets([rows[part] for part in parts])
+        if isinstance(rows, datasets.Dataset):
+            data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
+            data.validate(full=True)  # Arrow checks neither offsets nor UTF-8 where it reads
     except ImportError:
         raise DataError(f"reading {name} needs the package datasets: pip install 'gpq-faiss[hf]'") from None
     except Exception as error:  # from pyarrow, json, or datasets
@@ -131,17 +133,7 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
         raise DataError(
             f"{name}: {type(rows).__name__} cannot be read by position: give a Dataset, no stream"
         )
-    data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
-
-    def read(column: str) -> Any:
-        try:  # Arrow checks neither offsets nor UTF-8
-            data.column(column).validate(full=True)
-        except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-            why = one_line(error, 120)
-            raise DataError(f"{name}: column {column!r} is damaged ({why}): write it again") from None
-        return data.column(column)
-
-    table, kinds_of = arrow_table(name, data.schema, read), rows.features
+    table, kinds_of = arrow_table(name, data.schema, data.column), rows.features
     table.mapped = True
     table.class_names = lambda column: getattr(
         getattr(kinds_of[column], "feature", kinds_of[column]), "names", None
@@ -171,7 +163,6 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
         made = images(name, "hf", own, [f"{name}!{text}" for text in own], about, o.max_bad, fetch=fetch)
     marks = [file_fingerprint(Path(file["filename"])) for file in rows.cache_files]
     made.fingerprint = fingerprint("hf", *marks, rows._fingerprint, about.mark(), made.ids.tobytes())
-    made.texts = about.texts
     return made
 
 
@@ -199,9 +190,7 @@ def _table(file: Path, o: Options, form: str) -> tuple[list[str], About]:
     if wrong is not None or not listed:
         at = "no rows" if wrong is None else f"{listed[wrong]!r} in row {wrong} of column {image!r}"
         raise DataError(f"{file} has {at}: paths of images are needed")
-    ids = first_of(IDS, table.names)
-    texts = ids is not None and table.kind(ids) == "text"
-    return listed, table.describe(replace(o, names=None if texts else image))[0]
+    return listed, table.describe(o, image)[0]
 
 
 def read_lines(path: Path, what: str) -> list[tuple[int, str]]:
@@ -304,7 +293,6 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
     about.notes = ["no labels"] if about.labels is None else []
     own = [f"item {i}" for i in range(n)]
     found = images(name, "items", own, own, about, o.max_bad, fetch=fetch)
-    found.texts = {}
     sampled = np.unique(np.linspace(0, n - 1, num=min(_SAMPLED, n)).astype(np.int64))
     pixels, again = found.read(sampled), found.read(sampled[:1])[0]
     if pixels[0] is not None and (again is None or not np.array_equal(pixels[0], again)):
