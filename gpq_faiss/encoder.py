@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset
-from .data.embedder import Embedder
 from .errors import UsageError, needs
-from .exported import OnnxEncoder
+from .exported import Embedder, OnnxEncoder, Vectors
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +71,7 @@ class Encoder(Embedder):
             amp=amp,
         )
 
-    def _vectors(self, values: NDArray[Any], queries: bool) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
         import torch
 
         from .nn.device import full_float32, to_input
