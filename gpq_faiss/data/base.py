@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import itertools
@@ -190,15 +191,12 @@ class ImageDataset(Dataset):
             in columns). It raises BrokenImageError for those that cannot be had.
         pixels: in place of both, images in memory: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read).
         mirrors: whether mirrored images keep their meaning (not for digits).
-        native_size: side in pixels if all images are squares of one size (32 for CIFAR-10), else None: only a default for the input of a
-            network, determined by 64 evenly spaced images.
         bad: counter of unreadable images, with its limit.
     """
 
     paths: Sequence[str] = field(default=(), repr=False)
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = field(default=None, repr=False)
     pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
-    native_size: int | None = None
     mirrors: bool = True
     bad: BadItems = field(default_factory=lambda: BadItems(0))
     kind: Literal["images", "features"] = "images"
@@ -211,6 +209,11 @@ class ImageDataset(Dataset):
             what = "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
             raise DataError(f"{self.name} is {x.dtype} {list(x.shape)}, with {len(self):,} ids: {what}")
         self.bad = self.bad if self.bad.total else BadItems(len(self), self.bad.limit)
+
+    @functools.cached_property
+    def native_size(self) -> int | None:
+        """Side in pixels if all images are squares of one size (32 for CIFAR-10), else None: only a default for the input of a network,
+        determined by 64 evenly spaced images."""
         sides: set[tuple[int, ...]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(64, len(self))).astype(np.int64)):
             # Whether an image is broken is for read() to find and count.
@@ -221,7 +224,7 @@ class ImageDataset(Dataset):
                 ):
                     sides.add(image.size)
         width, height = sides.pop() if len(sides) == 1 else (0, 1)
-        self.native_size = self.native_size or (width if width == height and width >= MIN_SIDE else None)
+        return width if width == height and width >= MIN_SIDE else None
 
     def _source(self, i: int) -> bytes | str | NDArray[np.uint8]:
         if self.pixels is not None:

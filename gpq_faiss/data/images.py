@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..codes import checks
-from ..errors import DataError, UsageError, one_line
+from ..errors import DataError, one_line
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Maximum pixels of an image, checked by its header before decoding."""
@@ -76,8 +76,6 @@ def decode_image(
             if min(width, height) < MIN_SIDE:
                 raise ValueError(f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed")
             image.load()
-            if image.size != (width, height):
-                raise ValueError("its header and its pixels differ in size")
             return _to_rgb(image)
     except FileNotFoundError:
         why = "not found"
@@ -121,8 +119,6 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its input. An image of that size is
     returned itself.
     """
-    if size < 1:
-        raise UsageError(f"image size {size} is not possible: at least 1 pixel")
     if image.shape[:2] == (size, size):
         return image
     return np.asarray(ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR))

@@ -31,7 +31,7 @@ def load_batch(
     set counts. The result does not depend on the threads (Pillow releases the interpreter lock)."""
     if dataset.pixels is not None and dataset.pixels.shape[1:3] == (size, size):
         return dataset.planes(rows), np.ones(len(rows), dtype=bool)
-    out = np.empty((len(rows), 3, max(size, 0), max(size, 0)), dtype=np.uint8)
+    out = np.empty((len(rows), 3, size, size), dtype=np.uint8)
     ok = np.zeros(len(rows), dtype=bool)
 
     def work(start: int) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line
 from ..files import fingerprint
-from ..inputs import check_file, check_memory, read_text
+from ..inputs import check_memory, read_text
 from ..progress import stage
 from ..store.reader import RowReader
 from .arrays import JoinedMatrix, Matrix, read_ids
@@ -34,7 +34,6 @@ SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
 
 def _open(path: Path, o: Options) -> tuple[Matrix, About]:
     """The contents of one file. Raises as :func:`open_features`."""
-    check_file(path, "a file of features")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(f"{path}: features are read from {', '.join(SUFFIXES)}, not from {suffix or 'this'}")

@@ -157,7 +157,7 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
     ("bad.tar.gz", {}, "bad.tar.gz is not a tar archive"),
     *[(spec, {}, f"unknown data.*{re.escape(FORMS)}") for spec in ("mnist:x", "", "Digits", "no\nsuch", "a\0b")],
     *[(form, {}, "lacks its path") for form in ("nuswide", "csv:", "hf", "features:", "cifar10:")],
-    *[(f"{form}:nowhere.x", {}, "nowhere.x not found") for form in ("folder", "list", "features", "hf")],
+    *[(f"{form}:no.npy", {}, "no.npy not found") for form in ("folder", "list", "features", "hf")],
 ]  # fmt: skip
 
 
