@@ -114,9 +114,6 @@ def _found(source: object, image_column: str | None) -> tuple[str, Opener, str, 
         raise UsageError(f"{source!r}: {scheme} takes no path" if not place else f"{source!r} is not a path")
     if not path and (colon or place.startswith(":")):
         raise UsageError(f"{source!r} lacks its path: the forms are {FORMS}")
-    one = place.startswith(":") and place != ":FILES" and not is_url(path)
-    if one and not os.path.exists(os.path.expanduser(path)):
-        raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
     return scheme, opener, takes, path or None
 
 
@@ -197,8 +194,8 @@ def open_data(  # noqa: PLR0913
     if not isinstance(vectors, str | None) and scheme != _TABLE:
         raise UsageError(f"vectors={vectors}: only of a table in memory, several columns may be the vectors")
     inside = labels is None if opener is open_items else "label_file" not in own
-    rest = Options(max_bad=max_bad, download=download, memory=memory, want_labels=inside)
-    dataset = opener(opened, replace(rest, **options | own))
+    options |= own | {"max_bad": max_bad, "download": download, "memory": memory, "want_labels": inside}
+    dataset = opener(opened, Options(**options))
     if keep:
         dataset = dataset.having("keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep))
     if names is not None and "names" not in own:

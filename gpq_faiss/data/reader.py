@@ -63,19 +63,11 @@ class Readers:
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size, image_size].
 
-    Broken images are left out; a mask tells which rows are included. :meth:`preload` keeps all items in memory up to ``cache_bytes``."""
+    Broken images are left out; a mask tells which rows are included. :meth:`preload` keeps all items in memory."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        image_size: int,
-        *,
-        cache_bytes: int = 4 << 30,
-        readers: Readers | None = None,
-    ) -> None:
+    def __init__(self, dataset: Dataset, image_size: int, *, readers: Readers | None = None) -> None:
         self.dataset = dataset
         self.image_size = image_size
-        self.cache_bytes = cache_bytes
         self.readers = readers or Readers()
         self.array: NDArray[Any] | None = None
         self._ok: NDArray[np.bool_] | None = None
@@ -98,14 +90,14 @@ class Reader:
         return load_batch(self.dataset, rows, self.image_size, self._decoders)
 
     def preload(self) -> bool:
-        """Read everything into memory if it fits in ``cache_bytes``, shared between processes; returns whether it did."""
+        """Read everything into memory if it fits in 4 GiB, shared between processes; returns whether it did."""
         n, readers, size = len(self.dataset), self.readers, self.image_size
         shape: tuple[int, ...] = (3, size, size)
         dtype: np.dtype[Any] = np.dtype(np.uint8)
         if isinstance(self.dataset, FeatureDataset):
             shape, dtype = (self.dataset.width,), np.dtype(np.float32)
         each = math.prod(shape) * dtype.itemsize
-        memory = None if n * each > self.cache_bytes else readers.memory(n * each + n)
+        memory = None if n * each > 4 << 30 else readers.memory(n * each + n)
         if memory is None:
             return False
         array, there = memory[: n * each].view(dtype).reshape(n, *shape), memory[n * each :].view(bool)
