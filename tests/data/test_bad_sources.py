@@ -30,11 +30,9 @@ Y, IDS = np.random.default_rng(1).integers(-1, 4, N), np.arange(N)[::-1]
 ROWS = [[0.0, 1.0], [1.0, 0.0]]
 
 
-def header_only(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
-    """A .npy that claims a shape and holds nothing."""
+def npy(array: Any) -> bytes:
     out = io.BytesIO()
-    about = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(out, about)  # type: ignore[arg-type]
+    np.save(out, array)
     return out.getvalue()
 
 
@@ -46,7 +44,6 @@ def floats(*rows: Any) -> dict[str, Any]:
     return {"features": pa.array(rows, pa.list_(pa.float32()))}
 
 
-SOUND = {".npy": X, ".npz": {"x": X}, ".h5": {"x": X}, ".parquet": {"features": list(X)}}
 FORM_OF = {"txt": "list", "csv": "csv", "parquet": "parquet"}
 
 
@@ -57,10 +54,8 @@ def named(name: str, why: str) -> str:
 
 VECTORS: list[tuple[str, Any, str]] = [
     ("a.xyz", b"1 2", "not from .xyz"),
-    *[(f"a{s}", b"", "empty") for s in SOUND],
-    *[(f"a{s}", b"hello world " * 50, "not an? ") for s in SOUND],
-    ("a.npy", header_only((10**12, 512)), "truncated"),
-    ("a.npy", b"PK\3\4" + b"x" * 99, "is not a .npy array"),
+    ("a.parquet", b"PAR1" + b"x" * 99, "is not a Parquet file"),
+    ("a.npy", npy(X) + b"x", "truncated or damaged"),
     ("a.npy", b"\x93NUMPY" + pickle.dumps([1]), "is not a .npy array"),
     ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
     ("a.npy", X[:0], r"\[0, 7\]"),
@@ -83,7 +78,6 @@ LABELS: list[tuple[str, Any, str]] = [
     ("l.npy", np.zeros(3, int), "3 labels, the data has 4 items"),
     ("l.npy", np.array(3), "not a list of labels|needed"),
     ("l.npy", np.array([0, 1, 0.5, 0]), "row 2 are not whole"),
-    ("l.npy", header_only((10**15,), "<i8"), "truncated"),
     ("l.txt", "a\nb\n", "2 lines"),
     ("l.txt", "", "0 lines"),
     ("l.txt", "\n\n\n\n", "no item has a label"),
@@ -135,8 +129,6 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
     ("features:x.npy", {"id_from": "path"}, "have no paths"),
     ("features:x.npy", {"id_from": "content"}, "--read id_from=content: choose from"),
     ("features:x.npy", {"labels": "no.npy"}, "not found"),
-    ("features:x.npy", {"labels": "images"}, "is a folder"),
-    ("features:x.npy", {"labels": "/dev/zero"}, "is a device or a pipe"),
     ("features:x.npy", {"ids": "y.npy", "id_from": "path"}, "both say"),
     ("features:x.npy", {"ids": "one.txt"}, "--ids.*not a list of ids"),
     ("features:x.npy", {"names": "one.txt"}, "1 names, features:x.npy has 4 items"),
@@ -204,15 +196,6 @@ def test_files_and_options(
     refused(spec, why, **options)
     assert sorted(sound.rglob("*")) == before, "nothing is extracted"
     (sound / name).unlink()
-
-
-@pytest.mark.parametrize("suffix", SOUND)
-@pytest.mark.parametrize("share", [0.01, 0.6, 0.99, 1.01])
-def test_vectors_cut_off_or_longer(tmp_path: Path, suffix: str, share: float) -> None:
-    path = save(tmp_path / f"a{suffix}", SOUND[suffix])
-    if share < 1 or suffix == ".npy":  # what follows the end of the other forms is not theirs
-        os.truncate(path, int(path.stat().st_size * share))
-        refused(f"features:{path}", rf"a\{suffix}.*(truncated|damaged|not an? )")
 
 
 def test_what_is_no_regular_file_is_missing(tmp_path: Path) -> None:
