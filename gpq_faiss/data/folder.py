@@ -59,7 +59,7 @@ def open_tar(path: Path) -> Members:
     """Index the members of a ``.tar``, which stays on disk, or ``.tar.gz`` (recognised by the content), which is decompressed into memory
     within the limits above and of free memory. Raises DataError: see :func:`.inputs.reading`; it is suspicious."""
     found: Members = {}
-    with reading(path, "a tar archive"), path.open("rb") as file:
+    with reading(path, "a tar archive or a folder"), path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
         stream: IO[bytes] = _unpack(path) if packed else file
         length = stream.seek(0, io.SEEK_END)
