@@ -1,30 +1,38 @@
-"""Open any data source: ``open_data("scheme:path")``, a path without prefix, or an in-memory object."""
+"""Open any data source: ``open_data("scheme:path")``, a path without prefix, or an in-memory object; with ids, names and labels that are
+given beside it, as values or as files."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import DataError, GpqError, UsageError, one_line
+from ..inputs import read_text
 from ..plugins import Plugin, find_plugin, plugin_names
+from ..store.texts import as_texts
+from .arrays import read_ids, stable_id, whole_numbers
 from .base import Dataset
 from .folder import has_samples, open_folder, open_nuswide, open_webdataset
-from .given import IdFrom, label_table, with_ids, with_labels, with_names
-from .images import shown
-from .paths import files_of, is_url, without_secrets
+from .images import shown, without_gradient
+from .labels import Labels, composed, label_cell, labels_of
+from .paths import files_of, is_url, local_path, without_secrets
 from .standard import open_digits, open_published
-from .tables import Options, open_table
+from .tables import ITEMS, LABELS, Options, Table, open_table, read_labels, told
 from .tabular import SUFFIXES, open_array, open_features, open_frame, open_hf, open_items, open_listed
 
 log = logging.getLogger(__name__)
 
 Opener = Callable[[Any, Options], Dataset]
+IdFrom = Literal["position", "path"]
 _SOURCES: dict[str, tuple[str, Opener, str]] = {
     "digits": ("", open_digits, ""),
     "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
@@ -178,7 +186,7 @@ def open_data(  # noqa: PLR0913
     by_column, file = scheme in {_TABLE, _HUB}, isinstance(labels, str)
     if by_column and file and label_column is not None:
         raise UsageError(f"labels {labels} and label_column {label_column} both name a column: give one")
-    table = label_table(labels, label_column) if file and not by_column else None
+    table = _label_table(labels, label_column) if file and not by_column else None
     # Texts that the opener itself takes: columns of tables, and files in place of what files of features hold.
     columns = {"label_column": labels, "ids": ids, "names": names}
     files = {"label_file": labels if table is None else None, "id_file": ids}
@@ -199,10 +207,10 @@ def open_data(  # noqa: PLR0913
     if keep:
         dataset = dataset.having("keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep))
     if names is not None and "names" not in own:
-        dataset = with_names(dataset, names)
-    dataset = with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
+        dataset = _with_names(dataset, names)
+    dataset = _with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
     if labels is not None and not own.keys() & {"label_file", "label_column"}:
-        dataset = with_labels(dataset, labels, table, label_column)
+        dataset = _with_labels(dataset, labels, table, label_column)
     repeated = len(dataset) - len(np.unique(dataset.ids))
     note = f"{repeated:,} of the {len(dataset):,} ids are repeated"
     if repeated and note not in dataset.notes:
@@ -228,3 +236,99 @@ def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
     dataset = open_data(found, max_bad=o.max_bad)
     dataset.name = f"{plugin.name}:{path}"
     return dataset
+
+
+# Ids, names and labels beside the data ----------------------------------------------------------------------------------
+
+
+def _with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -> Dataset:
+    """``dataset`` with other ids: a file of them (:func:`.arrays.read_ids`) or the ids themselves, one per item; or (``id_from`` ``path``)
+    hashes of the names of the items, which do not depend on their order."""
+    new: NDArray[np.int64]
+    if id_from not in get_args(IdFrom):
+        raise UsageError(f"--read id_from={id_from}: choose from {', '.join(get_args(IdFrom))}")
+    if isinstance(ids, str):
+        new = read_ids(ids, "--ids")
+    elif ids is not None:
+        new = whole_numbers(np.asarray(without_gradient(ids)), "ids")
+    elif id_from == "position":
+        return dataset
+    elif "name" not in dataset.texts:
+        raise UsageError(f"--read id_from=path: items of {dataset.name} have no paths: give --ids")
+    else:
+        new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
+    _check_number(dataset, new, "ids", ids)
+    return dataset.having("ids", new.tobytes(), ids=new)
+
+
+def _check_number(dataset: Dataset, values: Sequence[Any] | NDArray[Any], what: str, given: Any) -> None:
+    """Raises DataError: there is not one value for each item."""
+    if len(values) != len(dataset):
+        source = f" of {given}" if isinstance(given, str) else ""
+        raise DataError(f"{what}{source}: {len(values):,} {what}, {dataset.name} has {len(dataset):,} items")
+
+
+def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
+    """``dataset`` with names from a list or a text file, one per item."""
+    if isinstance(names, str):
+        column = as_texts(read_text(local_path(names), "text with a name per line").splitlines())
+    else:
+        column = as_texts(map(str, names))
+    _check_number(dataset, column, "names", names)
+    return dataset.having("names", "\0".join(column.tolist()), texts=dataset.texts | {"name": column})
+
+
+def _with_labels(dataset: Dataset, labels: Any, table: Table | None, label_column: str | None) -> Dataset:
+    """``dataset`` with other labels: of a ``table`` that names items, of a file (:func:`.tables.read_labels`), or the labels themselves."""
+    notes = [note for note in dataset.notes if note != "no labels"]
+    if table is not None:
+        found, note = _from_table(dataset, table, label_column)
+        notes.append(note)
+    elif isinstance(labels, str):
+        found = read_labels(labels, len(dataset))
+        notes.append(told(labels, found))
+    else:
+        found = labels_of(labels, "labels", len(dataset))
+    return dataset.having("labels", found.fingerprint(), labels=found, notes=notes)
+
+
+def _usual(names: Sequence[str], table: Table) -> str | None:
+    lower = {name.lower(): name for name in reversed(table.names)}
+    return next((lower[name] for name in names if name in lower), None)
+
+
+def _label_table(path: str, label_column: str | None) -> Table | None:
+    """A file of labels that names its items: Parquet, or CSV with a header that contains one of :data:`.tables.ITEMS`, and
+    ``label_column`` or one of :data:`.tables.LABELS`. Other files have one label per line, in the order of the items: None."""
+    file, what = local_path(path), "a table of labels"
+    if file.suffix.lower() in (".parquet", ".pq", ".npy"):
+        return None if file.suffix.lower() == ".npy" else open_table(file, what)
+    with contextlib.suppress(DataError):  # the reader of plain lists reports it
+        table = open_table(file, what, form="csv")
+        if _usual(ITEMS, table) and (label_column in table.names or _usual(LABELS, table)):
+            return table
+    return None
+
+
+def _from_table(dataset: Dataset, table: Table, label_column: str | None) -> tuple[Labels, str]:
+    """Labels of a table, whose rows name items by id or by name as in the data set, and a note. Items that it lacks are unlabelled."""
+    item_column = _usual(ITEMS, table) or " or ".join(ITEMS)
+    label_column = label_column or _usual(LABELS, table) or " or ".join(LABELS)
+    keys = ["" if item is None else composed(str(item).strip()) for item in table.cells(item_column)]
+    cells = map(label_cell, table.cells(label_column, ": name it with --read label_column"))
+    given = dict(zip(keys, cells, strict=True))
+    if len(given) < len(keys):
+        twice = Counter(keys).most_common(1)[0][0]
+        raise DataError(
+            f"{table.where}: {item_column} {twice!r} occurs more than once: give each item one line"
+        )
+    names = [composed(name) for name in dataset.texts["name"].tolist()] if "name" in dataset.texts else []
+    by_name = not given.keys().isdisjoint(names)
+    own = names if by_name else [str(i) for i in dataset.ids.tolist()]
+    matched = [given.get(key, ()) for key in own]
+    if not any(matched):
+        what = f"no value of the column {item_column!r} with a label is an id or name of the data"
+        raise DataError(f"{table.where}: {what} (the table has {keys[:1]}, the data {own[:1]})")
+    labels, key = labels_of(matched, table.where), "name" if by_name else "id"
+    how = f"matched by {key} in {item_column!r} ({len(given.keys() - set(own)):,} rows are of other items)"
+    return labels, told(table.where, labels, how)

@@ -26,8 +26,9 @@ from ..errors import DataError
 from ..inputs import check_memory, read_text, reading
 from ..store.hdf5 import Hdf5Array, read_hdf5_array
 from ..store.texts import Texts, as_texts
-from .arrays import Matrix, NpyArray, npz_array, whole_numbers
+from .arrays import Matrix, NpyArray, npz_array, read_npy, whole_numbers
 from .labels import Labels, errors_of, label_cell, labels_of
+from .paths import local_path
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr_0")
 LABELS = ("labels", "label", "y", "class", "classes", "category", "fine_label", "target")
@@ -35,7 +36,10 @@ IDS = ("ids", "id")
 NAMES = ("name", "names", "path", "paths", "key", "keys")
 ITEMS = (*IDS, *NAMES, "item", "file", "filename", "image")
 """Usual names of columns: of vectors, labels, ids, and names of items."""
+_TABLE = "a table with a column of ids or names (id, name ...) and one of labels (label, or --read label_column), with a header line"
 _CELL = 64  # approximate bytes of a Python object and its list entry
+_ZEROS_AND_ONES = re.compile(r"[01](?:[,;\s]+[01])+")
+_COLUMNS = re.compile(r".*[,;\t].*|\d+(?:\s+\d+)+")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
 _LEVELS = 4  # bytes per value for nesting while decoding
@@ -391,3 +395,34 @@ class ArrowMatrix:
         else:
             start, part = int(rows[0]) if len(rows) else 0, self.column.take(rows)
         return matrix_of(part, self.where, start=start, width=self._width)
+
+
+# Lists of labels -------------------------------------------------------------------------------------------------------
+
+
+def read_labels(path: str, n: int) -> Labels:
+    """The labels of ``n`` items from ``.npy`` (class numbers [N], -1 for none, or 0/1 [N, C]), or from text with one item per line
+    (an empty line is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class; a header line is skipped.
+    """
+    file = local_path(path)
+    if file.suffix == ".npy":
+        return labels_of(read_npy(file), str(file), n)
+    lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
+    lines = lines[:-1] if lines[-1] == "" else lines
+    lines = lines[1:] if len(lines) == n + 1 else lines
+    rows = [re.findall("[01]", line) for line in lines if _ZEROS_AND_ONES.fullmatch(line)]
+    if len(rows) == len(lines) == n and len({len(row) for row in rows}) == 1:
+        return labels_of(np.array(rows) == "1", str(file), n)
+    wrong = next((line for line in lines if _COLUMNS.fullmatch(line)), None)
+    what = f"lines of several columns, not all of them 0 or 1 of every class ({str(wrong)[:60]!r})"
+    # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
+    what = what if len(lines) == n else f"{len(lines):,} lines of labels, the data has {n:,} items"
+    if len(lines) != n or wrong is not None:
+        raise DataError(f"{file} has {what}: give one label per line, or {_TABLE}")
+    return labels_of(lines, str(file))
+
+
+def told(path: str, labels: Labels, how: str = "in their order") -> str:
+    """A note on labels of a file."""
+    share = f"{int(labels.has().sum()):,} of {len(labels):,} items are labelled"
+    return f"{Path(path).name}: {share}, {how}; {labels.n_classes:,} classes"

@@ -20,11 +20,10 @@ from ..progress import stage
 from ..store.reader import RowReader
 from .arrays import JoinedMatrix, Matrix, read_ids
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
-from .given import read_labels, told
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, class_order, labels_of
 from .paths import file_fingerprint, files_of, is_url, local_path, without_secrets
-from .tables import LABELS, PLAIN, About, Options, arrow_table, first_of, open_table
+from .tables import LABELS, PLAIN, About, Options, arrow_table, first_of, open_table, read_labels, told
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".parquet", ".pq")
 """Endings of files of vectors."""
