@@ -25,27 +25,26 @@ class PackedLabels(Protocol):
 LabelsLike = PackedLabels | NDArray[Any]
 
 
+def words_of(rows: Bytes, least: int = 1) -> NDArray[np.uint64]:
+    """Rows of bytes [N, W] as columns of ``least`` words of 64 bits or more, whose order is that of the bytes: [words, N]."""
+    n, width = rows.shape
+    wide = np.zeros((n, 8 * max(least, -(-width // 8))), np.uint8)
+    wide[:, :width] = rows
+    return np.ascontiguousarray(wide.view(">u8").T, np.uint64)
+
+
 def distinct_rows(rows: Bytes) -> tuple[Bytes, Ints]:
     """The distinct rows of uint8 [N, W] in ascending order, and the index of each row among them.
 
-    Compares eight bytes as one integer: an order of magnitude faster than ``np.unique(axis=0)``.
+    An order of magnitude faster than ``np.unique(axis=0)``.
     """
-    n, width = rows.shape
-    inverse = np.zeros(n, dtype=np.int64)
-    groups = min(n, 1)
-    for start in range(0, width if n else 0, 8):
-        piece = np.zeros((n, 8), dtype=np.uint8)
-        piece[:, : min(8, width - start)] = rows[:, start : start + 8]
-        words = piece.view(">u8").ravel().astype(np.uint64)
-        values, part = np.unique(words, return_inverse=True)
-        # a pair (group so far, word) is below n^2, so it fits 63 bits for any n that fits in memory
-        pairs, inverse = (
-            (values, part) if groups == 1 else np.unique(inverse * len(values) + part, return_inverse=True)
-        )
-        groups = len(pairs)
-    first = np.full(groups, n, dtype=np.int64)
-    np.minimum.at(first, inverse, np.arange(n))
-    return rows[first], inverse.astype(np.int64)
+    words = words_of(rows)
+    order = np.lexsort(words[::-1])
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (np.diff(words[:, order]) != 0).any(axis=0)
+    inverse = np.empty(len(rows), dtype=np.int64)
+    inverse[order] = np.cumsum(new) - 1
+    return rows[order[new]], inverse
 
 
 def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .grouping import Bytes, distinct_rows
-from .scorers import ScoreFunction, Tables, scores_of
+from .grouping import Bytes
+from .ranking import rank_codes
+from .scorers import ScoreFunction, Tables
 from .ties import Ints
 
 MOST_QUERIES = 400
@@ -106,21 +107,13 @@ def likeness(
         raise DataError(
             f"neighbours of {len(neighbours):,} queries do not fit {n_queries:,} and {len(codes):,} codes"
         )
-    distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
-    fill = scores_of(scorer, distinct)
-    counts = np.bincount(code_of, minlength=len(distinct))
-    shares = []
-    step = max(1, memory // (8 * len(distinct)))
-    for start in range(0, len(queries), step):
-        rows = queries[start : start + step]
-        scores = np.empty((len(rows), len(distinct)), dtype=np.int32)
-        fill(rows, scores)
-        for keys, wanted in zip(scores, neighbours[start : start + step], strict=True):
-            order = np.argsort(keys)
-            items, ranked = np.append(0, np.cumsum(counts[order])), keys[order]
-            found = keys[code_of[wanted[wanted >= 0]]]
-            before, after = (items[np.searchsorted(ranked, found, side)] for side in ("left", "right"))
-            shares.append(float(np.clip((k - before) / (after - before), 0, 1).mean()))
+    chosen_scorer = (lambda q, c: scorer(queries[q], c)) if callable(scorer) else scorer[queries]
+    # Each query has a label of its own, which its neighbours have too: the figure is their recall.
+    own = np.packbits(np.eye(len(queries), dtype=bool), axis=1)
+    labels = np.zeros((len(codes), own.shape[1]), np.uint8)
+    for query, items in enumerate(neighbours):
+        labels[items[items >= 0]] |= own[query]
+    share = rank_codes(chosen_scorer, codes, own, labels, ks=[k], memory=memory).recall[k]
     chosen = f"{len(queries):,} of {n_queries:,} queries, evenly spaced"
     if len(queries) == n_queries:
         chosen = f"all {n_queries:,} queries"
@@ -128,4 +121,4 @@ def likeness(
         f"NN{NEAREST}@{k}: share of a query's {NEAREST} nearest items by exact cosine of the inputs that are among its first {k} "
         f"results, expected value over random order within ties, mean over {chosen}"
     )
-    return Likeness(float(np.mean(shares)), len(queries), definition)
+    return Likeness(share, len(queries), definition)

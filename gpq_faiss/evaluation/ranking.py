@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from ..progress import stage
-from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows
+from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows, words_of
 from .scorers import LAST, ScoreFunction, Tables, scores_of
 from .tables import Shown
 from .ties import Convention, Denominator, Floats, Ints, Ties, harmonic_numbers
@@ -237,8 +237,8 @@ class Ranking:
         pairs, self._counts = np.unique(self._entry_of * len(sets) + self._item_set, return_counts=True)
         entries, self._set_of = np.divmod(pairs, len(sets))
         self._starts = np.searchsorted(entries, np.arange(len(self._sizes)))
-        words = -(-max(sets.shape[1], queries.shape[1]) // 8)
-        self._set_words, self._query_words = _words(sets, words), _words(queries, words)
+        self._query_words = words_of(queries)
+        self._set_words = words_of(sets, len(self._query_words))[: len(self._query_words)]
         # Queries are sorted by label set, so that relevant items are counted once per set.
         _, self._query_set = distinct_rows(queries)
         self._by_set = np.argsort(self._query_set, kind="stable")
@@ -341,8 +341,3 @@ def _integers(given: ArrayLike, what: str, n: int) -> Ints:
     if found.shape != (n,) or found.dtype.kind not in "iu":
         raise DataError(f"{what} must be {n:,} integers, one per {'query' if what == 'exclude' else 'item'}")
     return found.astype(np.int64)
-
-
-def _words(rows: Bytes, words: int) -> NDArray[np.uint64]:
-    """Rows of bytes [N, W] as columns of 64-bit words [words, N]."""
-    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, 8 * words - rows.shape[1]))).view(np.uint64).T)
