@@ -32,12 +32,12 @@ from gpq_faiss.data.base import Dataset
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods import ninh, pqn, ssgah, subic
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
-from gpq_faiss.methods.bgdh import BipartiteGraph, context_loss, pairwise_likelihood
+from gpq_faiss.methods.bgdh import BipartiteGraph, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets, reconstruct
 from gpq_faiss.methods.pq import fit_codebooks
-from gpq_faiss.methods.ssdh import batch_graph, contrast, same_class
+from gpq_faiss.methods.ssdh import batch_graph, contrast
 from gpq_faiss.methods.trainable import TrainingBatch
 
 
@@ -113,21 +113,17 @@ def test_losses_over_triplets_and_pairs(n: int, classes: int, margin: float, see
     assert float(pairwise_cosine(h, y)) == pytest.approx(mean(squares), abs=1e-9)
 
 
-def test_the_ranking_term_has_the_gradient_of_the_loop() -> None:
-    h = normal(8, 4, seed=1).requires_grad_()
-    y = torch.eye(3, dtype=torch.float64)[[0, 0, 1, 1, 2, 2, 0, 1]]
-    assert torch.autograd.gradcheck(lambda v: triplet_ranking(squared_distances(v, v), y, 0.7), (h,))
-
-
 @pytest.mark.parametrize("ids", [[0, 0, 0], [0, 1, 2], [-1, -1]])
 def test_a_batch_without_triplets_costs_nothing(ids: list[int]) -> None:
-    x, y = torch.randn(len(ids), 4, requires_grad=True), labels_of(ids, 3)
+    x, y = torch.randn(1, 4).repeat(len(ids), 1).requires_grad_(), labels_of(ids, 3)  # equal rows
+    nobody = torch.zeros(len(ids), len(ids), dtype=torch.bool)
     a, p, n = group_hard_triplets(x, y, 5.0, torch.Generator())
     assert all(len(t) == 0 for t in (a, p, n, *ssgah.draw_triplets(y, drawn())))
     for loss in (
         pqn.asymmetric_triplets(x, x, y),
         triplet_ranking(squared_distances(x, x), y, 1.0),
         triplet_margin(x[a] - x[p], x[a] - x[n], 5.0),
+        contrast(squared_distances(x, x), nobody, nobody, 5.0),
     ):
         loss.backward()
         assert float(loss.detach()) == 0
@@ -155,20 +151,6 @@ def test_every_pair_takes_one_negative_that_violates_the_margin(group: int, marg
     assert float(triplet_margin(z[a] - z[p], z[a] - z[n], margin)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_contrast_against_a_loop() -> None:
-    d = torch.rand(6, 6, generator=drawn(2), dtype=torch.float64) * 4
-    near, far = (torch.rand(6, 6, generator=drawn(seed)) < p for seed, p in ((3, 0.3), (4, 0.5)))
-    push = [max(0.0, 1.5 - math.sqrt(float(v) + 1e-6)) ** 2 for v in d[far]]
-    expected = (float(d[near].mean()) + mean(push)) / 2
-    assert float(contrast(d, near, far, 1.5)) == pytest.approx(expected, abs=1e-12)
-    nobody = torch.zeros(6, 6, dtype=torch.bool)
-    assert float(contrast(d, nobody, nobody, 1.5)) == 0
-    h = torch.full((4, 3), 0.5, requires_grad=True)  # equal codes have a finite gradient
-    everyone = ~torch.eye(4, dtype=torch.bool)
-    contrast(squared_distances(h, h), everyone, everyone, 2.0).backward()
-    assert torch.isfinite(h.grad).all()
-
-
 @settings(max_examples=15, deadline=None)
 @given(n=st.integers(3, 30), near=st.floats(0.01, 0.6), far=st.floats(0.01, 0.4), seed=st.integers(0, 10**6))
 def test_graph_of_a_mini_batch(n: int, near: float, far: float, seed: int) -> None:
@@ -182,44 +164,11 @@ def test_graph_of_a_mini_batch(n: int, near: float, far: float, seed: int) -> No
         assert set(distant[i].nonzero()[:, 0].tolist()) == set(order[-n_far:])
 
 
-def test_pseudo_label_is_the_most_probable_class() -> None:
-    y = torch.tensor([[1.0, 0, 1], [0, 1, 0]])
-    logits = torch.tensor([[0.0, 0, 2], [5, 0, 0], [0, 0, 1]])
-    same = [[1, 0, 1, 0, 1], [1, 0, 0, 1, 0], [1, 0, 1, 0, 1]]
-    assert same_class(y, logits).int().tolist() == same
-
-
-def test_context_loss_against_a_loop() -> None:
-    e, w = normal(5, 4), normal(7, 4, seed=1)
-    right, wrong = torch.randint(7, (5,), generator=drawn()), torch.randint(7, (5, 3), generator=drawn(1))
-    chosen, signs = torch.cat([right[:, None], wrong], dim=1), torch.tensor([1.0, -1, -1, -1])
-    losses = [math.log1p(math.exp(-signs[r] * w[chosen[i, r]] @ e[i])) for i in range(5) for r in range(4)]
-    assert float(context_loss(e, w, right, wrong)) == pytest.approx(mean(losses), abs=1e-12)
-
-
-def test_entropies_are_those_of_a_loop_and_have_their_ends() -> None:
-    def bits_of(p: Any) -> float:
-        return -sum(float(v) * math.log2(v) for v in p if v > 0)
-
-    log_z = subic.block_log_softmax(normal(5, 12) * 3, 3)
-    z = log_z.exp().numpy()
-    np.testing.assert_allclose(z.sum(axis=2), 1)
-    found = [float(v) for v in subic.entropies(log_z)]
-    expected = np.mean([sum(bits_of(z[i, m]) for m in range(3)) for i in range(5)])
-    assert found == pytest.approx([expected, sum(bits_of(z[:, m].mean(axis=0)) for m in range(3))])
+def test_entropies_have_their_ends() -> None:
     sure, unsure, collapsed = torch.eye(4), torch.full((6, 4), 0.25), torch.eye(4)[[1, 1, 1]]
     for p, wanted in ((sure, [0, 2]), (unsure, [2, 2]), (collapsed, [0, 0])):
         ends = [float(v) for v in subic.entropies(p[:, None].clamp_min(1e-20).log())]
         assert ends == pytest.approx(wanted, abs=1e-5)
-
-
-def test_soft_quantisation_is_a_softmax_over_codewords_and_hard_in_the_limit() -> None:
-    x, Z = (torch.nn.functional.normalize(t, dim=2) for t in (normal(3, 2, 4), normal(2, 5, 4, seed=1)))
-    soft, hard = pqn.soft_quantise(x, Z, 5.0), pqn.soft_quantise(x, Z, 1e4)
-    for b, m in itertools.product(range(3), range(2)):
-        weight = (5 * Z[m] @ x[b, m]).softmax(0)
-        torch.testing.assert_close(soft[b, m], weight @ Z[m])
-        torch.testing.assert_close(hard[b, m], Z[m, (Z[m] @ x[b, m]).argmax()])
 
 
 def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise() -> None:
@@ -247,26 +196,54 @@ def error_of(x: np.ndarray, C: np.ndarray) -> float:
     return float(np.square(parts[:, :, None] - C).sum(axis=3).min(axis=2).sum(axis=1).mean())
 
 
+def apart_or_near(d: Tensor, near: Tensor, far: Tensor, margin: float) -> float:
+    pull, push = ([math.sqrt(v) for v in d[kind].tolist()] for kind in (near, far))
+    return (mean([v**2 for v in pull]) + mean([max(0, margin - v) ** 2 for v in push])) / 2
+
+
 def ssdh_terms(method: Any, batch: TrainingBatch) -> Terms:
     h = method.exported()(batch.x).sigmoid()
     deep = method.extractor.trunk_features(method.extractor.input(batch.x))
+    batch.y[2, 7] = 1  # two labels
     d, graph = squared_distances(h, h), batch_graph(deep, method.near, method.far)
-    classes = torch.cat([batch.y.argmax(1), method.classifier(deep)[12:].argmax(1)])
-    same, themselves = classes[12:, None] == classes, torch.eye(21, dtype=torch.bool)[12:]
-    pseudo = contrast(d[12:], same & ~themselves, ~same, method.margin_pair)
+    y = torch.cat([batch.y, torch.eye(10)[method.classifier(deep)[12:].argmax(1)]])
+    same = torch.tensor([[alike(y, i, j) for j in range(21)] for i in range(12, 21)])
+    themselves = torch.eye(21, dtype=torch.bool)[12:]
     return {
         "rank": (1, hinges(h[:12], batch.y, method.margin_rank) / 2),
         "classification": (1, None),
-        "embedding": (method.weight, contrast(d, *graph, method.margin_pair)),
-        "pseudo": (method.weight, pseudo),
+        "embedding": (method.weight, apart_or_near(d, *graph, method.margin_pair)),
+        "pseudo": (method.weight, apart_or_near(d[12:], same & ~themselves, ~same, method.margin_pair)),
     }
+
+
+def pqn_terms(method: Any, batch: TrainingBatch) -> Terms:
+    """Quantised softly: the mean of codewords by a softmax of cosines. The loss reaches codewords and network alike."""
+    with torch.enable_grad():
+        method.losses(batch, amp=False)["total"].backward()
+    assert bool(method.codewords.raw.grad.any(dim=2).all())
+    assert all(p.grad is not None for p in method.parameters())
+    x, Z = method.exported()(batch.x[:12]).reshape(12, 4, -1), method.codewords()
+    q = torch.stack([torch.stack([(10 * Z[m] @ i[m]).softmax(0) @ Z[m] for m in range(4)]) for i in x])
+    return {"total": (1, pqn.asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y))}
 
 
 def subic_terms(method: Any, batch: TrainingBatch) -> Terms:
     method.gamma, method.mu = 0.3, 0.7
-    log_p = method.classifier(method.network(batch.x[:12])).log_softmax(dim=1)
+    z = method.network(batch.x[:12])
+    log_p = method.classifier(z).log_softmax(dim=1)
     naive = -(log_p * batch.y).sum() / 12 / math.log(10)
-    return {"classification": (1, naive), "mean_entropy": (0.3, None), "batch_entropy": (-0.7, None)}
+
+    def entropy(z: Tensor) -> float:
+        """Of four blocks, as a share of what they can have."""
+        return -sum(v * math.log2(v) for v in z.tolist()) / 16
+
+    entropies = mean([entropy(i) for i in z]), entropy(z.mean(0))
+    return {
+        "classification": (1, naive),
+        "mean_entropy": (0.3, entropies[0]),
+        "batch_entropy": (-0.7, entropies[1]),
+    }
 
 
 def ninh_terms(method: Any, batch: TrainingBatch) -> Terms:
@@ -313,10 +290,16 @@ def bgdh_terms(method: Any, batch: TrainingBatch) -> Terms:
     u, e, generator = method.exported()(batch.x), method.network.backbone(batch.x), drawn()
     right = method.graph.walk(method.network.backbone.input(batch.x), method.longest, generator)
     wrong = torch.randint(int(method.graph.used), (21, method.wrong), generator=generator)
+    chosen, signs = method.contexts[torch.cat([right[:, None], wrong], dim=1)], [1] + 5 * [-1]
+    graph = [
+        math.log1p(math.exp(-sign * w @ e[i]))
+        for i in range(21)
+        for w, sign in zip(chosen[i], signs, strict=True)
+    ]
     return {
         "pairs": (1, pairwise_likelihood(u[:12], batch.y)),
         "quantisation": (method.quantisation, (u[:12] - u[:12].sign()).square().mean()),
-        "graph": (method.weight, context_loss(e, method.contexts, right, wrong)),
+        "graph": (method.weight, mean(graph)),
     }
 
 
@@ -345,6 +328,7 @@ def ssgah_terms(method: Any, batch: TrainingBatch) -> Terms:
     ("name", "data", "step", "terms"),
     [
         ("ssdh", digits, 0, ssdh_terms),
+        ("pqn", features, 0, pqn_terms),
         ("subic", features, 0, subic_terms),
         ("ninh", features, 0, ninh_terms),
         ("dqn", features, 0, dqn_terms),
@@ -372,14 +356,6 @@ def test_margin_and_number_of_classes_that_suit_a_method() -> None:
     assert [made("ninh", features(), bits=bits).margin for bits in (12, 48)] == [1, 4]
     with pytest.raises(UsageError, match="at least 2"):
         subic.SUBIC(quick_config(), features(), 8, 1)
-
-
-def test_pqn_learns_its_codewords_through_the_loss() -> None:
-    """Without any k-means: the gradient reaches codewords and network alike."""
-    method = made("pqn", features())
-    method.losses(first_batch(features(), 30, 0), amp=False)["total"].backward()
-    assert bool(method.codewords.raw.grad.any(dim=2).all())
-    assert all(p.grad is not None for p in method.parameters())
 
 
 def test_codebooks_go_on_from_where_they_are_and_never_get_worse() -> None:
