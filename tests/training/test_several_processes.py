@@ -72,7 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     whole, killed = folder / "whole", folder / "killed" / "model"
     killed.parent.mkdir()
     commands = arguments(whole), arguments(killed, "--checkpoint-seconds", "0")
-    first, second = together.start("gradients,batch_norm,talk,reading", "cpu", *commands)
+    first, second = together.start("gradients,talk", "cpu", *commands)
     assert first.stderr is not None
     seen = (line for line in first.stderr if line.startswith("step 8 "))
     assert len(list(itertools.islice(seen, 2))) == 2, second.communicate()[1]
@@ -91,12 +91,7 @@ def test_two_processes_compute_as_one(done: Done) -> None:
     assert found["gradients"].keys() == together.CONFIGS.keys()
     assert {name: apart for name, (apart, _) in found["gradients"].items() if not apart < 1e-9} == {}
     assert all(count >= 4 for _, count in found["gradients"].values())
-    assert found["batch_norm"] < 1e-12
-    assert found["talk"]["said"] == "DataError: process 1 of 2: no such file"
-    # An item is decoded by one of them.
-    one, two = found["reading"]["read"]
-    assert one + two == found["reading"]["items"]
-    assert abs(one - two) <= 1
+    assert found["talk"] == "DataError: process 1 of 2: no such file"
 
 
 def test_two_processes_train_as_one(done: Done, tmp_path: Path) -> None:
