@@ -463,32 +463,19 @@ def groups(seed: int, n: int = 60) -> Tensor:
     return torch.randn(2 * n, 3, generator=drawn(seed)) + 40 * (torch.arange(2 * n) >= n)[:, None]
 
 
-@pytest.fixture(scope="module")
-def graph() -> BipartiteGraph:
-    graph = BipartiteGraph(8, 3, 2)
-    graph.fit(groups(0), seed=0)
-    return graph
-
-
-def test_items_are_joined_to_their_nearest_anchors(graph: BipartiteGraph) -> None:
-    x = groups(1, 10)
+def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_the_graph() -> None:
+    graph, sample, x = BipartiteGraph(8, 3, 2), groups(0), groups(1, 10)
+    graph.fit(sample, seed=0)
     near, weight = graph.joined(x)
     d, order = (x[:, None] - graph.anchors).square().sum(dim=2).sort(dim=1)
     assert torch.equal(near, order[:, :2])
     kernel = (-(d[:, :2] - d[:, :1]) / graph.bandwidth).exp()
     torch.testing.assert_close(weight, kernel / kernel.sum(dim=1, keepdim=True), atol=1e-3, rtol=0)
-
-
-def test_walks_have_the_probabilities_of_the_graph(graph: BipartiteGraph) -> None:
-    sample = groups(0)
-    Z = np.zeros((len(sample), 8))
-    near, weight = graph.joined(sample)
-    np.put_along_axis(Z, near.numpy(), weight.numpy(), axis=1)
     # Steps sum over the items on the way: by the probability of each item, from an anchor.
+    Z = np.zeros((len(sample), 8))
+    np.put_along_axis(Z, *(t.numpy() for t in graph.joined(sample)), axis=1)
     np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
-    item = groups(1, 1)[:1]
-    walks = graph.walk(item.expand(20_000, -1), 2, drawn())
-    near, weight = graph.joined(item)
+    walks = graph.walk(x[:1].expand(20_000, -1), 2, drawn())
     first = torch.zeros(8).scatter_(0, near[0], weight[0])
     expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
     found = torch.bincount(walks, minlength=8) / 20_000

@@ -14,7 +14,6 @@ import pytest
 import torch
 from model_factory import own_settings
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
@@ -266,12 +265,9 @@ def test_without_unlabelled_items_there_is_one_batch() -> None:
 def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, root = np.random.default_rng(0), tmp_path / "pictures"
-    for number, i in itertools.product(range(2), range(30)):
-        (root / "ab"[number]).mkdir(exist_ok=True, parents=True)
-        pixels = rng.integers(60 * number, 180 + 60 * number, (16, 16, 3), np.uint8)
-        Image.fromarray(pixels).save(root / "ab"[number] / f"{i}.png")
-    pictures = f"folder:{root}"
+    ids = np.arange(60) % 2
+    pixels = np.random.default_rng(0).integers(0, 180, (60, 16, 16, 3)) + 60 * ids[:, None, None, None]
+    pictures = open_data(pixels.astype(np.uint8), labels=ids)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     place = tmp_path / "torch" / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
     place.parent.mkdir(parents=True)

@@ -158,14 +158,6 @@ def test_standardisation_has_one_deviation_for_all_dimensions() -> None:
             found.fit(wrong)
 
 
-def test_torch_export_with_any_batch() -> None:
-    net = build("vgg").eval()
-    dynamic = {"x": {0: torch.export.Dim("batch")}}
-    program = torch.export.export(net, (images(2, 16),), dynamic_shapes=dynamic)
-    x = images(5, 16, seed=1)
-    torch.testing.assert_close(program.module()(x), net(x))
-
-
 @pytest.mark.parametrize(
     ("suffix", "prefix"), [(".pth", ""), (".pth", "module."), (".safetensors", "network.backbone.")]
 )

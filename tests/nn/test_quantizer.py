@@ -1,4 +1,4 @@
-"""Intra-normalisation, assignments, z' and the gradient reversal against naive loops of their equations."""
+"""Intra-normalisation, assignments and z' against naive loops of their equations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gpq_faiss.nn.quantizer import (
     Codebooks,
     intra_normalize,
     reexpress,
-    reverse_gradient,
     soft_assign,
     subspace_cosine,
     zero_subvectors,
@@ -83,15 +82,6 @@ def test_sub_vectors_without_direction_are_found_and_harmless() -> None:
     assert torch.equal(out, torch.zeros(1, 2, 3))
     assert zero.grad is not None
     assert zero.grad.abs().max() <= 1 / NORM_EPS * 1.001
-
-
-def test_reversal_is_the_identity_forward_and_the_negative_backward() -> None:
-    x = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
-    weight = torch.tensor([2.0, 5.0, -1.0], dtype=torch.float64)
-    out = reverse_gradient(x)
-    assert torch.equal(out, x)
-    (gradient,) = torch.autograd.grad((out * weight).sum(), x)
-    assert torch.equal(gradient, -weight)
 
 
 def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter() -> None:
