@@ -1,4 +1,4 @@
-"""The losses against naive loops written from the equations (float64), hand-worked cases, and gradcheck."""
+"""Intra-normalisation, assignments, z' and the losses against naive loops written from the equations (float64), and gradcheck."""
 
 from __future__ import annotations
 
@@ -13,83 +13,135 @@ from torch import Tensor
 
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import MARGIN, npair, soft_npair, soft_npair_of_posteriors, triplet
-from gpq_faiss.nn.quantizer import intra_normalize, reexpress, soft_assign
-
-Vector = list[float]
-
-
-def dot(a: Vector, b: Vector) -> float:
-    return sum(s * t for s, t in zip(a, b, strict=True))
-
-
-def softmax(a: Vector) -> Vector:
-    e = [math.exp(v - max(a)) for v in a]
-    return [v / sum(e) for v in e]
+from gpq_faiss.nn.quantizer import (
+    NORM_EPS,
+    Codebooks,
+    intra_normalize,
+    reexpress,
+    soft_assign,
+    subspace_cosine,
+    zero_subvectors,
+)
 
 
-def normed(a: Vector) -> Vector:
-    return [v / math.sqrt(dot(a, a)) for v in a]
+def mean(values: list[Tensor]) -> float:
+    return float(sum(values) / len(values)) if values else 0.0
+
+
+def normed(a: Tensor) -> Tensor:
+    return a / (a @ a).sqrt()
+
+
+def naive_assign(x: Tensor, words: Tensor, alpha: float) -> Tensor:
+    """Eq. 1 for one sub-vector and one codebook."""
+    weights = [math.exp(alpha * normed(w) @ x) for w in words]
+    return normed(sum(weight * normed(w) for weight, w in zip(weights, words, strict=True)) / sum(weights))
 
 
 def naive_soft(scores: Tensor, p: Tensor, r: Tensor) -> float:
-    S, P, R = scores.tolist(), p.tolist(), r.tolist()
-    items = [j for j in range(len(R)) if sum(R[j]) > 0]
+    items = [j for j in range(len(r)) if r[j].any()]
     lost = []
-    for i in range(len(P)):
-        t = {j: dot(P[i], R[j]) for j in items}
-        whole = sum(t.values())
-        if whole:
-            logs = dict(zip(items, softmax([S[i][j] for j in items]), strict=True))
-            lost.append(-sum(t[j] / whole * math.log(logs[j]) for j in items))
-    return sum(lost) / len(lost) if lost else 0.0
+    for own, row in zip(p, scores, strict=True):
+        t = [own @ r[j] for j in items]
+        if sum(t):
+            logs = row[items].log_softmax(0)
+            lost.append(-sum(v / sum(t) * log for v, log in zip(t, logs, strict=True)))
+    return mean(lost)
 
 
 def naive_npair(x: Tensor, q: Tensor, labels: Tensor) -> float:
     """Eq. 2, by the shares of classes that are labels."""
-    scores = [[sum(dot(a, b) for a, b in zip(i, j, strict=True)) for j in q.tolist()] for i in x.tolist()]
-    return naive_soft(torch.tensor(scores, dtype=torch.float64), labels, labels)
+    scores = [[sum(a @ b for a, b in zip(i, j, strict=True)) for j in q] for i in x]
+    return naive_soft(torch.tensor(scores, dtype=torch.float64), labels.double(), labels.double())
 
 
-def logits(x: Tensor, W: Tensor, variant: str, beta: float) -> list[list[Vector]]:
-    """Of every row and sub-space; in the authors' variant one for all sub-spaces."""
-    X, V = x.tolist(), W.tolist()
-    cosines = [[[dot(row[m], normed(w)) for w in V[m]] for m in range(len(V))] for row in X]
-    if variant == "paper":
-        return [[[beta * v for v in sub] for sub in row] for row in cosines]
-    return [[[beta**2 * sum(column) / len(row) for column in zip(*row, strict=True)]] for row in cosines]
+def logits(row: Tensor, W: Tensor, variant: str, beta: float) -> list[Tensor]:
+    """Of one row in every sub-space; in the authors' variant one for all sub-spaces."""
+    cosines = [torch.stack([normed(w) @ sub for w in own]) for sub, own in zip(row, W, strict=True)]
+    return [beta * c for c in cosines] if variant == "paper" else [beta**2 * sum(cosines) / len(cosines)]
 
 
 def naive_classification(x: Tensor, W: Tensor, labels: Tensor, variant: str, beta: float) -> float:
-    Y = labels.tolist()
-    rows = [i for i in range(len(Y)) if sum(Y[i]) > 0]
-    total = 0.0
-    for i in rows:
-        target = [v / sum(Y[i]) for v in Y[i]]
-        each = [softmax(sub) for sub in logits(x, W, variant, beta)[i]]
-        total -= sum(t * math.log(s) for p in each for t, s in zip(target, p, strict=True)) / len(each)
-    return total / len(rows) if rows else 0.0
+    known = [(row, y / y.sum()) for row, y in zip(x, labels.double(), strict=True) if y.any()]
+    return mean([-y @ v.log_softmax(0) for row, y in known for v in logits(row, W, variant, beta)])
 
 
 def naive_entropy(x: Tensor, W: Tensor, variant: str, beta: float) -> float:
-    each = [softmax(sub) for row in logits(x, W, variant, beta) for sub in row]
-    return sum(-v * math.log(max(v, 1e-300)) for p in each for v in p) / len(each)
+    each = [v for row in x for v in logits(row, W, variant, beta)]
+    return mean([-v.softmax(0) @ v.log_softmax(0) for v in each])
 
 
 def naive_triplet(x: Tensor, q: Tensor, labels: Tensor) -> float:
-    X, Q, Y = x.tolist(), q.tolist(), labels.tolist()
-    n, M = len(X), len(X[0])
-    s = [[sum(dot(X[i][m], Q[j][m]) for m in range(M)) / M for j in range(n)] for i in range(n)]
+    n, y = len(x), labels.double()
+    s = [[sum(a @ b for a, b in zip(i, j, strict=True)) / len(i) for j in q] for i in x]
     losses = []
     for a in range(n):
-        positives = [j for j in range(n) if j != a and dot(Y[a], Y[j]) > 0]
-        negatives = [j for j in range(n) if sum(Y[a]) > 0 and sum(Y[j]) > 0 and dot(Y[a], Y[j]) == 0]
-        if not positives or not negatives:
-            continue
-        for p in positives:
+        positives = [j for j in range(n) if j != a and y[a] @ y[j] > 0]
+        negatives = [j for j in range(n) if y[a].any() and y[j].any() and y[a] @ y[j] == 0]
+        for p in positives if negatives else ():
             easier = [s[a][j] for j in negatives if s[a][j] < s[a][p]]
             chosen = max(easier) if easier else min(s[a][j] for j in negatives)
-            losses.append(max(0.0, MARGIN + chosen - s[a][p]))
-    return sum(losses) / len(losses) if losses else 0.0
+            losses.append((MARGIN + chosen - s[a][p]).clamp_min(0))
+    return mean(losses)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(*(st.integers(1, most) for most in (4, 4, 5, 6, 5))),
+    seed=st.integers(0, 2**32),
+    alpha=st.floats(0.1, 20),
+)
+def test_assignments_and_z_prime_are_the_equations(shape: tuple[int, ...], seed: int, alpha: float) -> None:
+    B, M, d, K, C = shape
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (B, M * d), (M, K, d), (M, C, d)
+    raw, Z, W = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+    x = intra_normalize(raw, M)
+    soft, prime = soft_assign(x, 5 * Z, alpha), reexpress(5 * Z, W, alpha)
+    for m in range(M):
+        for b in range(B):
+            sub = normed(raw[b, m * d : (m + 1) * d])
+            torch.testing.assert_close(x[b, m], sub, rtol=0, atol=1e-9)
+            torch.testing.assert_close(soft[b, m], naive_assign(sub, Z[m], alpha), rtol=0, atol=1e-7)
+        for k in range(K):
+            expected = naive_assign(normed(Z[m, k]), W[m], alpha)
+            torch.testing.assert_close(prime[m, k], expected, rtol=0, atol=1e-7)
+
+
+def test_intra_normalisation_shapes_and_dtypes() -> None:
+    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(intra_normalize(x.view(3, 2, 12), 2), intra_normalize(x, 2))
+    assert intra_normalize(x.bfloat16(), 2).dtype == torch.float32
+    assert intra_normalize(x[:0], 2).shape == (0, 2, 12)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        intra_normalize(torch.ones(3, 25), 2)
+
+
+def test_sub_vectors_without_direction_are_found_and_harmless() -> None:
+    x = torch.ones(4, 6)
+    x[1, 3:], x[2, :3], x[3, 4] = 0, 1e-30, math.nan
+    assert zero_subvectors(x, 2).tolist() == [[False, False], [False, True], [True, False], [False, True]]
+    assert zero_subvectors(torch.full((1, 2), math.inf), 1).tolist() == [[True]]
+    zero = torch.zeros(1, 6, requires_grad=True)
+    out = intra_normalize(zero, 2)
+    out.sum().backward()
+    assert torch.equal(out, torch.zeros(1, 2, 3))
+    assert zero.grad is not None
+    assert zero.grad.abs().max() <= 1 / NORM_EPS * 1.001
+
+
+def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter() -> None:
+    a, again, b = (Codebooks(2, 5, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert torch.equal(a.raw, again.raw)
+    assert not torch.equal(a.raw, b.raw)
+    with torch.no_grad():
+        a.raw.mul_(7)
+    torch.testing.assert_close(a(), again.raw)
+    x = intra_normalize(torch.ones(3, 24), 2)
+    torch.testing.assert_close(subspace_cosine(x, a.raw), torch.einsum("bmd,mcd->bmc", x, again.raw))
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
 
 
 @st.composite
