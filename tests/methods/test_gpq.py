@@ -1,4 +1,4 @@
-"""GPQ and its variants by their equations; with soft targets its score tables, and the way from images to Faiss; the preset ``authors``."""
+"""GPQ and its variants by their equations; with soft targets its network and the way from images to Faiss; the preset ``authors``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from model_factory import own_settings
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
@@ -30,6 +36,7 @@ from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
 from gpq_faiss.nn.backbones import CNNF, VGG, BackboneSpec, build_backbone
+from gpq_faiss.nn.gpq_soft import straight_through
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export import export_faiss
@@ -50,6 +57,10 @@ def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
     config = merge(merge(preset("gpq"), small), sections)
     net: Any = build_network(config, {"kind": "features", "width": WIDTH}, classes)
     return SoftGPQ(net, config).train()
+
+
+def items(n: int = 40) -> torch.Tensor:
+    return 3 * torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 def batch() -> TrainingBatch:
@@ -104,7 +115,7 @@ def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone() -
 
 
 def test_score_tables_are_refitted_after_the_training() -> None:
-    x = 4 * torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(1))
+    x = items(400)
     short = {"quantizer": {"subdim": 8}}, {"quantizer": {"codewords": 4}, "classes": 9}
     # Not to sub-vectors that are too short for them, nor with more classes than codewords.
     for changes, refitted in zip(({}, *short), (True, False, False), strict=True):
@@ -149,6 +160,62 @@ def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path: Pat
         file = index(model, codes, tmp_path / f"{kind}.faiss", kind=kind)
         found = search(model, file, digits, k=10, rows=":20")
         np.testing.assert_allclose(found.scores, expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_faiss_encodes_items_as_the_network_does() -> None:
+    net, x = method().network.eval(), items()
+    Z = np.ascontiguousarray(net.codebooks().numpy())
+    ours = net.codes(net.posterior(x)).numpy()
+    assert len(np.unique(ours, axis=0)) > 1
+    for codes in (inject(Z).sa_encode(net(x).numpy()), encode_vectors(net(x).numpy(), Z)):
+        np.testing.assert_array_equal(unpack_codes(codes, 3, 8), ours)
+    for vectors in (net(x), net.queries(x)):
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.view(40, 3, 12).norm(dim=2), torch.ones(40, 3))
+    torch.testing.assert_close(net.codebooks().norm(dim=2), torch.ones(3, 8))
+    # The class networks keep next to no codewords.
+    assert net.classes.tables.numel() + net.classes.feature_codewords.numel() == C
+
+
+@settings(max_examples=25, deadline=None)
+@drawn(K=st.sampled_from([4, 8]), more=st.integers(1, 6), M=st.integers(1, 4), seed=st.integers(0, 1000))
+@torch.no_grad()
+def test_queries_realise_any_score_tables_but_for_one_factor(K: int, more: int, M: int, seed: int) -> None:
+    """Without tables, those of the sub-prototypes: Σ_c p_c w_mc · z_mk."""
+    sizes = {"codebooks": M, "codewords": K}
+    net = method(quantizer=sizes | {"subdim": K + more}, training={"seed": seed}).network.eval()
+    x = items()
+    given_tables = torch.randn(M, K, C, generator=torch.Generator().manual_seed(seed))
+    for tables in (None, given_tables):
+        net.set_queries(tables)
+        whole = torch.einsum("mkd,mcd->mkc", net.codewords(), net.classifier()) if tables is None else tables
+        wanted = torch.einsum("bc,mkc->bmk", net.posterior(x), whole)
+        found = torch.einsum("bmd,mkd->bmk", net.queries(x).view(40, M, -1), net.codebooks())
+        factor = 1.0 if tables is None else float((found * wanted).sum() / wanted.square().sum())
+        assert factor > 0
+        torch.testing.assert_close(found, factor * wanted, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(M, C))
+    # Prototypes are the queries of sure items.
+    net.classes.posterior = lambda raw: torch.eye(C)
+    sure = net.queries(items(C)).view(C, M, -1).transpose(0, 1)
+    torch.testing.assert_close(sure, net.prototypes, rtol=0, atol=1e-3)
+    with pytest.raises(UsageError, match=f"more than {K} dimensions"):
+        method(quantizer=sizes | {"subdim": K}).network.set_queries(given_tables)
+
+
+def test_straight_through_gives_codewords_and_the_gradient_of_their_mean() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.nn.functional.normalize(torch.randn(6, 2, 4, generator=generator), dim=2).requires_grad_()
+    Z = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=generator), dim=2)
+    weigh = torch.randn(6, 2, 4, generator=generator)
+    found = straight_through(x, Z, 3.0)
+    cosines = torch.einsum("bmd,mkd->bmk", x, Z)
+    torch.testing.assert_close(found, Z[torch.arange(2), cosines.argmax(dim=2)])
+    mean = torch.einsum("bmk,mkd->bmd", (3 * cosines).softmax(2), Z)
+    (ours,) = torch.autograd.grad((found * weigh).sum(), x)
+    (theirs,) = torch.autograd.grad((mean * weigh).sum(), x)
+    torch.testing.assert_close(ours, theirs)
 
 
 # Variants -------------------------------------------------------------------------------------------------------------
