@@ -40,8 +40,8 @@ def config_of(A: int = 3, **training: object) -> Config:
     return validate(merge(preset("recommended"), changes))
 
 
-def method(A: int = 3, *, width: int = WIDTH) -> PosteriorCodes:
-    config = config_of(A)
+def method(A: int = 3, *, width: int = WIDTH, **changes: dict[str, object]) -> PosteriorCodes:
+    config = merge(config_of(A), changes)
     net = build_network(config, {"kind": "features", "width": width}, C)
     assert isinstance(net, PosteriorNetwork)
     return PosteriorCodes(net, config)
