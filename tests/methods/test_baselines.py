@@ -206,6 +206,7 @@ def ssdh_terms(method: Any, batch: TrainingBatch) -> Terms:
     deep = method.extractor.trunk_features(method.extractor.input(batch.x))
     batch.y[2, 7] = 1  # two labels
     d, graph = squared_distances(h, h), batch_graph(deep, method.near, method.far)
+    method.margin_pair = float(d.sqrt().median())
     y = torch.cat([batch.y, torch.eye(10)[method.classifier(deep)[12:].argmax(1)]])
     same = torch.tensor([[alike(y, i, j) for j in range(21)] for i in range(12, 21)])
     themselves = torch.eye(21, dtype=torch.bool)[12:]
