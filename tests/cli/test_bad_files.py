@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from commands import TRAIN, WIDTH, Shop, clusters, fill, gpq, refused, untouched
+from commands import TRAIN, WIDTH, Shop, clusters, done, fill, gpq, refused, untouched
 from model_factory import make_model
 from safetensors.numpy import load_file, save_file
 
@@ -125,6 +125,7 @@ READERS = {
     "list": f"train list:BAD --read root=IMAGES {TRAIN}",
     "toml": f"train DATA --labels LABELS {TRAIN} --config BAD",
     "photo": "search IMAGE_MODEL IMAGE_INDEX BAD",
+    "torch": "info BAD",
 } | dict.fromkeys(("npz", "lzma", "hdf5"), f"train features:BAD {TRAIN} | search MODEL INDEX BAD | info BAD")
 
 
@@ -144,6 +145,7 @@ def good(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     (folder / "csv.csv").write_text("image,label\n" + "".join(f"a/{i}.png,a\n" for i in range(6)))
     (folder / "list.txt").write_text("".join(f"a/{i}.png 1 0\n" for i in range(6)))
     (folder / "parquet.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    done(f"export-encoder {shop.model} --out {folder}/torch.pt2")
     of_shop = {name: getattr(shop, name) for name in ("codes", "vectors", "index", "labels", "photo")}
     of_shop |= {"npy": shop.features, "toml": shop.settings}
     return of_shop | {path.stem: path for path in folder.iterdir()}

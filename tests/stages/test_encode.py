@@ -177,20 +177,6 @@ def test_overwrite_runs_the_network(tmp_path, model, data):
     assert path.stat().st_mtime_ns != before
 
 
-def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(tmp_path, monkeypatch, caplog):
-    model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-    data, out = put("folder", tmp_path, 1), tmp_path / "codes.h5"
-    monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
-    fail_once(monkeypatch, at=5)
-    with pytest.raises(DataError, match="disk is full"):
-        encode(model, data, out, batch_size=4)
-    bitmaps(tmp_path / "images", 2)
-    encode(model, data, out, batch_size=4)
-    assert "is discarded: of another model" in caplog.text
-    encode(model, data, tmp_path / "fresh.h5", batch_size=4)
-    same_rows(tmp_path / "features.h5", tmp_path / "fresh.features.h5")
-
-
 def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
     path, found = tmp_path / "a.raw", set()
     for at in (None, 0, 4000, 100_000, 299_999):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import done
-from model_factory import make_model
 from PIL import Image
 
 import gpq_faiss as gpq
@@ -19,29 +17,14 @@ from gpq_faiss.evaluation.tables import render
 from gpq_faiss.stages.search_result import SearchResult
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of images, 30 images, and an index of them."""
-    here = tmp_path_factory.mktemp("shop")
-    rng = np.random.default_rng(0)
-    for i in range(30):
-        path = here / "images" / f"{i % 3}" / f"{i:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
-    make_model(here / "model", kind="images", image_size=8, backbone="mlp", class_names=("0", "1", "2"))
-    gpq.encode(here / "model", str(here / "images"), here / "codes.h5")
-    gpq.index(here / "model", here / "codes.h5", here / "index.faiss")
-    return here
-
-
 def result(n: int, name: str, description: str) -> SearchResult:
     ids, scores = np.zeros((n, 1), np.int64), np.zeros((n, 1), np.float32)
     return SearchResult(ids, scores, np.arange(n), (name,) * n, "", description=description)
 
 
 def test_a_search_prints_as_its_command_and_shows_pictures_of_queries_that_are_items(shop):
-    found = gpq.search(shop / "model", shop / "index.faiss", shop / "images", k=2)
-    said = done(f"search {shop}/model {shop}/index.faiss {shop}/images -k 2").rstrip().splitlines()
+    found = gpq.search(shop.image_model, shop.image_index, shop.images, k=2)
+    said = done(f"search {shop.image_model} {shop.image_index} {shop.images} -k 2").rstrip().splitlines()
     assert said == render(found.rows(), digits=4).rstrip().splitlines()
     assert str(found).splitlines()[: len(said)] == said
     assert repr(found) == str(found)
@@ -50,7 +33,7 @@ def test_a_search_prints_as_its_command_and_shows_pictures_of_queries_that_are_i
     assert picture is not None
     assert Image.open(io.BytesIO(base64.b64decode(picture[1]))).width > 300
     assert "<table" in page
-    other = gpq.search(shop / "model", shop / "index.faiss", shop / "images/0/00.png", k=3)
+    other = gpq.search(shop.image_model, shop.image_index, shop.photo, k=3)
     assert "<img" not in other._repr_html_()
 
 
@@ -76,6 +59,6 @@ def test_a_ranking_and_data_print_without_arrays(shop):
     assert [float(text) for text in figures.split()] == pytest.approx(wanted, abs=5e-5)
     assert about[0].startswith("6 queries, 6 items in the database")
     assert found.convention in found._repr_html_()
-    data = gpq.open_data(shop / "images")
+    data = gpq.open_data(shop.images)
     assert "array(" not in repr(data)
     assert data.fingerprint in repr(data)
