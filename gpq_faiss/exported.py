@@ -212,6 +212,11 @@ def _metadata_of(session: Any, path: Path) -> Metadata:
     return about
 
 
+def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
+    """What the graph takes: features as they are, images uint8 in [0, 1]."""
+    return values.astype(np.float32) / np.float32(255) if values.dtype == np.uint8 else values
+
+
 @dataclass(frozen=True)
 class OnnxEncoder(Embedder):
     """An exported encoder of queries, run by onnxruntime on the CPU.
@@ -255,7 +260,7 @@ class OnnxEncoder(Embedder):
             raise UsageError(
                 f"{self.source} makes vectors of queries only (queries=True): items need the model folder"
             )
-        x = values.astype(np.float32) / np.float32(255) if values.dtype == np.uint8 else values
+        x = graph_input(values)
         M, _, d = self.shape
         if not len(x):
             return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..encoder import Encoder
 from ..errors import DataError, UsageError, one_line
-from ..exported import METADATA_FILE
+from ..exported import METADATA_FILE, Metadata, graph_input
 from ..files import atomic_path, check_output
 from ..nn.model import Model
 from ..progress import levels
@@ -101,7 +101,7 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
 
 def _trace(model: Model) -> torch.export.ExportedProgram:
     """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
-    example = torch.from_numpy(_graph_input(_random_input(model, 2)))
+    example = torch.from_numpy(graph_input(_random_input(model, 2)))
     batch = torch.export.Dim("batch", min=1)
     graph = _Queries(model.network).eval()
     program = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
@@ -162,18 +162,12 @@ def _random_input(model: Model, n: int) -> NDArray[Any]:
     return rng.integers(0, 256, (n, 3, model.image_size, model.image_size), dtype=np.uint8)
 
 
-def _graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(
-        values.astype(np.float32) / np.float32(255 if values.dtype == np.uint8 else 1)
-    )
-
-
 def _agrees(encoder: Encoder, run: Run) -> bool:
     """Whether the graph gives the model's vectors, whatever the batch size."""
     for n in (1, 2, 7):
         values = _random_input(encoder.model, n)
         expected, fine = encoder.embed(values, queries=True)
-        found = run(_graph_input(values))
+        found = run(graph_input(values))
         same = (found.dtype, found.shape) == (expected.dtype, expected.shape)
         # A sub-vector without a direction is rounding noise divided by almost nothing.
         if not (same and np.allclose(found[fine], expected[fine], rtol=0, atol=TOLERANCE)):
@@ -184,17 +178,16 @@ def _agrees(encoder: Encoder, run: Run) -> bool:
 def _metadata(encoder: Encoder) -> dict[str, str]:
     """All values are text, as in ONNX; lists and dicts as JSON."""
     M, K, d = encoder.shape
-    versions = {"gpq_faiss": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    values = {
-        "kind": "gpq-encoder",
-        "format_version": 1,
+    same = ("codebooks_fingerprint", "input_kind", "input_width", "image_size")
+    given: dict[str, Any] = {
         "model_fingerprint": encoder.fingerprint,
-        "codebooks_fingerprint": encoder.codebooks_fingerprint,
-        "input_kind": encoder.input_kind,
-        "input_width": encoder.input_width,
-        "image_size": encoder.image_size,
-        **{"codebooks": M, "codewords": K, "subdim": d},
-        "class_names": list(encoder.model.class_names),
-        "versions": versions,
+        **{name: getattr(encoder, name) for name in same},
+        **{"codebooks": M, "codewords": K, "subdim": d, "class_names": list(encoder.model.class_names)},
+        "versions": {
+            "gpq_faiss": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
     }
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    about = Metadata.model_construct(**given).model_dump()
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
