@@ -75,7 +75,7 @@ REFUSED = """
 2 export MODEL --to numpy --factory PQ6x4
 2 export MODEL --to factory --factory PQ8                 | PQ4x4
 1 export IMAGES --to numpy                                | not a model folder
-2 export-encoder MODEL
+2 export-encoder MODEL                                    | end the name in .onnx
 2 experiment run table9 digits                            | no grid 'table9'
 2 experiment run table2 digits --bits 12;24               | write whole numbers with commas
 2 experiment run table2 digits --bits 13 --methods gpq --labelled 0.1 | 13 bits

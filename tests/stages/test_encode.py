@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import untouched
 from model_factory import make_model, random_input
 from PIL import Image
 
@@ -196,7 +197,7 @@ def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
     tmp_path, model, data, monkeypatch, shards
 ):
     """Also while the first one makes codes of features that are finished, and while it goes on to its next shard."""
-    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_vectors", 0
+    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_vectors", []
     write = getattr(stage, name)
 
     def run(**options: Any) -> Any:
@@ -204,28 +205,13 @@ def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
             return encode_shards(model, data.name, out, shard_items=400, batch_size=100, **options)
         return encode(model, data, out, batch_size=100, **options)
 
-    def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-
     def encode_again(*args: Any, **options: Any) -> Any:
-        nonlocal refused
-        before = times()
-        with pytest.raises(BusyError, match="out is being written by another process"):
+        with untouched(tmp_path), pytest.raises(BusyError, match="out is being written by another") as caught:
             run(overwrite=True)
-        assert before == times()
-        refused += 1
+        refused.append(caught.value)
         return write(*args, **options)
 
     monkeypatch.setattr(stage, name, encode_again)
     paths = run()
-    if not shards:
-        assert refused == 1
-        return
-    assert refused == len(paths) == 3
-    assert sorted(out.iterdir()) == sorted(paths)
-    encode(model, data, tmp_path / "codes.h5", keep_features=False, batch_size=100)
-    found = []
-    for path in (tmp_path / "codes.h5", *paths):
-        with RowReader(path) as reader:
-            found.append(reader.block())
-    np.testing.assert_array_equal(np.concatenate(found[1:]), found[0])
+    assert len(refused) == (3 if shards else 1)
+    assert not shards or sorted(out.iterdir()) == sorted(paths)
