@@ -32,7 +32,7 @@ Examples:
 @click.option("--no-features", is_flag=True, help="Write only the codes, not the features beside them.")
 @click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
-@ray_option(workers=click.INT, shard_items=click.INT)
+@ray_option("workers", "shard_items")
 @device_option
 @overwrite_option
 @data_options

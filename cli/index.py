@@ -39,7 +39,7 @@ from .options import emit, out_option, overwrite_option, ray_option
     metavar="FILE",
     help="Remove this shard from the manifest --out.",
 )
-@ray_option(workers=click.INT)
+@ray_option("workers")
 @overwrite_option
 def index(
     model_dir: str, sources: tuple[str, ...], out: str, no_names: bool, ray: dict[str, Any], **options: Any

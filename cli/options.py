@@ -97,20 +97,19 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def ray_option(**keys: click.ParamType[Any]) -> Decorator:
-    """Add ``--ray``; the command gets the arguments for the library as ``ray``: the address, and what is given of ``keys``."""
+def ray_option(*keys: str) -> Decorator:
+    """Add ``--ray``; the command gets the arguments for the library as ``ray``: the address, and what is given of the numbers ``keys``."""
 
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, Any]:
         del ctx, param
         address, *texts = (text or "").split(",")
         if text is not None and not address:
             raise UsageError(f"--ray {text}: the address comes first, as in --ray auto")
-        return {"ray": address or None} | pairs("--ray ADDRESS,", texts, keys)
+        return {"ray": address or None} | pairs("--ray ADDRESS,", texts, dict.fromkeys(keys, click.INT))
 
-    names = "".join(f"[,{key}={'N' if kind is click.INT else 'yes'}]" for key, kind in keys.items())
     return click.option(
         "--ray",
-        metavar=f"ADDRESS{names}",
+        metavar="".join(["ADDRESS", *(f"[,{key}=N]" for key in keys)]),
         callback=parse,
         help="Run on a Ray cluster: local (only this machine), auto (a cluster running here), or HOST:PORT. Its nodes must see the "
         "same files under the same paths (docs/scale.md).",

@@ -38,7 +38,7 @@ from .options import device_option, emit, format_option, overwrite_option, ray_o
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
-@ray_option(workers=click.INT)
+@ray_option("workers")
 @device_option
 @overwrite_option
 @read_option

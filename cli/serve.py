@@ -43,7 +43,7 @@ from .options import data_options, device_option, ray_option
     help="Limits: allowed_hosts, max_upload, max_pixels, max_k, max_connections, rate, timeout, threads, compact_after "
     "(docs/serve.md).",
 )
-@ray_option(workers=click.INT)
+@ray_option("workers")
 @device_option
 @data_options
 def serve(

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.connect import connected
-from ..codes.bits import unpack_codes
 from ..codes.checks import check_count
-from ..codes.scores import score_tables
 from ..data.base import Dataset
 from ..data.labels import Labels
 from ..data.open import open_data
@@ -286,8 +284,7 @@ def _evaluate_codes(
         raise DataError(f"{codes}: no item has a label, so nothing is relevant")
     rows, xq = encoder.embed_rows(queries, rows, queries=True)
     result = rank_codes(
-        score_tables(xq, Z),
-        unpack_codes(base[database], *encoder.shape[:2]),
+        *Coded(ProductCoder(Z), rows, database, xq, base[database]).scorer,
         query_labels.over(classes).take(rows),
         labels.over(classes).take(database),
         ids=ids[database],
