@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -79,10 +79,8 @@ def _export_codes(codes: str | Path, out: Path) -> Path:
         header = reader.header
         texts = [name for name in reader.text_columns if name not in ("id", "codes", "labels")]
         names = np.array(header.class_names, dtype=object)
-        fingerprints = {key: getattr(header, key) for key in ("model_fingerprint", "codebooks_fingerprint")}
-        about = fingerprints | dict(
-            zip(("codebooks", "codewords", "subdim"), header.codebooks.shape, strict=True)
-        )
+        about = {key: getattr(header, key) for key in ("model_fingerprint", "codebooks_fingerprint")}
+        about |= zip(("codebooks", "codewords", "subdim"), header.codebooks.shape, strict=True)
         kinds = {"id": pa.int64(), "codes": pa.list_(pa.uint8()), **dict.fromkeys(texts, pa.string())}
         if len(names):
             kinds["labels"] = pa.list_(pa.string())
@@ -94,15 +92,12 @@ def _export_codes(codes: str | Path, out: Path) -> Path:
         ):
             for start, block, ids, packed in reader.blocks(_ROW_GROUP):
                 offsets = pa.array(np.arange(0, block.size + 1, block.shape[1], dtype=np.int32))
-                columns: list[Any] = [
-                    pa.array(ids),
-                    pa.ListArray.from_arrays(offsets, pa.array(block.ravel())),
-                ]
+                codes_of = pa.ListArray.from_arrays(offsets, pa.array(block.ravel()))
                 held = reader.texts(start, start + len(ids))
-                columns += [pa.array(held[name].tolist(), pa.string()) for name in texts]
+                columns = {"id": ids, "codes": codes_of, **{name: held[name].tolist() for name in texts}}
                 if packed is not None:
                     on = np.unpackbits(packed, axis=1, count=len(names)).astype(bool)
-                    columns.append(pa.array([names[row].tolist() for row in on], pa.list_(pa.string())))
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                    columns["labels"] = [names[row].tolist() for row in on]
+                writer.write_table(pa.table(columns, schema=schema))
                 writing.advance(len(ids))
     return out
