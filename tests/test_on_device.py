@@ -20,10 +20,8 @@ from model_factory import make_model
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.errors import DeviceError, GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.gpu.index import to_gpu
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.index import index as build_index
 from gpq_faiss.stages.search import search
 from gpq_faiss.stages.search_result import SearchResult
@@ -129,14 +127,6 @@ def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.Monkey
     with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
         asked(shop, "flat", on_device=True)
     assert ("--memory" in str(caught.value)) == (where == "open_index")
-
-
-def test_an_index_for_a_device_by_hand(shop: Path) -> None:
-    memory = open_in_memory(shop / "ivf.faiss")
-    held = to_gpu(memory, "cpu")
-    assert (held.ntotal, held.fingerprint) == (N, memory.fingerprint)
-    xq = np.random.default_rng(9).normal(size=(12, held.width)).astype(np.float32)
-    assert all(map(np.array_equal, held.search(xq, 10), memory.search(xq, 10)))
 
 
 @NO_GPU

@@ -16,7 +16,7 @@ from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.errors import DataError
 from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.stages.index import index
 from gpq_faiss.stages.train import train
@@ -52,8 +52,6 @@ def test_a_search_ranks_by_class_probabilities_in_sums_of_codewords(model: Path,
         pixels = torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255
         expected = scored(net, pixels, torch.from_numpy(chosen)).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-4)
-    with pytest.raises(MismatchError, match="of items: give the data of the queries"):
-        search(model, built, str(tmp_path / "features.h5"), k=3)
 
 
 def test_prototypes_placed_anew_say_the_same(model: Path) -> None:

@@ -115,16 +115,6 @@ def test_what_needs_no_torch_runs_and_what_does_names_the_extra(shop: Path) -> N
     assert measured["map"] == pytest.approx(there.ranking.map, abs=1e-9)
 
 
-def test_a_name_that_needs_torch_says_so_from_python(shop: Path) -> None:
-    code = BLOCKED + (
-        "import gpq_faiss as gpq\n"
-        "try:\n    gpq.train\nexcept ModuleNotFoundError as error:\n    print(error)\n"
-        "print(gpq.open_encoder('encoder.onnx').embed([[0.0] * 20], queries=True)[0].shape)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=shop)
-    assert done.stdout == "gpq_faiss.train needs torch: pip install 'gpq-faiss[train]'\n(1, 60)\n"
-
-
 def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path, tmp_path: Path) -> None:
     encoder = gpq.open_encoder(shop / "encoder.onnx")
     assert isinstance(encoder, OnnxEncoder)
@@ -145,11 +135,6 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
         (UsageError, "queries only", lambda: encoder.embed(queries)),
         (UsageError, "runs on the CPU", lambda: gpq.open_encoder(mine, "cuda")),
         (UsageError, "queries only", lambda: gpq.evaluate(mine, f"features:{shop}/queries.npy")),
-        (
-            MismatchError,
-            "give the data of the q",
-            lambda: gpq.search(mine, index, f"{shop}/queries.features.h5"),
-        ),
         (MismatchError, "other codebooks", lambda: gpq.search(other, index, f"{shop}/queries.npy")),
         (MismatchError, "encode the data again", lambda: gpq.evaluate(other, own, codes=codes)),
         (UsageError, "leave out --compare", lambda: gpq.evaluate(mine, own, codes=codes, compare=["pq"])),

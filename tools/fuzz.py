@@ -169,8 +169,8 @@ def _image(path: Path, _: int) -> str:
 
 def _ids(path: Path, case: int) -> str:
     from gpq_faiss.data.arrays import read_ids
-    from gpq_faiss.data.tables import read_labels
     from gpq_faiss.data.protocols import read_rows
+    from gpq_faiss.data.tables import read_labels
 
     if case % 3 == 0:
         read_ids(path)

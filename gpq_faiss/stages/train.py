@@ -113,26 +113,19 @@ def train(
         if group.main:
             if isinstance(dataset, ImageDataset) and dataset.bad.count:
                 log.warning("%s", dataset.bad.summary())
-            about = _describe(config, fitted, dataset, split, options) | {"run_identity": identity}
-            _save(output, fitted, split, about)
+            assert isinstance(fitted.method, CodeMethod)
+            save_model(
+                output.model,
+                fitted.method.exported().eval(),
+                fitted.method.codebooks(),
+                _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
+                extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
+                split=split,
+                overwrite=output.finished,
+                done_with=output.partial,
+            )
         group.wait()
     return output.model
-
-
-def _save(output: Output, fitted: Fitted, split: Split, about: dict[str, Any]) -> None:
-    """Write the model folder in place of the unfinished run."""
-    method = fitted.method
-    assert isinstance(method, CodeMethod)
-    save_model(
-        output.model,
-        method.exported().eval(),
-        method.codebooks(),
-        about,
-        extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
-        split=split,
-        overwrite=output.finished,
-        done_with=output.partial,
-    )
 
 
 def _describe(

@@ -3,53 +3,63 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import logging
 import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from commands import Shop
 from gpq_cli.main import cli
-from gpq_cli.progress import Watcher
+from gpq_cli.progress import Watcher, shown
 
 from gpq_faiss import progress as stages
 from gpq_faiss.progress import Stage, describe, duration, stage, under_way
 
-# A command with stages of known lengths, in a process of its own.
-SCRIPT = """
-import logging, sys, time
-from gpq_cli import progress
-from gpq_faiss import progress as stages
-stages.LONG = 0.2
 log = logging.getLogger("gpq_faiss.test")
-progress.Watcher.__init__.__kwdefaults__.update(look=0.02, first=0.1, apart=0.15)
-with progress.shown(quiet="-q" in sys.argv, verbose="-v" in sys.argv):
-    with stages.stage("gpq test"):
-        log.info("a note at the start")
-        with stages.stage("placing lists"):
-            time.sleep(0.5)
-        with stages.stage("training", 40, "step") as training:
-            for step in range(40):
-                time.sleep(0.03)
-                training.advance()
-                if step == 20:
-                    log.info("half of it is done")
-                    log.debug("this is of interest to few")
-        with stages.stage("short", 3):
-            pass
-print("the result")
-"""
+
+
+class Screen(io.StringIO):
+    """What stderr shows: a terminal of so many columns, or a pipe without any."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def isatty(self) -> bool:
+        return self.columns > 0
+
+    def fileno(self) -> int:
+        return 2
+
+
+def work(columns: int = 0, **how: bool) -> str:
+    """What comes to stderr of stages of known lengths."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", screen := Screen(columns))
+        patch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 25)))
+        patch.setattr(stages, "LONG", 0.2)
+        for name, seconds in {"look": 0.02, "first": 0.1, "apart": 0.15}.items():
+            patch.setitem(Watcher.__init__.__kwdefaults__ or {}, name, seconds)
+        with shown(**{"quiet": False, "verbose": False, **how}), stage("gpq test"):
+            log.info("a note at the start")
+            with stage("placing lists"):
+                time.sleep(0.5)
+            with stage("training", 40, "step") as training:
+                for step in range(40):
+                    time.sleep(0.03)
+                    training.advance()
+                    if step == 20:
+                        log.info("half of it is done")
+                        log.debug("this is of interest to few")
+            with stage("short", 3):
+                pass
+    return screen.getvalue()
 
 
 def timeless(line: str) -> str:
@@ -57,66 +67,31 @@ def timeless(line: str) -> str:
     return re.sub(r"\d+", "N", line)
 
 
-def by_pipe(flag: str) -> tuple[str, str]:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT, flag], capture_output=True, text=True, check=True)
-    return ran.stdout, ran.stderr
+# What is logged on the way and at the end of a stage.
+NOTES = {"a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s"}
 
 
-def by_terminal(columns: int) -> str:
-    """All that came to the terminal, stdout and stderr."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
-    environment, parts = os.environ | {"TERM": "xterm"}, []
-    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, **ends) as process:  # type: ignore[call-overload]
-        os.close(theirs)
-        with contextlib.suppress(OSError):  # the other end is closed
-            while part := os.read(ours, 1 << 16):
-                parts.append(part)
-    os.close(ours)
-    assert process.returncode == 0
-    return b"".join(parts).decode()
-
-
-@pytest.fixture(scope="module")
-def pipes() -> dict[str, tuple[str, str]]:
-    """Stdout and stderr by flag."""
-    flags = ("", "-q", "-v")
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(flags, pool.map(by_pipe, flags), strict=True))
-
-
-def test_a_pipe_gets_lines_with_the_time_to_go(pipes: dict[str, tuple[str, str]]) -> None:
-    stdout, stderr = pipes[""]
-    assert stdout == "the result\n"
-    lines = stderr.splitlines()
+def test_a_pipe_gets_lines_with_the_time_to_go() -> None:
+    lines = work().splitlines()
     assert sum(timeless(line) == "placing lists: N s" for line in lines) >= 2
     steps = [re.fullmatch(r"training: (\d+) of 40 steps, \d+ s, \d+ s to go", line) for line in lines]
     counts = [int(match[1]) for match in steps if match]
     # Two lines of it are some way apart, not one a step.
     assert 2 <= len(counts) <= 20
     assert counts == sorted(counts)
-    assert "half of it is done" in lines
-    assert "training: N steps in N s" in map(timeless, lines)
-    assert "short" not in stderr
-    assert "of interest to few" not in stderr
-    assert pipes["-q"] == ("the result\n", "")
-    assert "this is of interest to few" in pipes["-v"][1].splitlines()
+    assert set(map(timeless, lines)) >= NOTES
+    assert not {"short", "this is of interest to few"} & {line.split(":")[0] for line in lines}
+    assert work(quiet=True) == ""
+    assert "this is of interest to few" in work(verbose=True).splitlines()
 
 
-def test_a_terminal_shows_no_less_than_a_pipe(pipes: dict[str, tuple[str, str]]) -> None:
-    with ThreadPoolExecutor() as pool:
-        shown, narrow = pool.map(by_terminal, (100, 20))
-    screen = {timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[K", shown)}
-    # What is logged on the way and at the end of a stage.
-    notes = {"a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s"}
-    assert notes <= set(map(timeless, pipes[""][1].splitlines()))
-    assert {*notes, "the result"} <= screen
-    # The line is redrawn; it has the name, the count, the time so far and the time to go.
-    lines = re.findall(r"\r\x1b\[Ktraining: (\d+) of 40 steps, \d+ s, \d+ s to go", shown)
+def test_a_terminal_shows_no_less_than_a_pipe() -> None:
+    wide, narrow = work(100), work(20)
+    assert {timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[K", wide)} >= NOTES
+    # The line is redrawn; it has the name, the count, the time so far and the time to go; and it is gone at the end.
+    lines = re.findall(r"\r\x1b\[Ktraining: (\d+) of 40 steps, \d+ s, \d+ s to go", wide)
     assert len(set(lines)) >= 3
-    # It is gone when the result is printed.
-    assert "training" not in shown[shown.rindex("\x1b[K", 0, shown.index("the result")) :]
+    assert wide.endswith("\r\x1b[K")
     lines = re.findall(r"\x1b\[K(training[^\x1b\r\n]*)", narrow)
     assert 0 < max(len(line) for line in lines if " in " not in line) <= 20
 
