@@ -12,10 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.encode import encode
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods import codewords as module
 from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords, fit_logit_codewords, fit_tables
@@ -113,31 +109,6 @@ def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(
         np.testing.assert_allclose(kept[m], own @ main.T @ main, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("M", "K", "d", "E"), [(3, 16, 18, 40), (6, 16, 12, 10), (12, 16, 18, 60), (4, 8, 6, 12), (2, 4, 3, 1)]
-)
-def test_a_plain_index_of_the_codewords_ranks_as_the_sums(M: int, K: int, d: int, E: int) -> None:
-    """With (4, 8, 6, 12) something is lost: then the sums are those of the codewords that are left."""
-    data = posteriors(400, E, 2.0) if E > 1 else torch.rand(400, 1)
-    kept, basis, words = product_form(fit_codewords(data, M, K, seed=0), d)
-    codes = assign(data, kept)
-    Z = np.ascontiguousarray(words.numpy())
-    items = words[torch.arange(M), codes].flatten(1).numpy()
-    index = inject(Z)
-    index.add(items)
-    q = query_form(data[:20], basis).flatten(1).numpy()
-    scores, ids = index.search(q, 400)
-    scale = float(kept.norm(dim=2).max())
-    oracle = (data[:20].double() @ sums(kept, codes).double().T).numpy()
-    np.testing.assert_allclose(scores * scale, np.take_along_axis(oracle, ids, 1), atol=2e-5)
-    np.testing.assert_allclose(np.take_along_axis(oracle, ids, 1), -np.sort(-oracle, axis=1), atol=2e-5)
-    np.testing.assert_allclose(score_codes(q, encode(items, Z), Z) * scale, oracle, atol=2e-5)
-    # The nearest codewords of an item vector are its code, but for codewords that float32 cannot tell apart.
-    found = unpack_codes(encode(items, Z), M, K).astype(np.int64)
-    apart = (words[torch.arange(M), found] - words[torch.arange(M), codes]).norm(dim=2)
-    assert float(apart.max()) < 1e-3
-
-
 @pytest.mark.parametrize("make", [posteriors, cloud], ids=["simplex", "gaussian"])
 @pytest.mark.parametrize("M", [1, 3, 6])
 def test_turns_end_no_worse_than_they_began(
@@ -224,14 +195,3 @@ def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch: 
     targets = torch.cat([posteriors(50, 50, seed=3), torch.eye(50)])
     alone = torch.cat([many.assign(t.unsqueeze(0)) for t in targets])
     assert torch.equal(many.assign(targets), alone), "codes do not depend on the batch"
-
-
-def test_without_feature_codebooks_the_class_has_all_the_weight() -> None:
-    p = posteriors(300, 4)
-    found = fit_class_codebooks(p, p, 2, 16, seed=0)
-    residual = torch.nn.functional.normalize(cloud(300), dim=1)
-    words = (torch.zeros(0, 16, 6), 0.5), (residual[None, :16], 0.02), (residual[None, :16], 0.5)
-    weights = (module.weights_of_parts(found, z, p, p, residual, w) for z, w in words)
-    none, light, heavy = (float(w[1] / w[0]) for w in weights)
-    assert none == 0
-    assert heavy / light == pytest.approx((0.5 / 0.5) / (0.02 / 0.98), rel=1e-4)

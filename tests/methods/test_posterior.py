@@ -251,6 +251,7 @@ def test_settling_fits_codebooks_to_what_the_network_believes(A: int) -> None:
     # Wide enough for 16 codewords: nothing is lost but digits.
     torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(made.codebooks(), random)
+    assert bool(net.weights[1]) == (A < 3), "without feature codebooks the class has all the weight"
     if A < 3:
         expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
         torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
