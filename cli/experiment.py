@@ -115,6 +115,7 @@ Examples:
 @click.option(
     "--jobs", default=1, show_default=True, help="Concurrent runs, each in its own process with one thread."
 )
+@click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
 @overwrite_option
 @data_options
