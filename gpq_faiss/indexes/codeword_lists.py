@@ -95,25 +95,27 @@ def columns_of(codes: Codes, M: int, K: int) -> Codes:
 def grouped(columns: Codes) -> tuple[Ids, Ids]:
     """The stable order of rows uint8 [n, T] by their codewords, the first in front, and where in it each distinct row begins."""
     n, T = columns.shape
-    swapped = columns << 4 | columns >> 4  # of a pair, the first codeword is in the lower half
     bits = n.bit_length()
     width = (
         (64 - bits) // 8
     )  # columns that are one number together with a row's: NumPy sorts numbers ten times as fast as it orders rows
-    order, keys = np.arange(n), []
-    for stop in range(T, 0, -width):
-        part = swapped[:, max(0, stop - width) : stop]
-        words = np.zeros((n, 8), np.uint8)
-        words[:, 8 - part.shape[1] :] = part
-        key = words.view(">u8")[:, 0].astype(np.uint64)
-        keys.append(key)
-        numbers = key.take(order) << np.uint64(bits) | np.arange(n, dtype=np.uint64)
-        numbers.sort()
-        order = order.take((numbers & np.uint64((1 << bits) - 1)).astype(np.int64))
+    order = np.arange(n)
     new = np.zeros(n, np.bool_)
     new[:1] = True
-    for key in keys:
-        ordered = key.take(order)
+    for stop in range(T, 0, -width):
+        start = max(0, stop - width)
+        numbers = np.zeros(n, np.uint64)
+        for t in range(start, stop):
+            numbers <<= np.uint64(8)
+            column = columns[:, t].take(order)
+            numbers |= column << 4 | column >> 4  # of a pair, the first codeword is in the lower half
+        numbers <<= np.uint64(bits)
+        numbers |= np.arange(n, dtype=np.uint64)
+        numbers.sort()
+        numbers &= np.uint64((1 << bits) - 1)
+        order = order.take(numbers.view(np.int64))
+    for t in range(T):
+        ordered = columns[:, t].take(order)
         new[1:] |= ordered[1:] != ordered[:-1]
     return order, np.flatnonzero(new)
 
