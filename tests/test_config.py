@@ -60,7 +60,12 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
     save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)  # type: ignore[arg-type]
     x = torch.randn(4, 5)
     assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))  # type: ignore[operator]
-    for wrong, message in ({"beta": 9.0}, "loss.beta = 9.0"), ({"lambda1": "x"}, "lambda1 = 'x'"):
+    messages: tuple[tuple[Any, str], ...] = (
+        ({"beta": 9.0}, "loss.beta = 9.0"),
+        ({"lambda1": "x"}, "lambda1 = 'x'"),
+        (3, "loss = 3: "),
+    )
+    for wrong, message in messages:
         with pytest.raises(UsageError, match=message):
             from_dict(saved | {"loss": wrong})
 

@@ -178,6 +178,27 @@ def test_overwrite_runs_the_network(tmp_path, model, data):
     assert path.stat().st_mtime_ns != before
 
 
+def test_broken_images_count_together_in_shards_and_over_an_interruption(tmp_path, monkeypatch, caplog):
+    model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
+    bitmaps(tmp_path / "images", 1)
+    for name in ("0/02.bmp", "1/11.bmp"):
+        (tmp_path / "images" / name).write_bytes(b"")
+    data, above = f"folder:{tmp_path}/images", "2 of 20 images cannot be read.*above the limit of 5 %"
+    parts = {"shard_items": 10, "batch_size": 5}
+    assert len(encode_shards(model, data, tmp_path / "shards", data_args={"max_bad": 0.1}, **parts)) == 2
+    assert "2 of 20 images cannot be read, and were left out" in caplog.text
+    with pytest.raises(DataError, match=above):
+        encode_shards(model, data, tmp_path / "shards", data_args={"max_bad": 0.05}, **parts)
+    monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
+    fail_once(monkeypatch, at=6)
+    how = {"keep_features": False, "batch_size": 5}
+    for limit, says in ((0.1, "disk is full"), (0.05, above)):
+        with pytest.raises(DataError, match=says):
+            encode(model, open_data(data, max_bad=limit), tmp_path / "codes.h5", **how)
+    with RowReader(encode(model, open_data(data, max_bad=0.1), tmp_path / "codes.h5", **how)) as reader:
+        assert reader.ntotal == 18
+
+
 def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
     path, found = tmp_path / "a.raw", set()
     for at in (None, 0, 4000, 100_000, 299_999):

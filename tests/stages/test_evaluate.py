@@ -6,9 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gpq_faiss import train
+from gpq_faiss import encode, open_data, train
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError, MismatchError
@@ -113,6 +114,20 @@ def test_what_is_no_row_of_its_own_is_refused(models, tmp_path):
     ):
         with pytest.raises(GpqError, match=message):
             evaluate(models / "ours", open_digits(), compare=compare)
+
+
+def test_codes_that_are_no_database_are_refused(shop, tmp_path):
+    queries = open_data(shop.data, labels=shop.labels)
+    for labels, says in (
+        ({}, "has no labels"),
+        ({"labels": np.full(len(queries), -1), "class_names": ["0"]}, "no item has a label"),
+        ({"labels": np.zeros(len(queries), int), "class_names": ["owl"]}, "no class in common"),
+    ):
+        np.savez(tmp_path / "x.npz", features=np.load(shop.features), **labels)
+        data, how = f"features:{tmp_path}/x.npz", {"keep_features": False, "overwrite": True}
+        codes = encode(shop.model, data, tmp_path / "codes.h5", **how)
+        with pytest.raises(DataError, match=says):
+            evaluate(shop.model, queries, codes=codes)
 
 
 def test_a_model_is_named_by_method_and_preset():
