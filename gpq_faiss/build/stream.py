@@ -164,7 +164,7 @@ class _Work:
             for shard in self.shards[len(done) :]:
                 step = int(max(256, min(_MAX_ROWS, self.memory // (4 * shard.row_bytes))))
                 for codes, ids in shard.blocks(step):
-                    raw.append({"codes": codes, "ids": ids})
+                    raw.extend({"codes": codes, "ids": ids})
                     reading.advance(len(ids))
                 done.append(shard.fingerprint)
                 raw.state = {"shards": done}

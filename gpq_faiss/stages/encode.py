@@ -137,7 +137,7 @@ def _from_network(
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out --no-features to go on, "
-            f"or remove {writer.partial} to start again"
+            f"or remove {writer.folder} to start again"
         )
     position = int(writer.state.get("position", 0))
     if position:

@@ -64,7 +64,7 @@ class RawRows:
         _log.warning("%s is discarded: of another model, data set or version, or damaged", self.folder)
         return None
 
-    def append(self, blocks: Mapping[str, NDArray[Any]], state: Mapping[str, Any] | None = None) -> None:
+    def extend(self, blocks: Mapping[str, NDArray[Any]], state: Mapping[str, Any] | None = None) -> None:
         """Append rows, an array of the column's type for each column; they are not recorded yet."""
         for name, row in self._columns.items():
             data = np.ascontiguousarray(blocks[name], row.base)

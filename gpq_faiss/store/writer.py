@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import h5py
@@ -31,10 +30,10 @@ TextsOf = Callable[[NDArray[np.int64]], Texts]
 """From ids [n] to texts [n]."""
 
 
-class RowWriter:
+class RowWriter(RawRows):
     """Writes a file row by row, and can resume an interrupted run; a context manager.
 
-    A partial file with the same header is continued; others are discarded.
+    Unfinished rows with the same header are continued; others are discarded.
 
     Rows are safe once synced and recorded, which happens every :data:`COMMIT_SECONDS`, on leaving the context (also by an error or
     Ctrl-C) and in :meth:`finish`; ``kill -9`` loses later rows. Memory does not grow with N.
@@ -49,23 +48,13 @@ class RowWriter:
 
     def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
         self.path, self.header = check_output(path, overwrite=overwrite), header
-        self.partial = self.path.with_name(f".{self.path.name}.partial")
+        folder = self.path.with_name(f".{self.path.name}.partial")
         with writing(self.path), contextlib.ExitStack() as stack:
-            stack.enter_context(unfinished(self.partial, self.path, keep=(RECORD,)))
-            self._raw = RawRows(self.partial, header.columns(), header.fingerprint())
-            stack.callback(self._raw.close)
+            stack.enter_context(unfinished(folder, self.path, keep=(RECORD,)))
+            super().__init__(folder, header.columns(), header.fingerprint())
+            stack.callback(super().close)
             self._held = stack.pop_all()
         self._last_commit = time.monotonic()
-
-    @property
-    def rows(self) -> int:
-        """Number of rows so far; after construction, where to resume."""
-        return self._raw.rows
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The caller's JSON recorded with exactly these rows."""
-        return self._raw.state
 
     def append(
         self,
@@ -98,14 +87,14 @@ class RowWriter:
             raise DataError(f"{self.path}: labels are given but the header has no class names")
         self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
         with writing(self.path):
-            self._raw.append(blocks, state)
+            self.extend(blocks, state)
         if time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self.commit()
 
     def commit(self) -> None:
         """Make the rows so far survive a crash. Raises DataError: the disk is full."""
         with writing(self.path):
-            self._raw.commit()
+            super().commit()
         self._last_commit = time.monotonic()
 
     def finish(self, texts: Mapping[str, TextsOf] | None = None) -> Path:
@@ -117,7 +106,7 @@ class RowWriter:
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
-        with new_hdf5(self.path, self.partial) as (h5, sink):
+        with new_hdf5(self.path, self.folder) as (h5, sink):
             self._fill(h5, sink, texts or {})
         self.close()
         return self.path
@@ -129,12 +118,12 @@ class RowWriter:
             shape, chunks = (self.rows, *row.shape), (chunk, *row.shape)
             column = h5.create_dataset(name, shape, row.base, chunks=chunks, **PACKED)
             with stage(f"writing {name}", self.rows, "row") as filling:
-                for start, block in self._raw.blocks(name, chunk):
+                for start, block in self.blocks(name, chunk):
                     column[start : start + len(block)] = block
                     sink.check()
                     filling.advance(len(block))
         for name in sorted(texts):
-            ids = self._raw.blocks("ids", _CHUNK_BYTES // 8)
+            ids = self.blocks("ids", _CHUNK_BYTES // 8)
             write_texts(h5, name, (texts[name](block) for _, block in ids))
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
         versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
@@ -156,15 +145,13 @@ class RowWriter:
             h5.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else value
 
     def close(self) -> None:
-        """Close the partial file, which is kept for a later run unless empty."""
+        """Close the files, which are kept for a later run unless empty."""
         self._held.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if self.rows:
                 # After an error the partial is worth keeping, but a second error must not hide the first.

@@ -125,7 +125,7 @@ def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
 def test_rows_that_are_lost_meanwhile_are_not_made_up(tmp_path: Path) -> None:
     with RowWriter(tmp_path / "a.h5", header()) as writer:
         list(appended(writer, 100))
-        os.truncate(writer.partial / "features.raw", 50 * 4 * 36)
+        os.truncate(writer.folder / "features.raw", 50 * 4 * 36)
         with pytest.raises(DataError, match=r"features\.raw ends after 50 rows: it is truncated"):
             writer.finish()
     assert not (tmp_path / "a.h5").exists()
@@ -137,7 +137,7 @@ def test_commits_follow_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with RowWriter(tmp_path / "a.h5", header()) as writer:
         parts = appended(writer, 30, 10)
         next(parts)
-        assert not (writer.partial / "progress.json").exists()
+        assert not (writer.folder / "progress.json").exists()
         now[0] = 5.0
         next(parts)
-        assert json.loads((writer.partial / "progress.json").read_text())["rows"] == 20
+        assert json.loads((writer.folder / "progress.json").read_text())["rows"] == 20
