@@ -9,7 +9,6 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from index_factory import books, random_codes
 from index_factory import queries as random_queries
 
@@ -17,7 +16,6 @@ HAS_GPU = torch.cuda.is_available() and hasattr(faiss, "StandardGpuResources") a
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no GPU")]
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=ON_GPU)])
 NO_GPU = pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
-FEW = settings(max_examples=25, deadline=None)
 
 Made = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Codes, codebooks, ids in no order, queries."""
