@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -151,6 +152,22 @@ def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
         other.stdin.close()
     assert out.read_text() == "his"
     assert names(tmp_path) == ["out"]
+
+
+def test_no_other_output_comes_between_the_last_look_and_the_renames(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    other = threading.Thread(target=write_text, args=(out, "other"))
+
+    def look(_: object) -> None:
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+        assert not out.exists()
+
+    with atomic_path(out, before=look) as temporary:
+        temporary.write_text("mine")
+    other.join()
+    assert out.read_text() == "other"
 
 
 def test_what_another_user_left_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
