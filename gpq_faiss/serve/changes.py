@@ -76,12 +76,12 @@ def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Changes:
+    if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        raise ValueError("its pages do not fit together")
     if db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:  # new, or a crash while it was made
         return {}
     if not has_tables(db, _TABLES, _VERSION):
         raise DataError(f"{path} is not the changes of an index: move it away to serve the index without it")
-    if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-        raise ValueError("its pages do not fit together")
     about = db.execute("SELECT codebooks, code_size FROM about").fetchone()
     changes: dict[int, Change] = {}
     for number, code, name, labels, stored in db.execute(

@@ -73,8 +73,9 @@ def test_a_changed_byte_is_never_taken_for_a_change(tmp_path: Path) -> None:
         pass
     data = changes_path(index).read_bytes()
     refused = 0
-    for at in [*range(100), *range(4096, len(data), 7), *(i for i, byte in enumerate(data) if byte)]:
-        changes_path(index).write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+    places = [*range(100), *range(4096, len(data), 7), *(i for i, byte in enumerate(data) if byte)]
+    for at, value in [*((at, data[at] ^ 16) for at in places), *((at, 0) for at in places)]:
+        changes_path(index).write_bytes(data[:at] + bytes([value]) + data[at + 1 :])
         try:
             assert read_changes(index, SIZE, PRINT) == joined(WRITTEN)
         except DataError:
