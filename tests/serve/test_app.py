@@ -250,10 +250,8 @@ def test_a_model_of_features_is_asked_by_features(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     model, data = make_model(tmp_path / "model"), f"features:{tmp_path / 'x.npy'}"
-    file, encoder = (
-        gpq.index(model, gpq.encode(model, data, tmp_path / "c.h5"), tmp_path / "i.faiss"),
-        Encoder.load(model),
-    )
+    file = gpq.index(model, gpq.encode(model, data, tmp_path / "c.h5"), tmp_path / "i.faiss")
+    encoder = Encoder.load(model)
     service = Service(encoder, open_live(file, writable=True), open_data(data))
     with TestClient(create_app(service, Settings(token=TOKEN)), base_url="http://127.0.0.1") as client:
         served = Served(client, service, file)

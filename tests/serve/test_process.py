@@ -33,22 +33,16 @@ def process(
     index: Path, model: Path, *options: object, before: tuple[str, ...] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``gpq serve``, writable, once it answers, and its port."""
-    call = [sys.executable, "-m", "gpq_cli", "serve", index, "--model", model, "--writable", "--port", 0]
+    port = benchmark.free_port()
+    call = [sys.executable, "-m", "gpq_cli", "serve", index, "--model", model, "--writable", "--port", port]
     environment = {**os.environ, "GPQ_SERVE_TOKEN": TOKEN}
     if before:  # limits, by which coverage's own file would fail
         environment.pop("COVERAGE_PROCESS_CONFIG", None)
     command = [*before, *map(str, [*call, *options])]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as popen:
-        assert popen.stderr is not None
-        lines = []
-        for line in popen.stderr:
-            lines.append(line)
-            if " items at http://127.0.0.1:" in line:
-                break
-        else:
-            raise AssertionError("".join(lines))
         try:
-            yield popen, int(line.split("127.0.0.1:")[1].split("/")[0])
+            benchmark.wait_for(port, lambda: popen.poll() is None)
+            yield popen, port
         finally:
             popen.kill()
 

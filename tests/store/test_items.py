@@ -127,26 +127,20 @@ def test_a_damaged_file_is_one_error_or_gives_texts(at: int, value: int) -> None
         ("UPDATE items SET name = x'ff00'", "is no text"),
         ("UPDATE items SET name = CAST(x'ff' AS TEXT)", "decode"),
         ("UPDATE items SET name = hex(zeroblob(9 << 20))", "too big"),
+        *((content, "items") for content in (b"", b"SQLite format 3\0", b"x" * 5000, None)),
     ],
 )
-def test_a_foreign_file_is_one_error(tmp_path: Path, damage: str, message: str) -> None:
+def test_a_foreign_or_cut_file_is_one_error(tmp_path: Path, damage: str | bytes | None, message: str) -> None:
     path = tmp_path / "items"
     write_items(path, [(5, Item({"name": "a"}, ("b",)))], "mine")
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(damage)
+    if isinstance(damage, str):
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.executescript(damage)
+    else:
+        path.write_bytes(path.read_bytes()[:-5000] if damage is None else damage)
     error = damaged(path)
     assert error is not None
     assert message in error
-
-
-@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"x" * 5000, None])
-def test_what_is_no_database_is_one_error(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "items"
-    if content is None:
-        write_items(path, ((i, Item({"name": "a" * 99}, ())) for i in range(999)), "mine")
-        content = path.read_bytes()[:20_000]
-    path.write_bytes(content)
-    assert "items" in (damaged(path) or "")
 
 
 def test_a_text_that_is_too_large_is_not_written(tmp_path: Path) -> None:
