@@ -203,11 +203,6 @@ class ImageDataset(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (x := self.pixels) is not None and (
-            x.dtype != np.uint8 or x.shape[3:] not in ((), (3,)) or x.ndim < 3 or len(x) != len(self)
-        ):
-            what = "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
-            raise DataError(f"{self.name} is {x.dtype} {list(x.shape)}, with {len(self):,} ids: {what}")
         self.bad = self.bad if self.bad.total else BadItems(len(self), self.bad.limit)
 
     @functools.cached_property

@@ -241,6 +241,9 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
         return features("array", array, About())
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
+    if pixels.dtype != np.uint8 or pixels.ndim < 3 or pixels.shape[3:] not in ((), (3,)):
+        what = "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
+        raise DataError(f"array is {array.dtype} {list(array.shape)}: {what}")
     mark, ids = fingerprint("array", digest(array), str(pixels.shape)), np.arange(len(array), dtype=np.int64)
     return ImageDataset(name="array", ids=ids, fingerprint=mark, pixels=pixels, notes=["no labels"])
 

@@ -228,17 +228,3 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
     a, b, broken, other_ids = (files(tmp_path / name, 4, **more).fingerprint for name, more in made)
     assert a == b
     assert len({a, broken, other_ids}) == 3
-
-
-def test_images_in_memory_grey_and_rgb() -> None:
-    grey = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
-    rgb, rows, ids = np.repeat(grey[..., None], 3, axis=3), np.array([5, 0, 3]), np.arange(6)
-    for dataset in [ImageDataset(name="g", pixels=x, ids=ids, fingerprint="") for x in (grey, rgb)]:
-        assert np.array_equal(np.stack(dataset.read(rows)), rgb[rows])
-        for size in (dataset.native_size, 7):
-            loaded, ok = load_batch(dataset, rows, size)
-            assert ok.all()
-            expected = [resize_square(rgb[i], size).transpose(2, 0, 1) for i in rows]
-            assert np.array_equal(loaded, expected)
-    with pytest.raises(DataError, match=r"uint8 \[6, 4, 4\], with 5 ids"):
-        ImageDataset(name="g", pixels=grey, ids=ids[:5], fingerprint="")

@@ -15,7 +15,7 @@ from image_files import put, save
 from numpy.typing import NDArray
 
 from gpq_faiss.data.arrays import stable_id
-from gpq_faiss.data.base import FeatureDataset, ImageDataset
+from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError
@@ -99,18 +99,6 @@ def test_rows_of_any_length_have_a_direction() -> None:
     for value in (1.0, 1e-40, 3e38):  # in float32 the square of the last two vanishes, or overflows
         x = np.full((1, 3), value, np.float32)
         np.testing.assert_array_equal(memory(x).read(slice(0, 1)), x)
-
-
-def test_bad_items_count_once_and_up_to_a_limit() -> None:
-    data = ImageDataset(name="b", ids=np.arange(200), fingerprint="f", paths=[f"{i}.jpg" for i in range(200)])
-    assert data.bad.summary() == ""
-    for _ in range(3):
-        assert data.read(slice(0, 1)) == [None]
-    assert data.bad.summary() == "1 of 200 images cannot be read (0.jpg: not found)"
-    data.bad.add(1, "b.jpg", "gone")
-    with pytest.raises(DataError, match=r"3 of 200 images .*limit of 1 %.*--read max_bad"):
-        data.bad.add(2, "c.jpg", "gone")
-    assert (data.bad.count, data.bad.positions) == (3, [0, 1, 2])
 
 
 # Beside the data and in its columns -------------------------------------------------------------------------------------

@@ -182,14 +182,6 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path: Path) -> None:
             make_split(of, **options)
 
 
-def test_make_split_by_name() -> None:
-    digits = open_digits()
-    assert sizes(make_split(digits))[0] == 100  # ten of each digit
-    named = make_split(digits, "transfer:8,9", labelled="5-per-class")
-    assert (named.name, named.seen_classes, len(named.labelled)) == ("transfer:8,9", tuple(range(8)), 40)
-    assert len(make_split(digits, "none", labelled="10-per-class").query) == 0
-
-
 @pytest.mark.parametrize(
     ("data", "protocol", "options", "message"),
     [
