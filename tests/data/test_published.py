@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10, FashionMNIST
 
+from gpq_faiss.data.images import resize_square
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import load_batch
 
@@ -97,8 +98,9 @@ def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
     assert np.array_equal(dataset.pixels, x)
     assert dataset.labels.class_ids().tolist() == y.tolist()
     assert dataset.labels.class_names[-1] == "Ankle boot"
-    images, _ = load_batch(dataset, np.array([8]), 28)
-    assert np.array_equal(images[0], np.stack([x[8]] * 3))
+    for size in (28, 7):
+        images, _ = load_batch(dataset, np.array([8]), size)
+        assert np.array_equal(images[0], resize_square(np.stack([x[8]] * 3, axis=2), size).transpose(2, 0, 1))
     good = idx(x[:6])
     for name, damaged, sound in (
         ("images-idx3", good[:-1], good),
