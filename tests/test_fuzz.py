@@ -6,7 +6,7 @@ from tools.fuzz import mutate, run
 
 
 def test_mutated_files_neither_crash_nor_hang_nor_pass_for_sound() -> None:
-    outcome = run(480)
+    outcome = run(496)
     assert outcome.failed == []
     assert outcome.read > 20
     assert outcome.refused > 100

@@ -217,6 +217,22 @@ def _arrays(path: Path, _: int) -> str:
     return _digest(read_arrays(path, "arrays")[0].get("large", np.zeros(0)))
 
 
+def _names(path: Path, _: int) -> str:
+    from gpq_faiss.store.items import Items
+
+    with Items(path) as items:
+        items.lookup(np.array([number for number, *_ in items.rows()], np.int64))
+    return ""
+
+
+def _changes(path: Path, _: int) -> str:
+    """All of them, or an error; a file that is cut to nothing is a new one."""
+    from gpq_faiss.serve.changes import read_changes
+
+    found = read_changes(path.with_name("index.faiss"), 3, "c" * 16)
+    return _digest(repr(sorted(found.items())).encode()) if path.stat().st_size else ""
+
+
 def _weights(path: Path, _: int) -> str:
     from gpq_faiss.nn.weights import read_weights
 
@@ -258,6 +274,7 @@ def seeds(folder: Path) -> list[Seed]:
         *_image_seeds(folder / "images"),
         *_hub_seeds(folder),
         *_text_seeds(folder / "texts"),
+        *_sqlite_seeds(folder / "sqlite"),
     ]
 
 
@@ -508,6 +525,22 @@ def _text_seeds(folder: Path) -> list[Seed]:
         Seed(folder / "table.csv", _table, text=True),
         Seed(folder / "list.txt", _list, text=True),
     ]
+
+
+def _sqlite_seeds(folder: Path) -> list[Seed]:
+    from gpq_faiss.serve.changes import Change, ChangeFile, changes_path
+    from gpq_faiss.store.items import Item, item_row, items_path, write_items
+
+    folder.mkdir()
+    index = folder / "index.faiss"
+    items = [Item({"name": f"{n}.png", "url": f"u/{n}"}, ("cat", "dog")[: n % 3]) for n in range(N)]
+    write_items(items_path(index), (item_row(n, item) for n, item in enumerate(items)), "k" * 16)
+    file = ChangeFile(index, 3, "c" * 16)
+    file.write(
+        {n: Change(bytes([n, 1, 2]) if n % 4 else None, items[n] if n % 2 else None) for n in range(N)}
+    )
+    file.close()
+    return [Seed(items_path(index), _names), Seed(changes_path(index), _changes)]
 
 
 # Mutations --------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Ch
 
 
 def _checksum(number: int, code: bytes | None, name: str | None, labels: str | None) -> int:
-    return zlib.crc32(f"{number} {None if code is None else code.hex()} {name} {labels}".encode())
+    return zlib.crc32(f"{number} {None if code is None else memoryview(code).hex()} {name} {labels}".encode())
 
 
 class ChangeFile:

@@ -89,6 +89,7 @@ def test_a_changed_byte_is_never_taken_for_a_change(tmp_path: Path) -> None:
         ("DROP TABLE changes", "is not the changes of an index"),
         ("PRAGMA user_version = 2", "is not the changes of an index"),
         ("UPDATE changes SET code = x'00'", "checksum"),
+        ("UPDATE changes SET code = 'abc'", "damaged"),
         ("UPDATE changes SET name = 'other'", "checksum"),
         (None, "not a database"),
     ],
