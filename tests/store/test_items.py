@@ -97,19 +97,6 @@ def damaged(path: Path) -> str | None:
     return None
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 10**9), st.integers(0, 255))
-def test_a_damaged_file_is_one_error_or_gives_texts(at: int, value: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "items"
-        write_items(path, ((i, Item({"name": "a" * i}, ())) for i in (5, 3, 9)), "mine")
-        raw = bytearray(path.read_bytes())
-        raw[at % len(raw)] = value
-        path.write_bytes(raw)
-        error = damaged(path)
-        assert error is None or (str(path) in error and "\n" not in error)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
