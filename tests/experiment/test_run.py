@@ -124,8 +124,8 @@ def test_what_is_done_is_skipped_and_what_changed_is_not(done, tmp_path):
     assert (summary.made, summary.there) == (0, 14)
     assert {path: path.stat().st_mtime_ns for path in done.glob("*.h5")} == before
     for changes, overwrite in (({}, False), ({"seeds": [0, 1]}, False), ({"vectors": 3}, False), ({}, True)):
-        grid = small_grid(**PQ | changes)
-        assert run_experiment(grid, DIGITS, tmp_path, overwrite=overwrite).made == 2
+        grid = small_grid(**ONE | changes)
+        assert run_experiment(grid, DIGITS, tmp_path, overwrite=overwrite).made == 1
 
 
 def test_a_damaged_run_is_one_error_and_made_again(done, tmp_path):
