@@ -15,14 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killing import run_killed
 
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, OutputExistsError
-from gpq_faiss.files import atomic_folder, recover, unfinished
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
@@ -217,35 +215,6 @@ def test_one_training_at_a_time_into_a_folder(tmp_path: Path) -> None:
     train_digits(out, steps=2, progress=second)
     assert refused == 6
     assert os.listdir(tmp_path) == ["m"]
-
-
-def test_what_a_training_killed_at_its_end_leaves_is_swept(trained: Path, tmp_path: Path) -> None:
-    """Once the model is in place, its unfinished run is no more, and ``resume`` says that there is nothing to do."""
-    out, partial = tmp_path / "m", tmp_path / ".m.partial"
-    shutil.copytree(trained, out)
-    new = {path.name: path.read_bytes() for path in out.iterdir()}
-    (out / "model.safetensors").write_bytes(b"old")
-
-    def publish() -> None:
-        with unfinished(partial, out, keep=("checkpoint.safetensors",)):
-            (partial / "checkpoint.safetensors").write_bytes(b"state")
-            with atomic_folder(out, overwrite=True, done_with=partial) as folder:
-                for name, data in new.items():
-                    (folder / name).write_bytes(data)
-
-    at = 0
-    while True:
-        assert run_killed(publish, tmp_path, at)
-        weights = out / "model.safetensors"
-        if weights.exists() and weights.read_bytes() != b"old":
-            break
-        at += 1
-        recover(out)
-        (out / "model.safetensors").write_bytes(b"old")
-    assert partial.exists()
-    assert train_digits(out, resume=True) == out
-    assert os.listdir(tmp_path) == ["m"]
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == new
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
