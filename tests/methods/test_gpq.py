@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
-from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
@@ -112,6 +109,7 @@ def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone() -
         assert (p.grad is not None and bool(p.grad.any())) != of_class, name
     assert len(rates) == len(list(gpq.parameters()))
     assert {name.split(".")[0] for name in gpq.state_dict()} == {"network"}, "the class networks once"
+    assert gpq.classes.tables.numel() + gpq.classes.feature_codewords.numel() == C, "next to no codewords"
 
 
 def test_score_tables_are_refitted_after_the_training() -> None:
@@ -160,22 +158,6 @@ def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path: Pat
         file = index(model, codes, tmp_path / f"{kind}.faiss", kind=kind)
         found = search(model, file, digits, k=10, rows=":20")
         np.testing.assert_allclose(found.scores, expected, atol=1e-5)
-
-
-@torch.no_grad()
-def test_faiss_encodes_items_as_the_network_does() -> None:
-    net, x = method().network.eval(), items()
-    Z = np.ascontiguousarray(net.codebooks().numpy())
-    ours = net.codes(net.posterior(x)).numpy()
-    assert len(np.unique(ours, axis=0)) > 1
-    for codes in (inject(Z).sa_encode(net(x).numpy()), encode_vectors(net(x).numpy(), Z)):
-        np.testing.assert_array_equal(unpack_codes(codes, 3, 8), ours)
-    for vectors in (net(x), net.queries(x)):
-        assert vectors.dtype == torch.float32
-        torch.testing.assert_close(vectors.view(40, 3, 12).norm(dim=2), torch.ones(40, 3))
-    torch.testing.assert_close(net.codebooks().norm(dim=2), torch.ones(3, 8))
-    # The class networks keep next to no codewords.
-    assert net.classes.tables.numel() + net.classes.feature_codewords.numel() == C
 
 
 @settings(max_examples=25, deadline=None)
