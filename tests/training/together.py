@@ -142,6 +142,8 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
             seen = random_flip_crop(x[start:stop] if part else x, generator, share=part)
             batch = TrainingBatch(seen, y, 0, 10, generator, rows[:n], rows[n:], part)
             results.append(_gradients(method, batch, group if part else Group()))
+            with torch.no_grad():  # by the statistics that are kept, without the other process
+                results[-1]["vectors"] = method.eval().exported()(x[:2])
         one, two = results
         assert one.keys() == two.keys()
         scale = max(float(one[k].abs().max()) for k in one if k.startswith("gradient"))
