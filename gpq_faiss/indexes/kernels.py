@@ -584,8 +584,8 @@ def rescore(
     D: Floats,
     found: Ids,
     unproven: Any,
-) -> Number:
-    """The ``k`` best items of each query among the rows of a shortlist; how many queries are not proven.
+) -> None:
+    """Fill the results with the ``k`` best items of each query among the rows of a shortlist.
 
     Args:
         single: float32 [Q, M * 16], score tables (:func:`scan_tables`).
@@ -593,7 +593,7 @@ def rescore(
         slack: float32 [Q], how much a score can exceed FastScan's.
         D, found, unproven: as of :func:`search`; and bool [Q], whether a row that is not in the shortlist may be a result.
     """
-    width, passing, count = single.shape[1], np.empty(0, np.bool_), 0
+    width, passing = single.shape[1], np.empty(0, np.bool_)
     codes, starts, members = rows
     size = places.shape[1]
     scores, slots = np.empty(size, np.float32), np.empty(size, np.int64)
@@ -627,5 +627,3 @@ def rescore(
         if n >= k:
             least = max(least, D[q, k - 1])
         unproven[q] = places[q, -1] < 0 or rough[q, -1] + slack[q] >= least
-        count += unproven[q]
-    return count
