@@ -299,8 +299,8 @@ def markdown(results: dict[str, Any]) -> str:
             f"Largest difference of an AP between the two: {max(c['largest_difference'] for c in cells):.0e} (numpy adds float32 scores, "
             "so that near scores change places; ours are exact sums). Every number of threads gives the same bits.",
             "",
-            "The machine was shared with other work during the run: wall times are longer than on an idle one, and with two threads "
-            "fewer than two cores were had (CPU seconds / seconds). *per CPU second* compares work alone.",
+            "CPU seconds / seconds are the cores that a run had: fewer where the machine has other work, and wall times are longer then. "
+            "*per CPU second* compares work alone.",
             "",
             machine_line(results["machine"], results["command"]),
             "",
