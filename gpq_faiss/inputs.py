@@ -91,8 +91,12 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         table = tomllib.loads(text)
         parse_json(json.dumps(table, default=str))  # the size of its numbers
         return table
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not TOML: {one_line(error)}") from None
+    except RecursionError:
+        why = "brackets are nested too deeply"
+    except ValueError as error:
+        long = "set_int_max_str_digits" in str(error)  # Python's advice is for programmers
+        why = "a whole number of more than 64 bits" if long else one_line(error)
+    raise DataError(f"{path} is not TOML: {why}")
 
 
 def available_memory() -> int | None:

@@ -28,7 +28,7 @@ from gpq_faiss.config import (
 )
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import make_split
-from gpq_faiss.errors import UsageError
+from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.nn.model import build_network, load_model, save_model
 
 
@@ -106,6 +106,21 @@ def test_what_cannot_be_is_refused_by_name(text: str, message: str, tmp_path: Pa
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
+        read_toml(file, preset("paper"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[training]\nsteps = " + "9" * 5000, "a whole number of more than 64 bits"),
+        ("[training]\nsteps = " + "9" * 25, "a whole number of more than 64 bits"),
+        ("a = " + "[" * 200_000, "brackets are nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_to_its_user(text: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(DataError, match=f"run.toml is not TOML: {why}$"):
         read_toml(file, preset("paper"))
 
 
