@@ -96,9 +96,8 @@ def grouped(columns: Codes) -> tuple[Ids, Ids]:
     """The stable order of rows uint8 [n, T] by their codewords, the first in front, and where in it each distinct row begins."""
     n, T = columns.shape
     bits = n.bit_length()
-    width = (
-        (64 - bits) // 8
-    )  # columns that are one number together with a row's: NumPy sorts numbers ten times as fast as it orders rows
+    # Columns and a row's place are one number: NumPy sorts such ten times as fast as it orders rows.
+    width = (64 - bits) // 8
     order = np.arange(n)
     new = np.zeros(n, np.bool_)
     new[:1] = True
@@ -253,19 +252,8 @@ class ListSearch:
         """
 
         def run(*own: Any) -> None:
-            self.scored += kernels.search(
-                self._books,
-                self.P,
-                self.names,
-                self._cells,
-                self._pieces,
-                self._ends,
-                self._tree,
-                passing,
-                k,
-                budget,
-                *own,
-            )
+            about = self._books, self.P, self.names, self._cells, self._pieces, self._ends, self._tree
+            self.scored += kernels.search(*about, passing, k, budget, *own)
 
         given_up = np.empty(len(xq), np.bool_)
         in_parallel(run, (xq, floor, D, found, given_up), count)
