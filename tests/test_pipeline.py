@@ -79,6 +79,7 @@ def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> No
     relevant = labels.take(split.query), labels.take(split.database)
     result = rank_codes(score_tables(xq, Z), unpack_codes(codes, *Z.shape[:2]), *relevant)
     assert result.map == products.evaluation.ranking.map
+    assert products.evaluation.queries.tolist() == split.query.tolist()
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
 
 

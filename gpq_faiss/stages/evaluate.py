@@ -106,12 +106,14 @@ def evaluate(
             "(train with --labelled to hold some back)"
         )
     with connected(ray):  # once for all rankings
-        measured = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
+        measured, queries = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
     if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
     if next(iter(measured.values())).likeness is None:
         notes.append(NO_LIKENESS)
-    return Evaluation(measured, split.name, split.hash, dataset.name, tuple(notes), str(encoder.device))
+    return Evaluation(
+        measured, queries, split.name, split.hash, dataset.name, tuple(notes), str(encoder.device)
+    )
 
 
 # Split and rows --------------------------------------------------------------------------------------------------------
@@ -214,8 +216,8 @@ def _rank_all(
     split: Split,
     database: NDArray[np.int64],
     options: Mapping[str, Any],
-) -> dict[str, Row]:
-    """Encode, rank and measure every entry. The first is a model; methods are compared on the queries and items that it could read."""
+) -> tuple[dict[str, Row], NDArray[np.int64]]:
+    """Encode, rank and measure every entry, for these queries. The first is a model; all are compared on what it could read."""
     first = next(iter(entries.values()))
     assert first is not None
     labels, size = dataset.require_labels(), first.image_size
@@ -240,7 +242,7 @@ def _rank_all(
             (encoder or first).bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
-    return measured
+    return measured, of_first.query_rows
 
 
 def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
@@ -298,4 +300,4 @@ def _evaluate_codes(
         "NN10@100 is not measured: it needs the inputs, and only codes are given",
     )
     measured = {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)}
-    return Evaluation(measured, "none", "", queries.name, notes, place)
+    return Evaluation(measured, rows, "none", "", queries.name, notes, place)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import __version__
 from ..evaluation.likeness import Likeness
@@ -46,6 +47,7 @@ class Evaluation(Shown):
 
     Attributes:
         measured: the model by its table name (:func:`.evaluate.model_name`), then the others on the same split.
+        queries: int64 [Q], data set rows of the queries, in the order of ``ranking.ap``.
         protocol, split_hash: identify queries and database.
         data: name of the data set.
         notes: remarks for the user.
@@ -53,6 +55,7 @@ class Evaluation(Shown):
     """
 
     measured: dict[str, Row]
+    queries: NDArray[np.int64]
     protocol: str
     split_hash: str
     data: str
