@@ -1,13 +1,12 @@
 """Exact search: the codes are their own inverted file.
 
 Codes are sorted by their codewords. A list holds the codes that begin with the same P codewords. The score of these, plus the best entry of
-every other table, bounds the scores of all codes of the list. Within a list, a tree has the next columns (pairs of codewords) of its codes,
-each with a bound of the same kind. A search visits the most promising list first, then those whose bounds reach the k-th score so far, best
-cells first, and in them only the branches that reach it. So the result equals that of brute force on any data, ties ordered by id.
+every other table, bounds the scores of all codes of the list. A search visits the most promising list first, then those whose bounds reach
+the k-th score so far, best cells first. In a list, what cannot be a result is passed over, 64 codes at once (:mod:`.near`), and the rest is
+scored. So the result equals that of brute force on any data, ties ordered by id.
 
 With ``nprobe`` only that many lists are visited, those of the best bounds; the next bound says how much an item outside them can score
-(:meth:`ListSearch.bound`). Codes without structure, where bounds spare little, are scanned as a whole by Faiss' FastScan, whose shortlist
-is scored exactly: the result is proven, or searched as above.
+(:meth:`ListSearch.bound`).
 
 :class:`CodewordLists` holds its codes in memory, equal ones once. :mod:`.file` has the lists of an index file, which are read when they are
 visited. The inverted multi-index (Babenko and Lempitsky, CVPR 2012) has such lists without bounds; PQTable (Matsui et al., TMM 2018) looks
@@ -16,67 +15,23 @@ codes up without lists.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import pack_indices, unpack_codes
 from ..codes.checks import Codes, Floats, Ids
-from ..codes.codebooks import inject
 from ..errors import UsageError
 from ..faissio.storage import LEVELS, choose_P, first_words
 from . import kernels
 from .base import too_many
-from .threads import FEW, in_parallel, workers
+from .near import BLOCK, put
+from .threads import in_parallel, workers
 
-DEPTH = 3
-"""Maximum levels of the tree within lists."""
-_ALL = 1 << 62
-_MOST = 8192  # maximum size of a shortlist
-_BLOCK = 96  # codes in a block of FastScan: up to a fifth faster than its default
-_DEFAULT = 32  # by which several queries share a pass: faster for codes that caches do not hold,
-_CACHED = 1 << 24  # of more bytes than this
-_FIRST = 16  # queries of the first batch that come before all others, and tell which way is faster
-_PART = 1024  # queries that are answered in the same way
-_AGAIN = 200  # of lists and scans, the slower one is tried again in a 200th of the time
 NO_FILTER = np.empty(0, np.bool_)
 _ANY = np.full(1, -np.inf, np.float32)
-_NONE = np.empty(0, np.int64)
-
-
-class Rows(NamedTuple):
-    """Distinct codes, and the items of each.
-
-    Attributes:
-        columns: uint8 [rows, T] (:func:`columns_of`).
-        starts: uint32 [rows + 1]: the items of a row are ``members[starts[row]:starts[row + 1]]``, ascending.
-        members: uint32 or int64 [items].
-    """
-
-    columns: Codes
-    starts: NDArray[np.uint32]
-    members: NDArray[Any]
-
-
-class Tree(NamedTuple):
-    """The levels within lists: the value of each node's column, and the first of its nodes in the next level, or of its rows.
-
-    Attributes:
-        depth: number of levels.
-        ends: int64 [lists + 1], the first node (without levels: row) of each list, and the number of all.
-        values: uint8 [nodes] of :data:`DEPTH` levels, empty from ``depth`` on.
-        children: uint32 [nodes + 1] of each.
-    """
-
-    depth: int
-    ends: Ids
-    values: tuple[NDArray[np.uint8], ...]
-    children: tuple[NDArray[np.uint32], ...]
 
 
 def columns_per_code(M: int, K: int) -> int:
@@ -119,43 +74,6 @@ def grouped(columns: Codes) -> tuple[Ids, Ids]:
     return order, np.flatnonzero(new)
 
 
-def tree_of(columns: Codes, begin: Ids, first: int, depth: int | None = None) -> Tree:
-    """The tree over sorted distinct rows.
-
-    Args:
-        begin: int64 [lists + 1], the first row of each list, and the number of rows.
-        first: column of the first level.
-        depth: number of levels (default: as long as a node has two rows or more).
-    """
-    n, T = columns.shape
-    most = max(0, min(DEPTH, T - 1 - first)) if depth is None else depth
-    new = np.zeros(n, np.bool_)
-    new[begin[:-1][np.diff(begin) > 0]] = True
-    places: list[Ids] = []
-    for level in range(most):
-        column = columns[:, first + level]
-        new[1:] |= column[1:] != column[:-1]
-        at = np.flatnonzero(new)
-        if depth is None and 2 * len(at) > n:
-            break
-        places.append(at)
-    values = [columns[at, first + level] for level, at in enumerate(places)]
-    children = [
-        np.append(
-            at if below is None else np.searchsorted(below, at), n if below is None else len(below)
-        ).astype(np.uint32)
-        for at, below in zip(places, [*places[1:], None], strict=False)
-    ]
-    ends = np.searchsorted(places[0], begin) if places else begin
-    spare = DEPTH - len(places)
-    return Tree(
-        len(places),
-        np.asarray(ends, np.int64),
-        (*values, *[np.empty(0, np.uint8)] * spare),
-        (*children, *[np.empty(0, np.uint32)] * spare),
-    )
-
-
 def names_of(keys: Ids, P: int) -> Codes:
     """The two bytes by which a list's score is looked up, uint8 [lists, 2], from its first P codewords (:func:`first_words`)."""
     words = [(keys >> 4 * (P - 1 - m) & 15).astype(np.uint8) for m in range(P)]
@@ -179,14 +97,14 @@ class ListSearch:
     Attributes:
         lists: number of lists.
         sizes: int64 [lists], codes of each.
-        scored: codes that searches have scored so far, and
+        scored: codes of the lists that searches have visited so far, and
         searched: number of queries so far: for benchmarks.
     """
 
     sizes: Ids
-    _pieces: tuple[Ids, Ids]
+    _pieces: tuple[Ids, Ids]  # as arguments of kernels.search
     _ends: Ids
-    _tree: tuple[int, Any, Any, tuple[Any, ...]]
+    _rows: tuple[Codes, NDArray[np.uint32], NDArray[Any]]
 
     def __init__(self, Z: Floats, P: int, names: Codes) -> None:
         self.Z = Z
@@ -212,7 +130,7 @@ class ListSearch:
     def list_bounds(self, xq: Floats) -> Floats:
         """What an item of each list can score at most: float32 [Q, lists]."""
         bounds = np.empty((len(xq), self.lists), np.float32)
-        kernels.list_bounds(xq, self._books, self.P, self.names, self.T, bounds)
+        kernels.list_bounds(xq, self._books, self.P, self.names, bounds)
         return bounds
 
     def bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
@@ -231,29 +149,17 @@ class ListSearch:
     ) -> None:
         """Visit lists for all queries (:func:`.kernels.visit`)."""
         self.scored += kernels.visit(
-            xq, self._books, self.P, self.names, lists, at, self._ends, self._tree, passing, k, floor, *out
+            xq, self._books, self.P, self.names, lists, at, self._ends, self._rows, passing, k, floor, *out
         )
 
     def _listed(
-        self,
-        k: int,
-        passing: NDArray[np.bool_],
-        budget: int,
-        count: int,
-        xq: Floats,
-        floor: Floats,
-        D: Floats,
-        found: Ids,
+        self, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
     ) -> Ids:
-        """Fill the results by the lists that are there, in ``count`` threads.
-
-        Returns:
-            The queries that reach other lists, or took more than ``budget`` rows.
-        """
+        """Fill the results by the lists that are there, in ``count`` threads; the queries that reach others."""
 
         def run(*own: Any) -> None:
-            about = self._books, self.P, self.names, self._cells, self._pieces, self._ends, self._tree
-            self.scored += kernels.search(*about, passing, k, budget, *own)
+            about = self._books, self.P, self.names, self._cells, self._pieces, self._ends, self._rows
+            self.scored += kernels.search(*about, passing, k, *own)
 
         given_up = np.empty(len(xq), np.bool_)
         in_parallel(run, (xq, floor, D, found, given_up), count)
@@ -270,14 +176,6 @@ class ListSearch:
             visit(one, self._probed(bounds, k, nprobe)[0], D[one], found[one], count)
             kernels.order(D[q], found[q], int(count[0]))
         self.searched += len(xq)
-
-
-def of_some(fill: Callable[..., Ids], which: Ids, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
-    """``fill`` the results of some queries; those that it leaves."""
-    own = D[which], found[which]
-    left = fill(xq[which], floor[which], *own)
-    D[which], found[which] = own
-    return which[left]
 
 
 def all_reaching(
@@ -315,7 +213,6 @@ class CodewordLists(ListSearch):
     Attributes:
         n: number of codes.
         distinct: number of distinct codes.
-        rows: the distinct codes.
 
     Raises:
         UsageError: 2^32 codes or more.
@@ -330,22 +227,17 @@ class CodewordLists(ListSearch):
         levels = min(LEVELS, M - 1) if K <= 16 else 0
         P = choose_P(np.bincount(first_words(columns, levels), minlength=16**levels), M, Z)
         order, starts = grouped(columns)
-        rows = np.ascontiguousarray(columns.take(order.take(starts), axis=0))
-        self.distinct = len(rows)
-        self.rows = Rows(rows, np.append(starts, self.n).astype(np.uint32), order.astype(np.uint32))
-        keys = first_words(rows, P)
+        columns = columns.take(order.take(starts), axis=0)
+        self.distinct = len(columns)
+        blocks = np.zeros((-(-self.distinct // BLOCK), columns.shape[1], BLOCK), np.uint8)
+        put(blocks, 0, columns)
+        self._rows = blocks, np.append(starts, self.n).astype(np.uint32), order.astype(np.uint32)
+        keys = first_words(columns, P)
         heads = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         super().__init__(Z, P, names_of(keys.take(heads), P))
-        begin = np.append(heads, self.distinct)
-        self.sizes = np.diff(begin)
-        tree = tree_of(rows, begin, P // 2, None if K <= 16 else 0)
-        self._ends, self._tree = tree.ends, (tree.depth, tree.values, tree.children, tuple(self.rows))
+        self._ends = np.append(heads, self.distinct)
+        self.sizes = np.diff(self._ends)
         self._pieces = np.arange(self.lists + 1), np.arange(self.lists)
-        self._whole: Any = None
-        self._more: dict[int, float] = {}  # size of a shortlist in excess of k
-        scan = 2.5e-5 + 1e-9 * self.distinct
-        self._seconds, self._tried = [0.9 * scan, scan], [0, 0]  # see _by
-        self._until = 1  # queries until the slower way is tried
 
     def search(
         self,
@@ -369,7 +261,7 @@ class CodewordLists(ListSearch):
         n = len(xq)
         least = self._least(floor, n)
         D, found = np.empty((n, k), np.float32), np.empty((n, k), np.int64)
-        passing = NO_FILTER if mask is None else mask.take(self.rows.members)
+        passing = NO_FILTER if mask is None else mask.take(self._rows[2])
         if nprobe is not None:
 
             def probe(xq: Floats, least: Floats, D: Floats, found: Ids) -> None:
@@ -379,103 +271,10 @@ class CodewordLists(ListSearch):
                 self._probe(xq, k, nprobe, D, found, visit)
 
             in_parallel(probe, (xq, least, D, found), workers(n, threads))
-        elif self.K > 16 or mask is not None or 8 * k > self.distinct:
-            self.searched += n
-            self._listed(k, passing, _ALL, workers(n, threads), xq, least, D, found)
         else:
             self.searched += n
-            self._search(k, threads, xq, least, D, found)
+            self._listed(k, passing, workers(n, threads), xq, least, D, found)
         return D, found
-
-    def _search(self, k: int, threads: int | None, *arrays: Any) -> None:
-        """Fill the results by the way that is faster, with a trial of the other now and then."""
-        start, n = 0, len(arrays[0])
-        while start < n:
-            scan = self._seconds[1] < self._seconds[0]
-            count = _FIRST if start == 0 and min(self._tried) < 2 else _PART
-            if self._until <= 0:
-                slower = self._seconds[not scan] / max(self._seconds[scan], 1e-9)
-                scan, count, self._until = not scan, 1, int(_AGAIN * slower) + 1
-            count = min(count, n - start)
-            own = arrays if count == n else [array[start : start + count] for array in arrays]
-            self._by(scan, k, threads, *own)
-            self._until -= count
-            start += count
-
-    def _by(
-        self, scan: bool, k: int, threads: int | None, xq: Floats, floor: Floats, D: Floats, found: Ids
-    ) -> Ids:
-        """Fill the results by a scan or by the lists; where that does not do, by the other.
-
-        Notes the seconds of a query of late by each way, in one thread. At first they are a guess, which a slow first time (cold caches)
-        does not change.
-        """
-        start, n = time.perf_counter(), len(xq)
-        count = workers(n, threads, 1 if scan else FEW)
-        if scan:
-            left = self._scanned(k, count, xq, floor, D, found)
-        else:
-            left = self._listed(k, NO_FILTER, self.distinct // 16 + 1024, count, xq, floor, D, found)
-        if len(left):
-            other = (
-                partial(self._listed, k, NO_FILTER, _ALL, count)
-                if scan
-                else partial(self._by, True, k, threads)
-            )
-            of_some(other, left, xq, floor, D, found)
-        before, tried = self._seconds[scan], self._tried[scan]
-        took = (time.perf_counter() - start) * count / n
-        took = min(took, 2 * before)  # not more: it may have been interrupted
-        if tried < 2:
-            self._seconds[scan] = took if tried else min(before, took)
-        else:
-            self._seconds[scan] = before + (1 - 0.9**n) * (took - before)
-        self._tried[scan] += 1
-        return _NONE
-
-    def _scanned(self, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
-        """Fill the results by scans of all codes, in ``count`` threads; the queries whose results are not proven."""
-        more = self._more.get(k, 4.0)
-        size, most = k + int(more), min(_MOST, self.distinct // 4)
-        if size > most:
-            return np.arange(len(xq))
-        left = self._shortlist(size, k, count, xq, floor, D, found)
-        factor = 1.25 ** len(left) * (1 - 1 / 256) ** (len(xq) - len(left))  # 1 if 98 of 100 need one scan
-        self._more[k] = max(4.0, more * min(max(0.9, factor), 2.0))
-        while len(left) and 4 * size <= most:
-            size *= 4
-            left = of_some(partial(self._shortlist, size, k, count), left, xq, floor, D, found)
-        return left
-
-    def _shortlist(
-        self, size: int, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
-    ) -> Ids:
-        """Fill the results by the ``size`` best codes of Faiss' FastScan; the queries whose results are not proven."""
-        if self._whole is None:
-            flat = inject(np.broadcast_to(np.eye(16, dtype=np.float32), (self.M, 16, 16)))
-            flat.add_sa_codes(self.rows.columns)
-            block = _BLOCK if self.rows.columns.size <= _CACHED else _DEFAULT
-            self._whole = faiss.IndexPQFastScan(flat, block)
-        n, before = len(xq), faiss.omp_get_max_threads()
-        queries, slack = np.empty((n, 16 * self.M), np.float32), np.empty(n, np.float32)
-        kernels.scan_tables(xq, self._books[0], queries, slack)
-        rough, places = np.empty((n, size), np.float32), np.empty((n, size), np.int64)
-        faiss.omp_set_num_threads(count)  # for this thread only
-        try:
-            self._whole.search_c(
-                n, faiss.swig_ptr(queries), size, faiss.swig_ptr(rough), faiss.swig_ptr(places)
-            )
-        finally:
-            faiss.omp_set_num_threads(before)
-        self.scored += self.distinct * n
-
-        def rescore(*own: Any) -> None:
-            kernels.rescore(self._tree[-1], k, *own)
-
-        unproven = np.empty(n, np.bool_)
-        own = queries, places, rough, slack, floor, D, found, unproven
-        in_parallel(rescore, own, min(count, workers(n, count, 64)))
-        return unproven.nonzero()[0]
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
@@ -486,7 +285,7 @@ class CodewordLists(ListSearch):
             DataError: more than ``limit``.
         """
         xq = query[None]
-        passing = NO_FILTER if mask is None else mask.take(self.rows.members)
+        passing = NO_FILTER if mask is None else mask.take(self._rows[2])
         least, lists = np.array([min_score], np.float32), np.arange(self.lists)
 
         def visit(*out: Any) -> None:

@@ -9,83 +9,40 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from ..codes.checks import Codes, Floats, Ids
 from ..compiled import compiled, inner
+from .near import BLOCK, near
 
 Number = Any
 """An int64 or a float32."""
 _EPS = float(np.finfo(np.float32).eps)
-_TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not representable
+_LEAST = np.float32(2.0**-90)
+_FINER = np.float32(0.97)  # steps are made anew where they would be finer by this
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
 _ALL = np.int64(1 << 62)
 
 
 @inner
-def _single(query: Floats, ZT: Floats, single: Floats) -> Number:
+def _tables(query: Floats, ZT: Floats, tables: Floats) -> Number:
     """Fill the score tables of one query, float32 [M, K]; a bound of every score's size."""
     d, M, K = ZT.shape
     for m in range(M):
         for k in range(K):
-            single[m, k] = 0
+            tables[m, k] = 0
     for j in range(d):
         for m in range(M):
             x = query[m * d + j]
             for k in range(K):
-                single[m, k] += x * ZT[j, m, k]
+                tables[m, k] += x * ZT[j, m, k]
     largest = np.float32(0)
     for m in range(M):
         most = np.float32(0)
         for k in range(K):
-            most = max(most, abs(single[m, k]))
+            most = max(most, abs(tables[m, k]))
         largest += most
-    return largest
-
-
-@inner
-def tables(query: Floats, ZT: Floats, single: Floats, columns: Floats, rest: Floats, step: Number) -> Number:
-    """Score tables of one query.
-
-    Args:
-        query: float32 [M * d].
-        ZT: codebooks, float32 [d, M, K].
-        single: float32 [M, K], filled with the tables.
-        columns: float32 [T, 256], filled with the tables of the columns of codes: sums of two codebooks, or (``step`` 2) the same.
-        rest: float32 [T + 1], filled with the best sum of the columns from each on.
-        step: columns that are added before they are added to a score.
-
-    Returns:
-        A bound of every score's size.
-    """
-    M, K = single.shape
-    T = columns.shape[0]
-    largest = _single(query, ZT, single)
-    if step == 2:
-        for m in range(M):
-            for k in range(K):
-                columns[m, k] = single[m, k]
-    else:
-        for t in range(T):
-            for b in range(K):
-                second = single[2 * t + 1, b] if 2 * t + 1 < M else np.float32(0)
-                for a in range(K):
-                    columns[t, 16 * b + a] = second + single[2 * t, a]
-                if 2 * t + 1 == M:
-                    break
-    best = np.float32(0)
-    rest[T] = 0
-    for t in range(T - 1, -1, -1):
-        most = columns[t, 0]
-        if step == 2:
-            for k in range(1, K):
-                most = max(most, columns[t, k])
-        else:
-            for b in range(K if 2 * t + 1 < M else 1):
-                for a in range(K):
-                    most = max(most, columns[t, 16 * b + a])
-        best += most
-        rest[t] = best
     return largest
 
 
@@ -96,29 +53,51 @@ def _margin(M: Number, largest: Number) -> Number:
 
 
 @inner
-def _heads(
-    single: Floats, columns: Floats, margin: Number, P: Number, heads: Floats
-) -> tuple[Number, Number]:
+def _cell(tables: Floats, name: Number, P: Number) -> Number:
+    """The score of the first two codewords of a list, if two or more name it."""
+    return tables[1, name >> 4] + tables[0, name & 15] if P >= 2 else np.float32(0)
+
+
+@inner
+def _heads(tables: Floats, margin: Number, P: Number, heads: Floats) -> tuple[Number, Number]:
     """Fill ``heads``, float32 [256], with the scores of the codewords that name a list, without the first two if there are two.
 
     Returns:
         The best score of all codebooks behind the first P, with the margin, and the best of ``heads``.
     """
-    M, K = single.shape
+    M, K = tables.shape
     top = np.float32(-np.inf)
-    for k in range(len(heads)):
-        if P % 2:
-            heads[k] = single[P - 1, k] if k < K else -np.inf
-        else:
-            heads[k] = columns[1, k] if P == 4 else 0
-        top = max(top, heads[k])
+    for name in range(256 if P == 4 else 16):
+        heads[name] = 0
+        if P == 4:
+            heads[name] = tables[3, name >> 4] + tables[2, name & 15]
+        elif P % 2:
+            heads[name] = tables[P - 1, name] if name < K else -np.inf
+        top = max(top, heads[name])
     behind = np.float32(0)
     for m in range(P, M):
-        most = single[m, 0]
-        for k in range(1, K):
-            most = max(most, single[m, k])
-        behind += most
+        behind += _most(tables, m)
     return behind + margin, top
+
+
+@inner
+def _most(tables: Floats, m: Number) -> Number:
+    """The best entry of a table."""
+    most = tables[m, 0]
+    for k in range(1, tables.shape[1]):
+        most = max(most, tables[m, k])
+    return most
+
+
+@inner
+def _make_steps(tables: Floats, reach: Number, steps: Any) -> None:
+    """Fill ``steps``, uint8 [2 * T, 16]: how far a codeword is behind the best of its codebook, in 254ths of ``reach``, rounded down."""
+    M, K = tables.shape
+    factor = np.float32(253.999) / max(reach, _LEAST)
+    for m in range(M):
+        most = _most(tables, m)
+        for k in range(K):
+            steps[m, k] = np.uint8(np.int32(min((most - tables[m, k]) * factor, np.float32(255))))
 
 
 @inner
@@ -233,11 +212,40 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
 
 
 @inner
+def _next(blocks: Codes, block: Number, end: Number, steps: Any) -> tuple[Number, Number]:
+    """The next block before ``end`` with codes that may be results, and which (:func:`.near.near`); none: 0."""
+    passed = np.uint64(0)
+    while block < end:
+        passed = near(blocks, block, steps)
+        if passed != 0:
+            break
+        block += 1
+    return block, passed
+
+
+@inner
+def _score(blocks: Codes, block: Number, lane: Number, tables: Floats, step: Number) -> Number:
+    """The score of a code, in float32."""
+    M, T = tables.shape[0], blocks.shape[1]
+    score = np.float32(0)
+    for t in range(0, T, step):
+        code = np.int64(blocks[block, t, lane])
+        if step == 1:
+            part = tables[2 * t, code & 15]
+            if 2 * t + 1 < M:
+                part = tables[2 * t + 1, code >> 4] + part
+        else:
+            part = tables[t, code]
+            if t + 1 < T:
+                part += tables[t + 1, np.int64(blocks[block, t + 1, lane])]
+        score += part
+    return score
+
+
+@inner
 def _rows(
     first: Number,
     last: Number,
-    s: Number,
-    column: Number,
     query: Any,
     rows: Any,
     passing: Any,
@@ -246,110 +254,64 @@ def _rows(
     n: Number,
     least: Number,
 ) -> tuple[Number, Number]:
-    """Score rows ``first:last`` from ``column`` on; those with at least ``least`` enter the results (:func:`_enter`).
+    """Score what may be a result among rows ``first:last``; codes with at least ``least`` enter the results (:func:`_enter`).
 
     Args:
-        s: score of the columns before.
-        query: tables of the columns, best sums of the columns from each on, margin of bounds, and step (:func:`tables`).
-        rows: codes uint8 [rows, T], starts uint32 [rows + 1], members [items] (:class:`.codeword_lists.Rows`).
+        query: tables, what any code can score at most, steps (:func:`_make_steps`), float32 [1], their reach, and step.
+        rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
+            are ``members[starts[row]:starts[row + 1]]``, ascending.
         passing: bool [items], or empty if all pass.
-        out: D, found and n, the items in them.
+        out: D and found, and n, the items in them.
     """
-    columns, rest, margin, step = query
-    codes, D = rows[0], out[0]
-    T = columns.shape[0]
-    enough = least - (rest[column + 1] + margin)
-    for row in range(first, last):
-        score = s
+    tables, top, steps, reach, step = query
+    blocks, D = rows[0], out[0]
+    block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
+    while block < end:
+        passed = np.uint64(0xFFFFFFFFFFFFFFFF)
         if step == 1:
-            score += columns[column, codes[row, column]]
-            if score < enough:
-                continue
-            for t in range(column + 1, T):
-                score += columns[t, codes[row, t]]
-        else:
-            for t in range(column, T, 2):
-                part = columns[t, codes[row, t]]
-                if t + 1 < T:
-                    part += columns[t + 1, codes[row, t + 1]]
-                score += part
-        if score >= least:
-            n = _enter(row, score, rows, passing, k, out, n)
-        if k and n >= k:
-            least = max(least, D[k - 1])
-            enough = least - (rest[column + 1] + margin)
+            block, passed = _next(blocks, block, end, steps)
+        start = block * BLOCK
+        if start < first:
+            passed &= np.uint64(0xFFFFFFFFFFFFFFFF) << np.uint64(first - start)
+        if start + BLOCK > last and block < end:
+            passed &= np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(start + BLOCK - last)
+        while passed != 0:
+            lane = np.int64(trailing_zeros(passed))  # type: ignore[call-arg]
+            passed &= passed - np.uint64(1)
+            score = _score(blocks, block, lane, tables, step)
+            if score >= least:
+                n = _enter(start + lane, score, rows, passing, k, out, n)
+                if k and n >= k:
+                    least = max(least, D[k - 1])
+        left = max(top - least, np.float32(0))
+        if step == 1 and left < _FINER * reach[0]:
+            reach[0] = left
+            _make_steps(tables, left, steps)
+        block += 1
     return n, least
 
 
 @inner
-def _list(
-    low: Number,
-    high: Number,
-    s: Number,
-    column: Number,
-    query: Any,
-    tree: Any,
-    passing: Any,
-    k: Number,
-    out: Any,
-    n: Number,
-    least: Number,
-    stack: Any,
-    budget: Number,
-) -> tuple[Number, Number, Number]:
-    """Visit a list, up to ``budget`` rows: its nodes ``low:high`` of the first level of ``tree``, or its rows if there are no levels.
-
-    Returns:
-        Items in ``out``, the least score that enters, and rows scored.
-    """
-    columns, rest, margin, _ = query
-    depth, values, children, rows = tree
-    if depth == 0:
-        n, least = _rows(low, high, s, column, query, rows, passing, k, out, n, least)
-        return n, least, high - low
-    nodes, ends, scores = stack
-    level, scored = 0, np.int64(0)
-    nodes[0], ends[0], scores[0] = low, high, s
-    while True:
-        node, end, before = nodes[level], ends[level], scores[level]
-        value, t = values[level], column + level
-        bound = rest[t + 1] + margin
-        score = before
-        while node < end:
-            score = before + columns[t, value[node]]
-            if score + bound >= least:
-                break
-            node += 1
-        if node == end:
-            if level == 0:
-                break
-            level -= 1
-            continue
-        nodes[level] = node + 1
-        first, last = np.int64(children[level][node]), np.int64(children[level][node + 1])
-        if level + 1 < depth:
-            level += 1
-            nodes[level], ends[level], scores[level] = first, last, score
-            continue
-        n, least = _rows(first, last, score, t + 1, query, rows, passing, k, out, n, least)
-        scored += last - first
-        if scored > budget:
-            break
-    return n, least, scored
+def _begin(query: Floats, ZT: Floats, P: Number, least: Number, room: Any, step: Number) -> Any:
+    """Fill the tables of a query; what any code can score at most, and what :func:`_heads` returns."""
+    tables, heads, steps, reach = room
+    M = tables.shape[0]
+    margin = _margin(M, _tables(query, ZT, tables))
+    behind, most = _heads(tables, margin, P, heads)
+    top = margin
+    for m in range(M):
+        top += _most(tables, m)
+    reach[0] = max(top - least, np.float32(0))
+    if step == 1:
+        _make_steps(tables, reach[0], steps)
+    return top, behind, most
 
 
 @compiled
-def _room(M: Number, K: Number, T: Number) -> Any:
-    """Room for the tables of a query, and for the way through a tree."""
-    single, columns = np.empty((M, K), np.float32), np.empty((T, 256), np.float32)
-    rest, heads = np.empty(T + 1, np.float32), np.empty(256, np.float32)
-    return (
-        single,
-        columns,
-        rest,
-        heads,
-        (np.empty(4, np.int64), np.empty(4, np.int64), np.empty(4, np.float32)),
-    )
+def _room(M: Number, K: Number) -> Any:
+    """Room for the tables of a query."""
+    steps = np.zeros((M + M % 2, 16), np.uint8)
+    return np.empty((M, K), np.float32), np.empty(256, np.float32), steps, np.empty(1, np.float32)
 
 
 @compiled
@@ -369,17 +331,15 @@ def squared_size(x: Floats) -> Number:
 
 
 @compiled
-def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, T: Number, bounds: Floats) -> None:
+def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, bounds: Floats) -> None:
     """Fill ``bounds``, float32 [Q, lists], with what an item of each list can score at most."""
     ZT, step = books
-    M, K = ZT.shape[1], ZT.shape[2]
-    single, columns, rest, heads, _ = _room(M, K, T)
+    room = _room(ZT.shape[1], ZT.shape[2])
+    tables, heads, _, _ = room
     for q in range(len(xq)):
-        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        behind, _ = _heads(single, columns, margin, P, heads)
+        _, behind, _ = _begin(xq[q], ZT, P, np.float32(0), room, step)
         for number in range(len(names)):
-            cell = columns[0, names[number, 0]] if P >= 2 else np.float32(0)
-            bounds[q, number] = cell + heads[names[number, 1]] + behind
+            bounds[q, number] = _cell(tables, names[number, 0], P) + heads[names[number, 1]] + behind
 
 
 @compiled
@@ -391,7 +351,7 @@ def visit(
     lists: Ids,
     at: Ids,
     ends: Ids,
-    tree: Any,
+    rows: Any,
     passing: Any,
     k: Number,
     floor: Floats,
@@ -405,8 +365,8 @@ def visit(
         xq: float32 [Q, M * d].
         books: codebooks, float32 [d, M, K], and step (:func:`tables`).
         lists: int64 [n], numbers of the lists, and ``at``, int64 [n], where each is in ``ends``.
-        ends: int64 [any], the first node (or row) of each list, and the number of all.
-        tree: as :class:`.codeword_lists.Tree`, with the rows in the end.
+        ends: int64 [any], the first row of each list, and the number of all.
+        rows, passing: as :func:`_rows`.
         floor: float32 [Q], scores below do not count.
         D: float32 [Q, k], found: int64 [Q, k], counts: int64 [Q]: the best so far, of k the worst in the end. With k = 0 float32
             [Q, any] and int64 [Q, any], which take what they can of all items that reach ``floor``, of which ``counts`` is the number.
@@ -415,28 +375,24 @@ def visit(
         Rows that were scored.
     """
     ZT, step = books
-    M, K = ZT.shape[1], ZT.shape[2]
-    single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
-    done, held = 0, _held(k)
+    room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
+    done, (tables, heads, steps, reach) = 0, room
     for q in range(len(xq)):
-        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        behind, _ = _heads(single, columns, margin, P, heads)
-        query, out = (columns, rest, margin, step), held if k else (D[q], found[q])
         n, least = counts[q], floor[q]
-        for i in range(n if k else 0):
-            held[0][i], held[1][i] = D[q, i], found[q, i]
         if k and n == k:
             least = max(least, D[q, k - 1])
+        top, behind, _ = _begin(xq[q], ZT, P, least, room, step)
+        query = tables, top, steps, reach, step
+        out = held if k else (D[q], found[q])
+        for i in range(n if k else 0):
+            held[0][i], held[1][i] = D[q, i], found[q, i]
         for i in range(len(lists)):
             name = names[lists[i]]
-            s = columns[0, name[0]] if P >= 2 else np.float32(0)
-            if s + heads[name[1]] + behind < least:
+            if _cell(tables, name[0], P) + heads[name[1]] + behind < least:
                 continue
-            if P == 4:
-                s += heads[name[1]]
             low, high = ends[at[i]], ends[at[i] + 1]
-            n, least, more = _list(low, high, s, P // 2, query, tree, passing, k, out, n, least, stack, _ALL)
-            done += more
+            n, least = _rows(low, high, query, rows, passing, k, out, n, least)
+            done += high - low
         counts[q] = _best(held, n, k, D[q], found[q]) if k else n
     return done
 
@@ -464,10 +420,9 @@ def search(
     cells: Any,
     pieces: Any,
     ends: Ids,
-    tree: Any,
+    rows: Any,
     passing: Any,
     k: Number,
-    budget: Number,
     xq: Floats,
     floor: Floats,
     D: Floats,
@@ -482,26 +437,24 @@ def search(
     Args:
         cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
         pieces: int64 [lists + 1], the first piece of each list, and int64 [any], where each piece is in ``ends``; -1: not there.
-        budget: rows from which on a query is given up, as where it reaches a piece that is not there.
         D, found, given_up: float32 [Q, k], int64 [Q, k], filled with the results, -inf and -1 where there are none; and bool [Q], the
-            queries that were given up, which have no results. Other arguments as :func:`visit`.
+            queries that reach a piece that is not there, which have no results. Other arguments as :func:`visit`.
 
     Returns:
         Rows that were scored.
     """
     ZT, step = books
-    M, K = ZT.shape[1], ZT.shape[2]
-    single, columns, rest, heads, stack = _room(M, K, tree[3][0].shape[1])
-    (value, first), (begin, at) = cells, pieces
+    room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
+    (value, first), (begin, at), (tables, heads, steps, reach) = cells, pieces, room
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
-    every, held = np.int64(0), _held(k)
+    done = np.int64(0)
     for q in range(len(xq)):
-        margin = _margin(M, tables(xq[q], ZT, single, columns, rest, step))
-        behind, most = _heads(single, columns, margin, P, heads)
-        query = (columns, rest, margin, step)
+        n, least = np.int64(0), floor[q]
+        every, behind, most = _begin(xq[q], ZT, P, least, room, step)
+        query = tables, every, steps, reach, step
         best = 0
         for c in range(len(value)):
-            bounds[c] = columns[0, value[c]] if P >= 2 else np.float32(0)
+            bounds[c] = _cell(tables, value[c], P)
             if bounds[c] > bounds[best]:
                 best = c
         opened = first[best]
@@ -509,10 +462,9 @@ def search(
             if heads[names[number, 1]] > heads[names[opened, 1]]:
                 opened = number
         top = behind + most
-        n, least, done, turns = np.int64(0), floor[q], np.int64(0), 1
-        turn[0] = -1  # that list
+        turns, turn[0] = 1, -1  # that list
         i, lacks = 0, False
-        while i < turns and done <= budget and not lacks:
+        while i < turns and not lacks:
             c = turn[i]
             i += 1
             low, high = (opened, opened + 1) if c < 0 else (first[c], first[c + 1])
@@ -520,110 +472,20 @@ def search(
             if cell + top < least:
                 break
             for number in range(low, high):
-                head = heads[names[number, 1]]
-                if (c >= 0 and number == opened) or cell + head + behind < least:
+                if (c >= 0 and number == opened) or cell + heads[names[number, 1]] + behind < least:
                     continue
-                s = cell + head if P == 4 else cell
                 for piece in range(begin[number], begin[number + 1]):
                     lacks = at[piece] < 0
-                    if lacks or done > budget:
+                    if lacks:
                         break
                     left, right = ends[at[piece]], ends[at[piece] + 1]
-                    n, least, more = _list(
-                        left, right, s, P // 2, query, tree, passing, k, held, n, least, stack, budget - done
-                    )
-                    done += more
-                if lacks or done > budget:
+                    n, least = _rows(left, right, query, rows, passing, k, held, n, least)
+                    done += right - left
+                if lacks:
                     break
             if c < 0:
                 turns = _best_first(bounds, least - top, turn)
-        every += done
-        given_up[q] = lacks or done > budget
-        if not given_up[q]:
+        given_up[q] = lacks
+        if not lacks:
             _sorted(held, n, k, D[q], found[q])
-    return every
-
-
-@compiled
-def scan_tables(xq: Floats, ZT: Floats, out: Floats, slack: Floats) -> None:
-    """Score tables as queries of FastScan, whose codebooks are unit vectors then, and how much a score can exceed FastScan's.
-
-    FastScan rounds tables to steps: at most 255 for the widest, 65,535 for all.
-
-    Args:
-        ZT: codebooks, float32 [d, M, K].
-        out: float32 [Q, M * 16]. slack: float32 [Q]. Both are filled.
-    """
-    M, K = ZT.shape[1], ZT.shape[2]
-    single = np.empty((M, K), np.float32)
-    for q in range(len(xq)):
-        largest = _single(xq[q], ZT, single)
-        widest = every = np.float32(0)
-        for m in range(M):
-            low = high = single[m, 0]
-            for k in range(1, K):
-                low, high = min(low, single[m, k]), max(high, single[m, k])
-            widest = max(widest, high - low)
-            every += high - low
-            for k in range(16):
-                out[q, 16 * m + k] = single[m, k if k < K else 0]  # no code has the others
-        size = max(widest / 255, every / 65_535)
-        rounding = 8 * (M + 2) * _EPS * (2 * largest + 256 * M * size)
-        slack[q] = 0.51 * (M + 1) * size + rounding if 255 * size > _TINY else np.inf
-
-
-@compiled
-def rescore(
-    rows: Any,
-    k: Number,
-    single: Floats,
-    places: Ids,
-    rough: Floats,
-    slack: Floats,
-    floor: Floats,
-    D: Floats,
-    found: Ids,
-    unproven: Any,
-) -> None:
-    """Fill the results with the ``k`` best items of each query among the rows of a shortlist.
-
-    Args:
-        single: float32 [Q, M * 16], score tables (:func:`scan_tables`).
-        places, rough: int64 [Q, any], padded with -1, and float32 [Q, any], FastScan's scores, descending.
-        slack: float32 [Q], how much a score can exceed FastScan's.
-        D, found, unproven: as of :func:`search`; and bool [Q], whether a row that is not in the shortlist may be a result.
-    """
-    width, passing = single.shape[1], np.empty(0, np.bool_)
-    codes, starts, members = rows
-    size = places.shape[1]
-    scores, slots = np.empty(size, np.float32), np.empty(size, np.int64)
-    items, held = np.empty(size, np.int64), _held(k)
-    for q in range(len(single)):
-        n, least = np.int64(0), floor[q]
-        there = 0
-        while there < size and places[q, there] >= 0:
-            scores[there] = 0
-            there += 1
-        # What is far apart in memory is read first, without branches, so that a processor fetches many at once.
-        for t in range(codes.shape[1]):
-            at = 32 * t
-            for i in range(there):
-                code = codes[places[q, i], t]
-                part = single[q, at + (code & 15)]
-                if at + 16 < width:
-                    part = single[q, at + 16 + (code >> 4)] + part
-                scores[i] += part
-        for i in range(there):
-            slots[i] = starts[places[q, i]]
-        for i in range(there):
-            items[i] = members[slots[i]]
-        for i in range(there):
-            # ``least`` as the k-th score so far; the first item of a row is its smallest.
-            if scores[i] > least or (scores[i] == least and (n < k or items[i] < held[1][k - 1])):
-                n = _enter(places[q, i], scores[i], rows, passing, k, held, n)
-                if n >= k:
-                    least = max(least, held[0][k - 1])
-        _sorted(held, n, k, D[q], found[q])
-        if n >= k:
-            least = max(least, D[q, k - 1])
-        unproven[q] = places[q, -1] < 0 or rough[q, -1] + slack[q] >= least
+    return done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from ..faissio.header import Header
 from . import kernels
 from .base import too_many
 from .codeword_lists import (
-    DEPTH,
     NO_FILTER,
     ListSearch,
     all_reaching,
@@ -25,11 +23,10 @@ from .codeword_lists import (
     columns_of,
     grouped,
     names_of,
-    of_some,
-    tree_of,
 )
 from .filters import Filter, mask_of
 from .items import IdMap
+from .near import BLOCK, put
 from .threads import in_parallel, workers
 
 _READING = 48  # bytes per item while it is read and sorted, beside three copies of its code
@@ -65,16 +62,10 @@ class StoredLists(ListSearch):
         self._list = np.repeat(np.arange(self.lists), count)
         self._row = (np.arange(len(self._list)) - self._first[self._list]) * self._piece
         self._size = np.minimum(self._piece, self.sizes[self._list] - self._row)
-        depth = 0 if words is None else max(0, min(2, self.T - 1 - P // 2))
-        room = max(self._piece, memory // 2 // (self.T + 13 + 5 * depth))
+        room = max(self._piece, memory // 2 // (self.T + 13))
         self._room = n = min(header.n, room, (1 << 32) - 1)
-        levels = [n] * depth + [0] * (DEPTH - depth)
-        self._tree = (
-            depth,
-            tuple(np.empty(size, np.uint8) for size in levels),
-            tuple(np.empty(size + 1, np.uint32) for size in levels),
-            (np.empty((n, self.T), np.uint8), np.empty(n + 1, np.uint32), np.empty(n, np.int64)),
-        )
+        blocks = np.empty((-(-n // BLOCK), self.T, BLOCK), np.uint8)
+        self._rows = blocks, np.empty(n + 1, np.uint32), np.empty(n, np.int64)
         self._ends = np.zeros(len(self._list) + 1, np.int64)
         self._slots = np.zeros(len(self._list) + 1, np.int64)
         self._at = np.empty(len(self._list), np.int64)
@@ -90,7 +81,6 @@ class StoredLists(ListSearch):
         self._keep = self._needed
         self._at[:] = -1
         self._held = self._tested = 0
-        self._used = np.zeros(DEPTH + 1, np.int64)  # nodes of each level, and rows
 
     def _resident(self, lists: Ids) -> Iterator[Ids]:
         """The pieces of lists: first those that are there, then those that have to be read, some at a time."""
@@ -122,7 +112,7 @@ class StoredLists(ListSearch):
             return
         for number in range(self._tested, self._held):
             slots = slice(*self._slots[number : number + 2])
-            ids = self._tree[-1][2][slots]
+            ids = self._rows[2][slots]
             order = np.argsort(ids, kind="stable")
             own = np.empty(len(ids), np.bool_)
             own[order] = mask_of(self._where, IdMap(len(ids), ids[order]))
@@ -155,25 +145,18 @@ class StoredLists(ListSearch):
         columns, items = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
         begin, slots = (np.cumsum([0] + [len(part[i]) for part in parts]) for i in (0, 2))
         starts = np.concatenate([part[1] + slot for part, slot in zip(parts, slots.tolist(), strict=False)])
-        depth, values, children, (rows, firsts, members) = self._tree
-        tree = tree_of(columns, begin, self.P // 2, depth)
+        blocks, firsts, members = self._rows
         if self._slots[self._held] + len(items) > self._room:
             self._clear()
-        slot, row = int(self._slots[self._held]), int(self._used[-1])
-        rows[row : row + len(columns)] = columns
+        slot, row = int(self._slots[self._held]), int(self._ends[self._held])
+        put(blocks, row, columns)
         firsts[row : row + len(columns) + 1] = slot + np.append(starts, len(items))
         members[slot : slot + len(items)] = items
-        counts = [len(value) for value in tree.values] + [len(columns)]
-        for level in range(depth):
-            node, below = int(self._used[level]), level + 1 if level + 1 < depth else DEPTH
-            values[level][node : node + counts[level]] = tree.values[level]
-            children[level][node : node + counts[level] + 1] = tree.children[level] + self._used[below]
         held = slice(self._held, self._held + len(pieces) + 1)
-        self._ends[held] = tree.ends + self._used[0 if depth else DEPTH]
-        self._slots[held] = slot + np.append(starts, len(items))[begin]
+        self._ends[held] = row + begin
+        self._slots[held] = slot + slots
         self._at[pieces] = np.arange(self._held, self._held + len(pieces))
         self._held += len(pieces)
-        self._used += counts
 
     @contextlib.contextmanager
     def _alone(self, k: int, where: Filter | None) -> Iterator[None]:
@@ -241,11 +224,13 @@ class StoredLists(ListSearch):
         count = workers(len(xq), threads)
         left = np.arange(len(xq))
         if self._where is None:
-            left = self._listed(k, NO_FILTER, _ALL, count, xq, floor, D, found)
+            left = self._listed(k, NO_FILTER, count, xq, floor, D, found)
         if len(left):
-            of_some(partial(self._reading, k, count), left, xq, floor, D, found)
+            own = D[left], found[left]
+            self._reading(k, count, xq[left], floor[left], *own)
+            D[left], found[left] = own
 
-    def _reading(self, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> Ids:
+    def _reading(self, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> None:
         """Fill the results; reads lists, those that may make others unnecessary first."""
         bounds, counts = self.list_bounds(xq), np.zeros(len(xq), np.int64)
         done = np.zeros(self.lists, np.bool_)
@@ -271,7 +256,6 @@ class StoredLists(ListSearch):
             reading *= 4
         for q, some in enumerate(counts.tolist()):
             kernels.order(D[q], found[q], some)
-        return np.empty(0, np.int64)
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, where: Filter | None = None

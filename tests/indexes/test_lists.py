@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from contextlib import closing
@@ -9,11 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import faiss
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_factory import best, books, queries, random_codes, unit
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
 
 from gpq_faiss import files
 from gpq_faiss.build.shards import open_shard
@@ -25,7 +29,8 @@ from gpq_faiss.faissio import storage
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import open_header
 from gpq_faiss.faissio.storage import WordLists, choose_P, first_words
-from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped, tree_of
+from gpq_faiss.indexes import near
+from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Deny
 from gpq_faiss.indexes.memory import MemoryIndex
@@ -42,13 +47,8 @@ def of_classes(n: int) -> np.ndarray:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    M=st.integers(2, 13),
-    n=st.integers(1, 2000),
-    depth=st.none() | st.integers(0, 2),
-)
-def test_a_tree_leads_to_every_row_once_by_its_columns(seed: int, M: int, n: int, depth: int | None) -> None:
+@given(seed=st.integers(0, 2**32 - 1), M=st.integers(2, 13), n=st.integers(1, 2000))
+def test_grouped_codes_are_in_the_order_of_their_codewords(seed: int, M: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     codes = pack_codes(rng.integers(0, 16, (max(1, n // 3), M)) & rng.integers(0, 16, M), 16)
     codes = codes[rng.integers(0, len(codes), n)]
@@ -58,25 +58,43 @@ def test_a_tree_leads_to_every_row_once_by_its_columns(seed: int, M: int, n: int
     for first, last in zip(starts.tolist(), [*starts[1:].tolist(), n], strict=True):
         assert (codes[order[first:last]] == codes[order[first]]).all()
         assert (np.diff(order[first:last]) > 0).all()
-    keys = first_words(rows, 1)
-    begin = np.append(np.flatnonzero(np.append(True, keys[1:] != keys[:-1])), len(rows))
-    if depth is not None:
-        depth = min(depth, rows.shape[1] - 1)
-    tree = tree_of(rows, begin, 0, depth)
 
-    def rows_below(level: int, low: int, high: int, prefix: list[int]) -> list[int]:
-        if level == tree.depth:
-            assert (rows[low:high, :level] == prefix).all()
-            return list(range(low, high))
-        reached = []
-        for node in range(low, high):
-            children = tree.children[level][node : node + 2].tolist()
-            reached += rows_below(level + 1, *children, [*prefix, int(tree.values[level][node])])
-        return reached
 
-    for number in range(len(begin) - 1):
-        reached = rows_below(0, int(tree.ends[number]), int(tree.ends[number + 1]), [])
-        assert reached == list(range(begin[number], begin[number + 1]))
+@pytest.mark.parametrize("processor", range(len(near._SHUFFLES)))
+def test_codes_are_near_up_to_254_steps_on_every_processor(
+    processor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against sums in integers, with the instructions of each processor that this one has."""
+    feature = near._SHUFFLES[processor][0]
+    if feature and feature not in cpu_target.target_context.codegen().magic_tuple()[2].split(","):
+        pytest.skip(f"this processor has no {feature}")
+    monkeypatch.setattr(near, "_SHUFFLES", near._SHUFFLES[processor:])
+    test = intrinsic(near._near)
+
+    @numba.njit
+    def passed(blocks, block, steps):
+        return test(blocks, block, steps)
+
+    rng = np.random.default_rng(processor)
+    for T in (1, 2, 3, 6, 40):
+        for most in (3, 254 // T, 255):
+            codes, steps = (
+                rng.integers(0, 256, (300, T), np.uint8),
+                rng.integers(0, most + 1, (2 * T, 16)).astype(np.uint8),
+            )
+            blocks = np.zeros((7, T, near.BLOCK), np.uint8)
+            cuts = [0, *sorted(rng.integers(0, 300, 3).tolist()), 300]
+            for first, last in itertools.pairwise(cuts):
+                near.put(blocks, first + 70, codes[first:last])
+            sums = sum(
+                steps[2 * t + half, codes[:, t] >> 4 * half & 15].astype(int)
+                for t in range(T)
+                for half in range(2)
+            )
+            found = np.array(
+                [passed(blocks, block, steps) >> lane & 1 for block in range(7) for lane in range(64)]
+            )
+            assert np.array_equal(found[70:370], sums < 255)
 
 
 def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
@@ -88,13 +106,11 @@ def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
 
 
 @pytest.mark.parametrize("K", [16, 8])
-def test_codes_without_structure_are_scanned_as_a_whole_and_as_exactly(K: int) -> None:
+def test_codes_without_structure_are_searched_as_exactly(K: int) -> None:
     Z, codes, xq = books(12, K), random_codes(20_000, 12, K), queries(80, 48)
-    xq[60:70] = 0  # all tie: a scan proves nothing
+    xq[60:70] = 0  # all tie
     xq[70:, :4] *= 1e4
-    index = CodewordLists(codes, Z)
-    D, found = index.search(xq, 10, threads=1)
-    assert index._whole is not None
+    D, found = CodewordLists(codes, Z).search(xq, 10, threads=1)
     scores, rows = best(xq, codes, Z, 10)
     assert np.array_equal(found, rows)
     assert np.array_equal(D, scores)
