@@ -53,22 +53,24 @@ def grouped(columns: Codes) -> tuple[Ids, Ids]:
     bits = n.bit_length()
     # Columns and a row's place are one number: NumPy sorts such ten times as fast as it orders rows.
     width = (64 - bits) // 8
-    order = np.arange(n)
+    order = None
     new = np.zeros(n, np.bool_)
     new[:1] = True
     for stop in range(T, 0, -width):
-        start = max(0, stop - width)
         numbers = np.zeros(n, np.uint64)
-        for t in range(start, stop):
+        for t in range(max(0, stop - width), stop):
             numbers <<= np.uint64(8)
-            column = columns[:, t].take(order)
+            column = columns[:, t] if order is None else columns[:, t].take(order)
             numbers |= column << 4 | column >> 4  # of a pair, the first codeword is in the lower half
         numbers <<= np.uint64(bits)
         numbers |= np.arange(n, dtype=np.uint64)
         numbers.sort()
-        numbers &= np.uint64((1 << bits) - 1)
-        order = order.take(numbers.view(np.int64))
-    for t in range(T):
+        places = (numbers & np.uint64((1 << bits) - 1)).view(np.int64)
+        order = places if order is None else order.take(places)
+    assert order is not None
+    numbers >>= np.uint64(bits)
+    new[1:] = numbers[1:] != numbers[:-1]
+    for t in range(stop, T):
         ordered = columns[:, t].take(order)
         new[1:] |= ordered[1:] != ordered[:-1]
     return order, np.flatnonzero(new)
@@ -112,7 +114,7 @@ class ListSearch:
         self.P, self.names, self.lists = P, names, len(names)
         self.T = columns_per_code(self.M, self.K)
         self.scored = self.searched = 0
-        self._books = (np.ascontiguousarray(Z.transpose(2, 0, 1)), 1 if self.K <= 16 else 2)
+        self._ZT = np.ascontiguousarray(Z.transpose(2, 0, 1))
         cells = np.zeros(1, np.int64)
         if P >= 2:
             cells = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
@@ -130,7 +132,7 @@ class ListSearch:
     def list_bounds(self, xq: Floats) -> Floats:
         """What an item of each list can score at most: float32 [Q, lists]."""
         bounds = np.empty((len(xq), self.lists), np.float32)
-        kernels.list_bounds(xq, self._books, self.P, self.names, bounds)
+        kernels.list_bounds(xq, self._ZT, self.P, self.names, bounds)
         return bounds
 
     def bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
@@ -149,7 +151,7 @@ class ListSearch:
     ) -> None:
         """Visit lists for all queries (:func:`.kernels.visit`)."""
         self.scored += kernels.visit(
-            xq, self._books, self.P, self.names, lists, at, self._ends, self._rows, passing, k, floor, *out
+            xq, self._ZT, self.P, self.names, lists, at, self._ends, self._rows, passing, k, floor, *out
         )
 
     def _listed(
@@ -158,7 +160,7 @@ class ListSearch:
         """Fill the results by the lists that are there, in ``count`` threads; the queries that reach others."""
 
         def run(*own: Any) -> None:
-            about = self._books, self.P, self.names, self._cells, self._pieces, self._ends, self._rows
+            about = self._ZT, self.P, self.names, self._cells, self._pieces, self._ends, self._rows
             self.scored += kernels.search(*about, passing, k, *own)
 
         given_up = np.empty(len(xq), np.bool_)

@@ -212,11 +212,11 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
 
 
 @inner
-def _next(blocks: Codes, block: Number, end: Number, steps: Any) -> tuple[Number, Number]:
+def _next(blocks: Codes, block: Number, end: Number, steps: Any, early: Number) -> tuple[Number, Number]:
     """The next block before ``end`` with codes that may be results, and which (:func:`.near.near`); none: 0."""
     passed = np.uint64(0)
     while block < end:
-        passed = near(blocks, block, steps)
+        passed = near(blocks, block, steps, early)
         if passed != 0:
             break
         block += 1
@@ -224,13 +224,14 @@ def _next(blocks: Codes, block: Number, end: Number, steps: Any) -> tuple[Number
 
 
 @inner
-def _score(blocks: Codes, block: Number, lane: Number, tables: Floats, step: Number) -> Number:
+def _score(blocks: Codes, block: Number, lane: Number, tables: Floats) -> Number:
     """The score of a code, in float32."""
     M, T = tables.shape[0], blocks.shape[1]
+    paired = tables.shape[1] <= 16
     score = np.float32(0)
-    for t in range(0, T, step):
+    for t in range(0, T, 1 if paired else 2):
         code = np.int64(blocks[block, t, lane])
-        if step == 1:
+        if paired:
             part = tables[2 * t, code & 15]
             if 2 * t + 1 < M:
                 part = tables[2 * t + 1, code >> 4] + part
@@ -257,19 +258,21 @@ def _rows(
     """Score what may be a result among rows ``first:last``; codes with at least ``least`` enter the results (:func:`_enter`).
 
     Args:
-        query: tables, what any code can score at most, steps (:func:`_make_steps`), float32 [1], their reach, and step.
+        query: tables, what any code can score at most, steps (:func:`_make_steps`), their reach, float32 [1], and after how many columns
+            most blocks are known to have no result.
         rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
             are ``members[starts[row]:starts[row + 1]]``, ascending.
         passing: bool [items], or empty if all pass.
         out: D and found, and n, the items in them.
     """
-    tables, top, steps, reach, step = query
+    tables, top, steps, reach, early = query
     blocks, D = rows[0], out[0]
+    paired = tables.shape[1] <= 16
     block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
     while block < end:
         passed = np.uint64(0xFFFFFFFFFFFFFFFF)
-        if step == 1:
-            block, passed = _next(blocks, block, end, steps)
+        if paired:
+            block, passed = _next(blocks, block, end, steps, early)
         start = block * BLOCK
         if start < first:
             passed &= np.uint64(0xFFFFFFFFFFFFFFFF) << np.uint64(first - start)
@@ -278,13 +281,13 @@ def _rows(
         while passed != 0:
             lane = np.int64(trailing_zeros(passed))  # type: ignore[call-arg]
             passed &= passed - np.uint64(1)
-            score = _score(blocks, block, lane, tables, step)
+            score = _score(blocks, block, lane, tables)
             if score >= least:
                 n = _enter(start + lane, score, rows, passing, k, out, n)
                 if k and n >= k:
                     least = max(least, D[k - 1])
         left = max(top - least, np.float32(0))
-        if step == 1 and left < _FINER * reach[0]:
+        if paired and left < _FINER * reach[0]:
             reach[0] = left
             _make_steps(tables, left, steps)
         block += 1
@@ -292,7 +295,7 @@ def _rows(
 
 
 @inner
-def _begin(query: Floats, ZT: Floats, P: Number, least: Number, room: Any, step: Number) -> Any:
+def _begin(query: Floats, ZT: Floats, P: Number, least: Number, room: Any) -> Any:
     """Fill the tables of a query; what any code can score at most, and what :func:`_heads` returns."""
     tables, heads, steps, reach = room
     M = tables.shape[0]
@@ -302,7 +305,7 @@ def _begin(query: Floats, ZT: Floats, P: Number, least: Number, room: Any, step:
     for m in range(M):
         top += _most(tables, m)
     reach[0] = max(top - least, np.float32(0))
-    if step == 1:
+    if ZT.shape[2] <= 16:
         _make_steps(tables, reach[0], steps)
     return top, behind, most
 
@@ -331,13 +334,12 @@ def squared_size(x: Floats) -> Number:
 
 
 @compiled
-def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, bounds: Floats) -> None:
+def list_bounds(xq: Floats, ZT: Floats, P: Number, names: Codes, bounds: Floats) -> None:
     """Fill ``bounds``, float32 [Q, lists], with what an item of each list can score at most."""
-    ZT, step = books
     room = _room(ZT.shape[1], ZT.shape[2])
     tables, heads, _, _ = room
     for q in range(len(xq)):
-        _, behind, _ = _begin(xq[q], ZT, P, np.float32(0), room, step)
+        _, behind, _ = _begin(xq[q], ZT, P, np.float32(0), room)
         for number in range(len(names)):
             bounds[q, number] = _cell(tables, names[number, 0], P) + heads[names[number, 1]] + behind
 
@@ -345,7 +347,7 @@ def list_bounds(xq: Floats, books: Any, P: Number, names: Codes, bounds: Floats)
 @compiled
 def visit(
     xq: Floats,
-    books: Any,
+    ZT: Floats,
     P: Number,
     names: Codes,
     lists: Ids,
@@ -363,7 +365,7 @@ def visit(
 
     Args:
         xq: float32 [Q, M * d].
-        books: codebooks, float32 [d, M, K], and step (:func:`tables`).
+        ZT: codebooks, float32 [d, M, K].
         lists: int64 [n], numbers of the lists, and ``at``, int64 [n], where each is in ``ends``.
         ends: int64 [any], the first row of each list, and the number of all.
         rows, passing: as :func:`_rows`.
@@ -374,15 +376,14 @@ def visit(
     Returns:
         Rows that were scored.
     """
-    ZT, step = books
     room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
     done, (tables, heads, steps, reach) = 0, room
     for q in range(len(xq)):
         n, least = counts[q], floor[q]
         if k and n == k:
             least = max(least, D[q, k - 1])
-        top, behind, _ = _begin(xq[q], ZT, P, least, room, step)
-        query = tables, top, steps, reach, step
+        top, behind, _ = _begin(xq[q], ZT, P, least, room)
+        query = tables, top, steps, reach, 2 + P // 4
         out = held if k else (D[q], found[q])
         for i in range(n if k else 0):
             held[0][i], held[1][i] = D[q, i], found[q, i]
@@ -414,7 +415,7 @@ def _best_first(bounds: Floats, least: Number, turn: Ids) -> Number:
 
 @compiled
 def search(
-    books: Any,
+    ZT: Floats,
     P: Number,
     names: Codes,
     cells: Any,
@@ -443,15 +444,14 @@ def search(
     Returns:
         Rows that were scored.
     """
-    ZT, step = books
     room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
     (value, first), (begin, at), (tables, heads, steps, reach) = cells, pieces, room
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
     done = np.int64(0)
     for q in range(len(xq)):
         n, least = np.int64(0), floor[q]
-        every, behind, most = _begin(xq[q], ZT, P, least, room, step)
-        query = tables, every, steps, reach, step
+        every, behind, most = _begin(xq[q], ZT, P, least, room)
+        query = tables, every, steps, reach, 2 + P // 4
         best = 0
         for c in range(len(value)):
             bounds[c] = _cell(tables, value[c], P)

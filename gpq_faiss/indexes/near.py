@@ -19,7 +19,6 @@ from ..codes.checks import Codes
 cgutils: Any = _cgutils  # without annotations
 BLOCK = 64
 """Codes in a block."""
-_FIRST = 2  # columns after which most blocks of sorted codes are known to have no result
 _SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
     ("+avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("+avx2", 32, "llvm.x86.avx2.pshuf.b"),
@@ -44,11 +43,13 @@ def put(blocks: Codes, row: int, columns: Codes) -> None:
         blocks[block + whole, :, :left] = columns[n - left :].T
 
 
-def _near(typingctx: Any, blocks: Any, block: Any, steps: Any) -> Any:
+def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, early: Any) -> Any:
     """A bit for each code of a block: whether it has at most 254 steps.
 
     Args:
-        blocks: uint8 [blocks, T, 64], two codewords of 4 bits in a byte. steps: uint8 [2 * T, 16].
+        blocks: uint8 [blocks, T, 64], two codewords of 4 bits in a byte.
+        steps: uint8 [2 * T, 16].
+        early: columns after which the others are not read if no code is left.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -117,13 +118,13 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any) -> Any:
                 bits = builder.or_(bits, passed)
             return bits
 
-        some = builder.select(builder.icmp_signed("<", T, number(_FIRST)), T, number(_FIRST))
+        some = builder.select(builder.icmp_signed("<", T, arguments[3]), T, arguments[3])
         bits = cgutils.alloca_once_value(builder, add_columns(number(0), some))
         with builder.if_then(builder.icmp_unsigned("!=", builder.load(bits), number(0))):
             builder.store(add_columns(some, T), bits)
         return builder.load(bits)
 
-    return types.uint64(blocks, types.int64, steps), generate
+    return types.uint64(blocks, types.int64, steps, types.int64), generate
 
 
 near: Any = intrinsic(_near)

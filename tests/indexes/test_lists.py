@@ -72,8 +72,8 @@ def test_codes_are_near_up_to_254_steps_on_every_processor(
     test = intrinsic(near._near)
 
     @numba.njit
-    def passed(blocks, block, steps):
-        return test(blocks, block, steps)
+    def passed(blocks, block, steps, early):
+        return test(blocks, block, steps, early)
 
     rng = np.random.default_rng(processor)
     for T in (1, 2, 3, 6, 40):
@@ -92,7 +92,11 @@ def test_codes_are_near_up_to_254_steps_on_every_processor(
                 for half in range(2)
             )
             found = np.array(
-                [passed(blocks, block, steps) >> lane & 1 for block in range(7) for lane in range(64)]
+                [
+                    passed(blocks, block, steps, 1 + block % 3) >> lane & 1
+                    for block in range(7)
+                    for lane in range(64)
+                ]
             )
             assert np.array_equal(found[70:370], sums < 255)
 
