@@ -192,7 +192,7 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
     _, starts, members = rows
     D, found = out
     filtered = len(passing) > 0
-    for slot in range(starts[row], starts[row + 1]):
+    for slot in range(starts[row], starts[row + np.uint64(1)]):
         item = np.int64(members[slot])
         if filtered and not passing[slot]:
             continue
@@ -226,19 +226,22 @@ def _next(blocks: Codes, block: Number, end: Number, steps: Any, early: Number) 
 @inner
 def _score(blocks: Codes, block: Number, lane: Number, tables: Floats) -> Number:
     """The score of a code, in float32."""
-    M, T = tables.shape[0], blocks.shape[1]
-    paired = tables.shape[1] <= 16
-    score = np.float32(0)
-    for t in range(0, T, 1 if paired else 2):
-        code = np.int64(blocks[block, t, lane])
-        if paired:
-            part = tables[2 * t, code & 15]
-            if 2 * t + 1 < M:
-                part = tables[2 * t + 1, code >> 4] + part
+    one = np.uint64(1)  # unsigned, as Numba tests other indices for negative numbers
+    M, T = np.uint64(tables.shape[0]), np.uint64(blocks.shape[1])
+    score, t = np.float32(0), np.uint64(0)
+    while t < T:
+        code = np.uint64(blocks[block, t, lane])
+        if tables.shape[1] <= 16:
+            m = t + t
+            part = tables[m, code & np.uint64(15)]
+            if m + one < M:
+                part = tables[m + one, code >> np.uint64(4)] + part
         else:
             part = tables[t, code]
-            if t + 1 < T:
-                part += tables[t + 1, np.int64(blocks[block, t + 1, lane])]
+            t += one
+            if t < T:
+                part += tables[t, np.uint64(blocks[block, t, lane])]
+        t += one
         score += part
     return score
 
@@ -261,7 +264,7 @@ def _rows(
         query: tables, what any code can score at most, steps (:func:`_make_steps`), their reach, float32 [1], and after how many columns
             most blocks are known to have no result.
         rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
-            are ``members[starts[row]:starts[row + 1]]``, ascending.
+            are ``members[starts[row]:starts[row + np.uint64(1)]]``, ascending.
         passing: bool [items], or empty if all pass.
         out: D and found, and n, the items in them.
     """
@@ -279,11 +282,11 @@ def _rows(
         if start + BLOCK > last and block < end:
             passed &= np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(start + BLOCK - last)
         while passed != 0:
-            lane = np.int64(trailing_zeros(passed))  # type: ignore[call-arg]
+            lane = trailing_zeros(passed)  # type: ignore[call-arg]
             passed &= passed - np.uint64(1)
-            score = _score(blocks, block, lane, tables)
+            score = _score(blocks, np.uint64(block), lane, tables)
             if score >= least:
-                n = _enter(start + lane, score, rows, passing, k, out, n)
+                n = _enter(np.uint64(start) + lane, score, rows, passing, k, out, n)
                 if k and n >= k:
                     least = max(least, D[k - 1])
         left = max(top - least, np.float32(0))
