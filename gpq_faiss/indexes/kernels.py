@@ -22,7 +22,7 @@ _LEAST = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # steps are made anew where they would be finer by this
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
-_ALL = np.int64(1 << 62)
+_WHOLE = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
 
 
 @inner
@@ -264,7 +264,7 @@ def _rows(
         query: tables, what any code can score at most, steps (:func:`_make_steps`), their reach, float32 [1], and after how many columns
             most blocks are known to have no result.
         rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
-            are ``members[starts[row]:starts[row + np.uint64(1)]]``, ascending.
+            are ``members[starts[row]:starts[row + 1]]``, ascending.
         passing: bool [items], or empty if all pass.
         out: D and found, and n, the items in them.
     """
@@ -273,14 +273,16 @@ def _rows(
     paired = tables.shape[1] <= 16
     block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
     while block < end:
-        passed = np.uint64(0xFFFFFFFFFFFFFFFF)
+        passed = _WHOLE
         if paired:
             block, passed = _next(blocks, block, end, steps, early)
+            if passed == 0:
+                break
         start = block * BLOCK
         if start < first:
-            passed &= np.uint64(0xFFFFFFFFFFFFFFFF) << np.uint64(first - start)
-        if start + BLOCK > last and block < end:
-            passed &= np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(start + BLOCK - last)
+            passed &= _WHOLE << np.uint64(first - start)
+        if start + BLOCK > last:
+            passed &= _WHOLE >> np.uint64(start + BLOCK - last)
         while passed != 0:
             lane = trailing_zeros(passed)  # type: ignore[call-arg]
             passed &= passed - np.uint64(1)
@@ -377,7 +379,7 @@ def visit(
             [Q, any] and int64 [Q, any], which take what they can of all items that reach ``floor``, of which ``counts`` is the number.
 
     Returns:
-        Rows that were scored.
+        Rows of the lists that were visited.
     """
     room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
     done, (tables, heads, steps, reach) = 0, room
@@ -445,7 +447,7 @@ def search(
             queries that reach a piece that is not there, which have no results. Other arguments as :func:`visit`.
 
     Returns:
-        Rows that were scored.
+        Rows of the lists that were visited.
     """
     room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
     (value, first), (begin, at), (tables, heads, steps, reach) = cells, pieces, room

@@ -11,8 +11,8 @@ from typing import Any
 
 import faiss
 
-FEW = 8
-"""Queries for which another thread is worth its waking, of some 50 microseconds."""
+FEW = 16
+"""Queries for which another thread is worth its waking, of some 100 microseconds."""
 
 
 @functools.cache
