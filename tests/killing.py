@@ -1,7 +1,5 @@
 """The killers of ``benchmarks/kills.py``, for tests of what is left of a process that was killed and what comes next."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

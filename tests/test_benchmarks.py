@@ -23,9 +23,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_says_how_to_call_it(
-    load: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_script_says_how_to_call_it(load, name, monkeypatch, capsys):
     if name == "ray_kills":
         pytest.importorskip("ray")
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
@@ -34,7 +32,7 @@ def test_every_script_says_how_to_call_it(
     assert f"python benchmarks/{name}.py" in capsys.readouterr().out
 
 
-def test_probabilities_are_ranked_by_the_chance_of_one_class(load: Any) -> None:
+def test_probabilities_are_ranked_by_the_chance_of_one_class(load):
     rng = np.random.default_rng(0)
     x, xq = (rng.dirichlet(np.ones(7), n).astype(np.float32) for n in (50, 4))
     coder = load("images").ProbabilityCoder(7)
@@ -43,7 +41,7 @@ def test_probabilities_are_ranked_by_the_chance_of_one_class(load: Any) -> None:
     np.testing.assert_allclose(coder.score(xq, codes), xq @ x.T, rtol=1e-5)
 
 
-def test_the_classifier_learns_the_shares_of_the_labels(load: Any) -> None:
+def test_the_classifier_learns_the_shares_of_the_labels(load):
     images = load("images")
     torch.manual_seed(0)
     method = images.SupervisedClassifier(images.ClassNetwork(torch.nn.Linear(5, 3)), 3)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numba
-import pytest
 
 from gpq_faiss.compiled import compiled
 
 
-def test_damaged_or_unwritable_compiled_code_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_or_unwritable_compiled_code_is_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def twice(x: int) -> int:

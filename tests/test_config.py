@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,13 +32,13 @@ from gpq_faiss.nn.model import build_network, load_model, save_model
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_valid_and_survives_json(name: str) -> None:
+def test_every_preset_is_valid_and_survives_json(name):
     config = validate(preset(name))
     assert config.preset == name
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
+def test_a_model_folder_of_earlier_settings_opens(tmp_path):
     saved: dict[str, Any] = to_dict(preset("gpq"))
     saved["training"] |= {"epochs": 0.0, "seed": 5}
     saved["network"]["dropout"] = 0.5
@@ -57,9 +56,9 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
     split = make_split(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
     about = {"config": saved, "input": {"kind": "features", "width": 5}, "class_names": ["a", "b", "c"]}
     Z = net.codebooks().detach().numpy()
-    save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)  # type: ignore[arg-type]
+    save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)
     x = torch.randn(4, 5)
-    assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))  # type: ignore[operator]
+    assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))
     messages: tuple[tuple[Any, str], ...] = (
         ({"beta": 9.0}, "loss.beta = 9.0"),
         ({"lambda1": "x"}, "lambda1 = 'x'"),
@@ -70,7 +69,7 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path: Path) -> None:
             from_dict(saved | {"loss": wrong})
 
 
-def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
+def test_a_file_changes_single_settings_of_its_preset(tmp_path):
     file = tmp_path / "run.toml"
     training = "[training]\nsteps = 7\nlearning_rate = 1\n"
     file.write_text(f'preset = "recommended"\n{training}[network]\nhidden = [3, 4]\n')
@@ -102,7 +101,7 @@ def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
         ('preset = "best"', "no preset 'best'"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_by_name(text, message, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
@@ -117,14 +116,14 @@ def test_what_cannot_be_is_refused_by_name(text: str, message: str, tmp_path: Pa
         ("a = " + "[" * 200_000, "brackets are nested too deeply"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_to_its_user(text: str, why: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_said_to_its_user(text, why, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(DataError, match=f"run.toml is not TOML: {why}$"):
         read_toml(file, preset("paper"))
 
 
-def test_the_fingerprint_sees_every_setting() -> None:
+def test_the_fingerprint_sees_every_setting():
     seen, count = {Config().fingerprint()}, 0
     for section in dataclasses.fields(Config):
         value = getattr(Config(), section.name)
@@ -138,7 +137,7 @@ def test_the_fingerprint_sees_every_setting() -> None:
     assert len(seen) == count + 1
 
 
-def test_settings_on_the_command_line_are_typed_and_checked() -> None:
+def test_settings_on_the_command_line_are_typed_and_checked():
     texts = ["training.steps=4", "network.backbone=vgg", "network.hidden=[3, 4]", "network.noise=0.25"]
     config = merge(preset("recommended"), parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"]))
     assert (config.training.steps, config.network.backbone, config.network.hidden) == (4, "vgg", (3, 4))
@@ -158,22 +157,20 @@ def test_settings_on_the_command_line_are_typed_and_checked() -> None:
         ("recommended", {"loss": {"lambda1": 0.0}}, "loss.lambda1 = 0: it must be above 0"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
-    name: str, changes: dict[str, Any], message: str
-) -> None:
+def test_settings_that_do_not_go_together_are_refused(name, changes, message):
     with pytest.raises(UsageError, match=message):
         validate(merge(preset(name), changes))
     assert validate(merge(preset("paper"), changes)), "sections of other methods have no effect"
 
 
 @given(M=st.integers(1, 64), nbits=st.integers(2, 8))
-def test_bits_and_codebooks_agree(M: int, nbits: int) -> None:
+def test_bits_and_codebooks_agree(M, nbits):
     assert codebooks_for_bits(M * nbits, 1 << nbits) == M
     config = merge(Config(), {"quantizer": {"codebooks": M, "codewords": 1 << nbits}})
     assert config.quantizer.bits == M * nbits
 
 
-def test_bits_that_do_not_divide_are_refused() -> None:
+def test_bits_that_do_not_divide_are_refused():
     for bits, K in ((13, 16), (0, 16), (-4, 16), (12, 32)):
         with pytest.raises(UsageError, match="do not divide"):
             codebooks_for_bits(bits, K)

@@ -34,7 +34,7 @@ def blocks(page: str, language: str = r"\w+") -> list[tuple[str, str]]:
     return re.findall(rf"^```({language})\n(.*?)^```", text, re.S | re.M)
 
 
-def test_every_setting_stands_in_the_table_with_its_presets() -> None:
+def test_every_setting_stands_in_the_table_with_its_presets():
     text = (ROOT / "docs" / "settings.md").read_text()
     sections = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
     for section, settings in sections.items():
@@ -98,17 +98,17 @@ def play(page: str, *numbers: int) -> Names:
     ("page", "block"),
     [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 1), ("docs/data.md", 0)],
 )
-def test_the_python_of_the_pages_runs(page: str, block: int, shop: Path) -> None:
+def test_the_python_of_the_pages_runs(page, block, shop):
     names = play(page, block)
     ids = names["ids"] if "ids" in names else getattr(names.get("found"), "ids", None)
     assert ids is None or np.asarray(ids).shape[1] == 10
 
 
-def test_the_snippets_on_existing_pipelines_run_in_order(model: Path) -> None:
+def test_the_snippets_on_existing_pipelines_run_in_order(model):
     assert play("docs/existing-pipelines.md")["ids"].min() >= 1000
 
 
-def test_the_python_of_the_page_on_evaluation_runs(model: Path) -> None:
+def test_the_python_of_the_page_on_evaluation_runs(model):
     gpq.encode(model, "features:items.npy", "codes.h5")
     names = play("docs/evaluation.md", 0)
     by_index = np.sort(gpq.MemoryIndex.build(names["packed"], names["Z"]).search(names["xq"], 60)[0])
@@ -118,7 +118,7 @@ def test_the_python_of_the_page_on_evaluation_runs(model: Path) -> None:
     assert 0 < names["result"].map < 1
 
 
-def test_the_faiss_example_of_the_readme_runs_without_this_package(model: Path) -> None:
+def test_the_faiss_example_of_the_readme_runs_without_this_package(model):
     (text,) = (text for _, text in blocks("README.md", "python") if text.startswith("import faiss"))
     gpq.index(model, gpq.encode(model, "features:items.npy", "codes.h5"), "index.faiss")
     np.save("query_vectors.npy", gpq.Encoder.load(model).embed(np.load("queries.npy"), queries=True)[0])
@@ -131,7 +131,7 @@ def test_the_faiss_example_of_the_readme_runs_without_this_package(model: Path) 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_code_of_the_page_on_extending_is_that_of_the_example_package() -> None:
+def test_the_code_of_the_page_on_extending_is_that_of_the_example_package():
     example = ROOT / "examples" / "gpq-faiss-example"
     files = [f.read_text() for f in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")]
     shown = blocks("docs/extending.md", "python|toml")
@@ -141,7 +141,7 @@ def test_the_code_of_the_page_on_extending_is_that_of_the_example_package() -> N
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_and_notebooks_use_the_public_names_alone(page: Path) -> None:
+def test_pages_and_notebooks_use_the_public_names_alone(page):
     text = page.read_text(encoding="utf-8")
     code = text if page.suffix == ".py" else "\n".join(block for _, block in blocks(str(page), "python"))
     imported, used = [], set()
@@ -170,7 +170,7 @@ def options_of(command: Any) -> set[str]:
     [*PAGES, *map(ROOT.joinpath, ("Makefile", "compose.yaml", "CONTRIBUTING.md"))],
     ids=lambda page: page.name,
 )
-def test_commands_are_shown_with_options_that_they_have(page: Path) -> None:
+def test_commands_are_shown_with_options_that_they_have(page):
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     calls = re.findall(r"\bgpq ([a-z-]+)\b([^`\n#|;&)]*)", text)
     if page.suffix == ".yaml":
@@ -182,13 +182,13 @@ def test_commands_are_shown_with_options_that_they_have(page: Path) -> None:
             assert shown <= options_of(command), f"gpq {name}{rest}"
 
 
-def test_the_reference_has_every_public_name() -> None:
+def test_the_reference_has_every_public_name():
     text = (ROOT / "docs/reference/python.md").read_text()
     listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
 
 
-def test_the_map_names_every_room_and_it_and_the_readme_files_that_are_there() -> None:
+def test_the_map_names_every_room_and_it_and_the_readme_files_that_are_there():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = re.findall(r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M)))
     here = {

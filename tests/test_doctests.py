@@ -18,13 +18,13 @@ def module_of(file: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_the_examples_of_a_module_run(file: Path) -> None:
+def test_the_examples_of_a_module_run(file):
     found = doctest.testmod(module_of(file))
     assert found.attempted > 0
     assert found.failed == 0
 
 
-def test_the_main_functions_have_examples() -> None:
+def test_the_main_functions_have_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = {test.name.rpartition(".")[2] for file in FILES for test in finder.find(module_of(file))}
     assert {"Allow", "Deny", "open_index", "build", "preset", "with_settings", "render", "open_data"} <= names

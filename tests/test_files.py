@@ -73,9 +73,7 @@ def make_folder_by_two_renames(out: Path, text: str) -> None:
         (make_pair, read_pair),
     ],
 )
-def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
-    tmp_path: Path, write: Callable[[Path, str], None], read: Callable[[Path], str]
-) -> None:
+def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(tmp_path, write, read):
     """In between a folder may be gone, and of two files the second, but never is it of another first."""
     out, beside = tmp_path / "out", tmp_path / "out.json"
     made, seen = ["out", "out.json"] if write is make_pair else ["out"], set()
@@ -89,7 +87,7 @@ def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(
     assert seen == {"old", "new"}
 
 
-def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path) -> None:
+def test_unfinished_work_is_there_until_the_output_is(tmp_path):
     """A folder; tests/store has the same for a file."""
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
 
@@ -111,9 +109,7 @@ def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_renames_that_failed_are_made_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renames_that_failed_are_made_by_the_next_start(tmp_path, monkeypatch):
     make_pair(tmp_path / "out", "old")
     with monkeypatch.context() as patched:
         patched.setattr(files, "_put", lambda *_: os.rmdir(tmp_path))
@@ -124,7 +120,7 @@ def test_renames_that_failed_are_made_by_the_next_start(
     assert names(tmp_path) == ["out", "out.json"]
 
 
-def test_an_output_of_another_kind_or_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_an_output_of_another_kind_or_made_meanwhile_is_not_replaced(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(DataError, match="was created meanwhile"), atomic_folder(out):
         make_folder(out, "his")
@@ -134,7 +130,7 @@ def test_an_output_of_another_kind_or_made_meanwhile_is_not_replaced(tmp_path: P
             check_output(path, overwrite=True, folder=folder)
 
 
-def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
+def test_a_living_owner_keeps_what_is_his(tmp_path):
     out = tmp_path / "out"
     code = (
         "import sys; from gpq_faiss.files import atomic_path\n"
@@ -154,7 +150,7 @@ def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_no_other_output_comes_between_the_last_look_and_the_renames(tmp_path: Path) -> None:
+def test_no_other_output_comes_between_the_last_look_and_the_renames(tmp_path):
     out = tmp_path / "out"
     other = threading.Thread(target=write_text, args=(out, "other"))
 
@@ -170,7 +166,7 @@ def test_no_other_output_comes_between_the_last_look_and_the_renames(tmp_path: P
     assert out.read_text() == "other"
 
 
-def test_what_another_user_left_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_user_left_is_not_touched(tmp_path, monkeypatch):
     """In a folder that all may write, another's journal would say what to put in place of our files."""
     out = tmp_path / "out"
 
@@ -201,9 +197,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dangling", [True, False])
-def test_a_link_at_the_very_name_is_not_followed(
-    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, dangling: bool
-) -> None:
+def test_a_link_at_the_very_name_is_not_followed(tmp_path, victim, monkeypatch, dangling):
     """As if the name had been guessed: another is taken."""
     tokens = iter(["0" * 12, "1" * 12, "0" * 12, "2" * 12])
     monkeypatch.setattr(files.secrets, "token_hex", lambda n: next(tokens))
@@ -216,7 +210,7 @@ def test_a_link_at_the_very_name_is_not_followed(
     assert names(victim.parent) == ["precious"]
 
 
-def test_a_workspace_is_its_owners_alone_and_goes_on_an_error(tmp_path: Path) -> None:
+def test_a_workspace_is_its_owners_alone_and_goes_on_an_error(tmp_path):
     with atomic_path(tmp_path / "out") as temporary:
         assert stat.S_IMODE(temporary.parent.stat().st_mode) == 0o700
         temporary.touch()
@@ -230,7 +224,7 @@ def test_a_workspace_is_its_owners_alone_and_goes_on_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("plant", ["folder", "lock", "rows"])
-def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path: Path, victim: Path, plant: str) -> None:
+def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path, victim, plant):
     partial = tmp_path / ".out.partial"
     if plant == "folder":
         partial.symlink_to(victim.parent)
@@ -246,7 +240,7 @@ def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path: Path, victi
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_locked_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_locked_folder_is_refused_in_one_line(tmp_path):
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
     with unfinished(partial, out, keep=("rows",)):
         with (
@@ -261,7 +255,7 @@ def test_a_locked_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     assert names(partial) == ["rows"]
 
 
-def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_of_the_file_that_is_there(tmp_path, monkeypatch):
     """Between our opening and our locking, its owner may have ended and removed it: two would have it then."""
     lock = tmp_path / "lock"
     real: Callable[[int, int], None] = files.fcntl.flock

@@ -1,7 +1,5 @@
 """``benchmarks/kills.py`` in short: a few kills of every stage that goes on after one and replaces an output."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-def test_killed_commands_end_in_equal_products_and_leave_nothing() -> None:
+def test_killed_commands_end_in_equal_products_and_leave_nothing():
     """In a process of its own: it forks, which one with threads must not."""
     script = [sys.executable, str(ROOT / "benchmarks" / "kills.py"), "--kills", "4", "--only", "replacing"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -54,11 +54,11 @@ def imports() -> Iterator[tuple[str, str, str]]:
                 yield room_of(file), f"{file}:{getattr(node, 'lineno', 0)} imports {name}", name
 
 
-def test_every_file_belongs_to_a_layer() -> None:
+def test_every_file_belongs_to_a_layer():
     assert set(map(room_of, FILES)) - {"__init__"} <= set(LAYERS)
 
 
-def test_imports_point_upward() -> None:
+def test_imports_point_upward():
     allowed = {room: {*LAYERS[: LAYERS.index(room) + 1], "__version__"} for room in LAYERS}
     own = [(room, where, name) for room, where, name in imports() if name.startswith("gpq_faiss.")]
     assert len(own) > 300
@@ -66,7 +66,7 @@ def test_imports_point_upward() -> None:
     assert not wrong
 
 
-def test_libraries_stay_in_their_rooms() -> None:
+def test_libraries_stay_in_their_rooms():
     wrong = []
     for room, where, name in imports():
         top = name.split(".")[0]
@@ -79,7 +79,7 @@ LONGEST = 80
 """Lines of a function, its docstring and signature left out."""
 
 
-def test_no_function_is_too_long_to_read() -> None:
+def test_no_function_is_too_long_to_read():
     wrong = []
     for file, tree in FILES.items():
         for node in ast.walk(tree):

@@ -65,7 +65,7 @@ def done(request: pytest.FixtureRequest, tmp_path: Path, kernel: Any) -> Run:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_the_file_in_the_repository_is_the_script_executed(script: Path) -> None:
+def test_the_file_in_the_repository_is_the_script_executed(script):
     assert build.scripts() == SCRIPTS
     assert build.check(script) == []
     assert any(cell.get("outputs") for cell in build.nbformat.read(script.with_suffix(".ipynb"), 4).cells)
@@ -76,7 +76,7 @@ def executed(test: Any) -> Any:
 
 
 @executed
-def test_01_from_images_to_faiss(done: Run) -> None:
+def test_01_from_images_to_faiss(done):
     index: Any = faiss.read_index(str(done.made / "index.faiss"))
     assert index.ntotal == 1797
     assert faiss.downcast_index(index.index).sa_code_size() == 6
@@ -91,7 +91,7 @@ def test_01_from_images_to_faiss(done: Run) -> None:
 
 
 @executed
-def test_02_your_embeddings(done: Run) -> None:
+def test_02_your_embeddings(done):
     known = np.load(done.made / "labels.npy")
     assert np.bincount(known + 1).tolist() == [len(known) - 200, *[20] * 10]
     assert faiss.read_index(str(done.made / "after.faiss")).ntotal == len(known)
@@ -104,7 +104,7 @@ def test_02_your_embeddings(done: Run) -> None:
 
 
 @executed
-def test_03_paper_tables(done: Run) -> None:
+def test_03_paper_tables(done):
     assert len(list((done.made / "table2").glob("*.h5"))) == 13
     assert done.is_picture("plots/voronoi.png")
     assert "13 runs made, 0 failed" in done.printed
@@ -118,7 +118,7 @@ def test_03_paper_tables(done: Run) -> None:
 
 
 @executed
-def test_04_large_scale_search(done: Run) -> None:
+def test_04_large_scale_search(done):
     for name in ("lists", "merged"):
         assert faiss.read_index(str(done.made / f"{name}.faiss")).ntotal == 60_000
     for promise in ("that in memory", "ids alone", "1,000 alone", "result", "answer"):
@@ -131,7 +131,7 @@ def test_04_large_scale_search(done: Run) -> None:
 
 
 @executed
-def test_05_likeness_and_class(done: Run) -> None:
+def test_05_likeness_and_class(done):
     ranked, alike = done.column("mAP"), done.column("NN10@100")
     first, last = "feature_weight 0.0", "feature_weight 0.5"
     # The two ends: one has the class and no likeness, the other the likeness of PQ at more mAP than the features themselves.
@@ -153,7 +153,7 @@ print("a"); print("b")
 """
 
 
-def test_a_build_is_reproducible_and_in_step(tmp_path: Path, kernel: Any) -> None:
+def test_a_build_is_reproducible_and_in_step(tmp_path, kernel):
     small = tmp_path / "03_small.py"
     small.write_text(SCRIPT)
     assert build.check(small) == ["it is missing"]
@@ -178,9 +178,7 @@ def test_a_build_is_reproducible_and_in_step(tmp_path: Path, kernel: Any) -> Non
         ("import sys; print('oh', file=sys.stderr)", "something was written to stderr"),
     ],
 )
-def test_what_should_not_be_published_is_not_written(
-    tmp_path: Path, kernel: Any, code: str, fault: str
-) -> None:
+def test_what_should_not_be_published_is_not_written(tmp_path, kernel, code, fault):
     small = tmp_path / "03_small.py"
     small.write_text(f"# %%\n{code}\n")
     (found,) = build.build(small, kernel)

@@ -18,7 +18,7 @@ from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.errors import DeviceError, GpqError, UsageError
+from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
@@ -69,9 +69,7 @@ def equal(found: SearchResult, expected: SearchResult) -> None:
     ],
     ids=str,
 )
-def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
-    shop: Path, kind: str, options: dict[str, Any]
-) -> None:
+def test_a_search_on_a_device_gives_the_answer_of_the_cpu(shop, kind, options):
     ids = np.load(shop / "where.npy")
     filters = {"allow": Allow(ids), "deny": Deny(ids), "few": Allow(ids[:3])}
     where = filters.get(options.get("where", ""))
@@ -95,17 +93,13 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
     ],
     ids=str,
 )
-def test_what_a_device_cannot_do_is_refused(
-    shop: Path, options: dict[str, Any], error: type[GpqError], match: str
-) -> None:
+def test_what_a_device_cannot_do_is_refused(shop, options, error, match):
     with pytest.raises(error, match=match) as caught:
         asked(shop, "flat", on_device=True, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(
-    shop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monkeypatch):
     def searched(*_: object, **__: object) -> None:
         raise AssertionError("searched on the CPU")
 
@@ -118,7 +112,7 @@ def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(
 
 
 @pytest.mark.parametrize("where", ["open_index", "query_vectors"])
-def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_gpu_without_memory_is_one_line(shop, monkeypatch, where):
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
@@ -130,7 +124,7 @@ def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.Monkey
 
 
 @NO_GPU
-def test_without_a_gpu_the_command_line_says_so(shop: Path) -> None:
+def test_without_a_gpu_the_command_line_says_so(shop):
     for call in (
         ("search", shop / "model", shop / "flat.faiss", shop / "queries.npy"),
         ("evaluate", shop / "model", "digits"),
@@ -146,7 +140,7 @@ def test_without_a_gpu_the_command_line_says_so(shop: Path) -> None:
     [("-k", 3000, "--memory", "256MB"), ("-k", 10, "--deny-ids", "WHERE"), ("--min-score", 2.5)],
     ids=str,
 )
-def test_gpq_search_on_a_gpu(shop: Path, options: tuple[Any, ...]) -> None:
+def test_gpq_search_on_a_gpu(shop, options):
     options = tuple(shop / "where.npy" if option == "WHERE" else option for option in options)
     call = "search", shop / "model", shop / "ivf.faiss", shop / "queries.npy", *options, "--format", "json"
     found, expected = (json.loads(done(*call, *device)) for device in (("--device", "cuda"), ()))

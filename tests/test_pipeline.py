@@ -60,14 +60,14 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
     return run(tmp_path_factory.mktemp("run"), compare=("pq",))
 
 
-def test_the_path_ends_in_figures_far_above_chance(products: Products) -> None:
+def test_the_path_ends_in_figures_far_above_chance(products):
     assert products.evaluation.ranking.map > 0.5, "chance is 0.1"
     assert products.results.ids.shape == (8, 10)
     assert next(iter(products.evaluation.measured.values())).bits == 24
     assert products.evaluation.measured["pq"].ranking.map > 0.5
 
 
-def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> None:
+def test_evaluation_is_the_ranking_of_the_stored_codes(products):
     """The figure from ``evaluate`` against the codes that ``encode`` wrote, ranked by hand."""
     split = load_split(products.model / "split.json")
     encoder = Encoder.load(products.model)
@@ -83,14 +83,14 @@ def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> No
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
 
 
-def test_queries_that_may_have_been_trained_on_are_refused(products: Products) -> None:
+def test_queries_that_may_have_been_trained_on_are_refused(products):
     with pytest.raises(MismatchError, match="protocol 1"):
         evaluate(products.model, open_digits(), protocol="2")
     same = evaluate(products.model, open_digits(), protocol="1")
     assert same.ranking.map == products.evaluation.ranking.map
 
 
-def test_other_data_are_split_anew_and_said_to_be(products: Products) -> None:
+def test_other_data_are_split_anew_and_said_to_be(products):
     digits = open_digits()
     other = replace(digits, fingerprint="another", name="copy")
     result = evaluate(products.model, other, protocol="transfer")
@@ -101,20 +101,20 @@ def test_other_data_are_split_anew_and_said_to_be(products: Products) -> None:
 FEW = merge(preset("paper"), {"training": {"steps": 5}})
 
 
-def test_a_model_without_queries_cannot_be_evaluated(tmp_path: Path) -> None:
+def test_a_model_without_queries_cannot_be_evaluated(tmp_path):
     model = train(open_digits(), tmp_path / "m", config=FEW, labelled="0.5", protocol="none")
     with pytest.raises(UsageError, match="protocol none"):
         evaluate(model, open_digits())
 
 
-def test_with_every_label_the_database_is_what_was_trained_on(tmp_path: Path) -> None:
+def test_with_every_label_the_database_is_what_was_trained_on(tmp_path):
     model = train(open_digits(), tmp_path / "m", config=FEW)
     result = evaluate(model, open_digits())
     assert any("trained on" in note for note in result.notes)
     assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
 
 
-def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path: Path) -> None:
+def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path):
     model = train(open_digits(), tmp_path / "m", config=FEW, protocol="2")
     split = load_split(model / "split.json")
     names = Encoder.load(model).model.class_names
@@ -125,7 +125,7 @@ def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path: Pat
     assert evaluate(model, open_digits()).ranking.n_queries == len(split.query)
 
 
-def test_rows_as_slices_and_lists() -> None:
+def test_rows_as_slices_and_lists():
     n = 20
     for text in ("0:8", "3,5,9", "10:20:3", ":4", "-1", "0,2:4"):
         expected: list[int] = []
@@ -141,7 +141,7 @@ def test_rows_as_slices_and_lists() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("amp", [False, True])
-def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
+def test_the_path_on_a_gpu(tmp_path, amp):
     out = run(tmp_path, device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
     for k in (None, 50):
@@ -165,7 +165,7 @@ def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path: Path) -> None:
+def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path):
     training = {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64}
     changes = {"network": {"backbone": "vgg", "image_size": 32}, "training": training}
     made = {"config": merge(preset("paper"), changes), "labelled": "20-per-class", "amp": True}

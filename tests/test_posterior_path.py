@@ -30,7 +30,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return train(open_digits(), folder / "model", config=config, labelled="10-per-class")
 
 
-def test_a_search_ranks_by_class_probabilities_in_sums_of_codewords(model: Path, tmp_path: Path) -> None:
+def test_a_search_ranks_by_class_probabilities_in_sums_of_codewords(model, tmp_path):
     data = open_digits()
     codes = encode(model, data, tmp_path / "codes.h5")
     built = index(model, codes, tmp_path / "index.faiss")
@@ -54,7 +54,7 @@ def test_a_search_ranks_by_class_probabilities_in_sums_of_codewords(model: Path,
     np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
-def test_prototypes_placed_anew_say_the_same(model: Path) -> None:
+def test_prototypes_placed_anew_say_the_same(model):
     net = Encoder.load(model).model.network
     assert isinstance(net, PosteriorNetwork)
     # Directions of no weight may be others.
@@ -64,7 +64,7 @@ def test_prototypes_placed_anew_say_the_same(model: Path) -> None:
     torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
 
 
-def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
+def test_an_infinite_item_is_not_encoded(tmp_path):
     """Features that are finite, and too large for the network."""
     x = random_input("features", 120)
     x[7] = 3e38

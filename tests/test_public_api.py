@@ -1,7 +1,5 @@
 """The public names: what ``import gpq_faiss`` gives, that it gives them late, and that none of them is a module."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess
@@ -18,7 +16,7 @@ from gpq_faiss.errors import UsageError, unknown
 ROOT = Path(__file__).parent.parent
 
 
-def test_every_public_name_is_a_documented_function_or_class() -> None:
+def test_every_public_name_is_a_documented_function_or_class():
     assert not hasattr(gpq, "no_such_name")
     assert set(gpq.__all__) <= set(dir(gpq))
     for name in gpq.__all__:
@@ -29,7 +27,7 @@ def test_every_public_name_is_a_documented_function_or_class() -> None:
             assert inspect.getdoc(value), name
 
 
-def test_type_checkers_see_the_same_names_as_programs() -> None:
+def test_type_checkers_see_the_same_names_as_programs():
     tree = ast.parse((ROOT / "gpq_faiss" / "__init__.py").read_text())
     typed = {
         alias.asname or alias.name: node.module
@@ -43,7 +41,7 @@ def test_type_checkers_see_the_same_names_as_programs() -> None:
     assert set(gpq.__all__) == {*typed, "__version__"}
 
 
-def test_names_are_imported_late_and_stay_functions_once_every_module_is() -> None:
+def test_names_are_imported_late_and_stay_functions_once_every_module_is():
     """A module of the same name would take a function's place when somebody imports it."""
     code = """
 import importlib, pkgutil, sys, types
@@ -59,14 +57,14 @@ print([name for name in gpq.__all__ if isinstance(getattr(gpq, name), types.Modu
     assert done.stdout.split("\n")[:3] == ["[]", "False", "[]"]
 
 
-def test_the_wheel_has_every_package() -> None:
+def test_the_wheel_has_every_package():
     files = (ROOT / "gpq_faiss").rglob("__init__.py")
     there = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert {*there, "gpq_cli"} == set(settings["tool"]["setuptools"]["packages"])
 
 
-def test_arguments_of_another_type_are_converted_or_named(tmp_path: Path) -> None:
+def test_arguments_of_another_type_are_converted_or_named(tmp_path):
     out = tmp_path / "model"
     short = gpq.preset("paper").with_settings({"training": {"steps": 2, "batch_labelled": 20}})
     gpq.train("digits", out, config=short, protocol=1, labelled=0.5)
@@ -80,7 +78,7 @@ def test_arguments_of_another_type_are_converted_or_named(tmp_path: Path) -> Non
             call()
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     assert unknown("loss 'mine'", "mine", []) == "loss 'mine' is unknown: there is none"
     with monkeypatch.context() as without:
         without.delitem(vars(gpq), "train", raising=False)

@@ -93,7 +93,7 @@ def check(where: str, shown: str, file: str, rows: str, column: str) -> None:
         ),
     ],
 )
-def test_rows_have_the_committed_figures(page: str, head: str, files: str) -> None:
+def test_rows_have_the_committed_figures(page, head, files):
     """``files``: those of the columns of the page, each with its own columns."""
     columns = [(file, column) for file, *own in map(str.split, files.split(", ")) for column in own]
     rows = table_under(page, head)
@@ -107,7 +107,7 @@ def test_rows_have_the_committed_figures(page: str, head: str, files: str) -> No
             check(f"{page}: {label}", text, file, row, column)
 
 
-def test_the_default_has_the_committed_figures() -> None:
+def test_the_default_has_the_committed_figures():
     rows = table_under("docs/results.md", "| data | 12 bits |")
     assert len(rows) == 6
     names, columns = (
@@ -128,7 +128,7 @@ def test_the_default_has_the_committed_figures() -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/results.md", "docs/recommended.md"])
-def test_every_figure_stands_in_a_file_that_its_section_names(page: str) -> None:
+def test_every_figure_stands_in_a_file_that_its_section_names(page):
     """Figures with a decimal point, in tables and in sentences, rounded as they are shown there."""
     for section in re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.M):
         files = re.findall(r"results/([\w-]+)\.md", section)
@@ -143,7 +143,7 @@ def test_every_figure_stands_in_a_file_that_its_section_names(page: str) -> None
             assert near, f"{section[:40]}: {shown}"
 
 
-def test_searches_have_the_committed_figures() -> None:
+def test_searches_have_the_committed_figures():
     """Of single queries on one thread, k = 10."""
     text = (RESULTS / "search.md").read_text(encoding="utf-8")
     for label, items, *cells in table_under("docs/results.md", "| codes, bits | items |"):
@@ -171,7 +171,7 @@ def test_searches_have_the_committed_figures() -> None:
         assert [line[8].strip(), line[12].strip()] == [recall, plain_recall]
 
 
-def test_the_sizes_of_the_installations_are_the_committed_ones() -> None:
+def test_the_sizes_of_the_installations_are_the_committed_ones():
     found = {row[""]: row["site-packages"] for row in tables("install")[0]}
     light, whole = found["`search`"], found["`train`"]
     assert f"[{light} in place of {whole.removesuffix(' MB')}]" in (ROOT / "README.md").read_text()
@@ -190,9 +190,7 @@ def test_the_sizes_of_the_installations_are_the_committed_ones() -> None:
         ("paper", {"training": {"steps": 150}}, 0.481),
     ],
 )
-def test_short_trainings_of_the_presets_rank_as_before(
-    tmp_path: Path, name: str, changes: dict[str, dict[str, int]], expected: float
-) -> None:
+def test_short_trainings_of_the_presets_rank_as_before(tmp_path, name, changes, expected):
     """On digits, 20 labels per class, 12 bits: cheaper than the presets, but by the same code."""
     config = merge(merge(preset(name), {"quantizer": {"codebooks": 3}}), changes)
     train(open_digits(), tmp_path / "model", config=config, labelled="20-per-class")

@@ -96,7 +96,7 @@ NEEDS_TORCH = [
 ]
 
 
-def test_what_needs_no_torch_runs_and_what_does_names_the_extra(shop: Path) -> None:
+def test_what_needs_no_torch_runs_and_what_does_names_the_extra(shop):
     answers = in_process(shop, COMMANDS, [*WORKING, *NEEDS_TORCH])
     worked, refused = answers[: len(WORKING)], answers[len(WORKING) :]
     assert [(call, err) for call, (code, _, err) in zip(WORKING, worked, strict=True) if code] == []
@@ -115,7 +115,7 @@ def test_what_needs_no_torch_runs_and_what_does_names_the_extra(shop: Path) -> N
     assert measured["map"] == pytest.approx(there.ranking.map, abs=1e-9)
 
 
-def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path, tmp_path: Path) -> None:
+def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop, tmp_path):
     encoder = gpq.open_encoder(shop / "encoder.onnx")
     assert isinstance(encoder, OnnxEncoder)
     queries = np.load(shop / "queries.npy")
@@ -123,7 +123,7 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
     expected, _ = gpq.Encoder.load(shop / "model").embed(queries, queries=True)
     assert np.abs(vectors - expected).max() < 1e-5
     assert fine.all()
-    mean = np.asarray(gpq.load_model(shop / "model").network.backbone.input.mean)  # type: ignore[union-attr]
+    mean = np.asarray(gpq.load_model(shop / "model").network.backbone.input.mean)
     assert encoder.embed(mean[None], queries=True)[1].shape == (1,)
     assert encoder.embed(np.empty((0, WIDTH)), queries=True)[0].shape == (0, 60)
     make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
@@ -144,9 +144,7 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
             call()
 
 
-def test_a_damaged_onnx_file_is_one_clear_error(
-    shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_onnx_file_is_one_clear_error(shop, tmp_path, capfd):
     whole, rng = (shop / "encoder.onnx").read_bytes(), np.random.default_rng(4)
     path, refused = tmp_path / "damaged.onnx", list[str]()
     for case in range(80):
@@ -174,7 +172,7 @@ def test_a_damaged_onnx_file_is_one_clear_error(
             gpq.open_encoder(wrong)
 
 
-def test_without_faiss_too_the_remedy_is_told(shop: Path) -> None:
+def test_without_faiss_too_the_remedy_is_told(shop):
     commands = COMMANDS.replace("gpq_faiss.open_index(sys.argv[2])", "pass")
     calls = ["--help", "index model items.h5 --out never.faiss"]
     helped, built = in_process(shop, f"import sys; sys.modules['faiss'] = None\n{commands}", calls)

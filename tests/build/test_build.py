@@ -21,7 +21,7 @@ from gpq_faiss.build.stream import build_index
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index
-from gpq_faiss.faissio.storage import FORMS, Form, faiss_index, row_header
+from gpq_faiss.faissio.storage import FORMS, faiss_index, row_header
 from gpq_faiss.indexes.file import open_file
 
 MODEL = "model-1"
@@ -46,7 +46,7 @@ def progress_of(out: Path) -> tuple[int, int] | None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("ids", ["counting", "ascending", "any"])
-def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Form, ids: str) -> None:
+def test_a_streamed_build_equals_one_in_memory(tmp_path, form, ids):
     n = 5000
     numbers = np.arange(n) if ids == "counting" else np.arange(n) * 3 - 2**41
     if ids == "any":
@@ -69,9 +69,7 @@ def interrupt(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.parametrize("form", ["flat", "ivf"])
-def test_a_build_that_was_cut_off_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
-) -> None:
+def test_a_build_that_was_cut_off_goes_on(tmp_path, monkeypatch, form):
     parts, out = shards(tmp_path, np.arange(3000) * 2, 4), tmp_path / "i.faiss"
     whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), form).read_bytes()
     read: list[str] = []
@@ -104,9 +102,7 @@ def test_a_build_that_was_cut_off_goes_on(
 
 
 @pytest.mark.parametrize("damage", ["other shards", "no JSON", "short"])
-def test_unfinished_work_that_does_not_fit_starts_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
+def test_unfinished_work_that_does_not_fit_starts_anew(tmp_path, monkeypatch, damage):
     parts, out = shards(tmp_path, np.arange(900)), tmp_path / "i.faiss"
     with monkeypatch.context() as patch:
         patch.setattr(stream, "row_parts", interrupt)
@@ -125,7 +121,7 @@ def test_unfinished_work_that_does_not_fit_starts_anew(
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3, 2], [5, 4, 5, 1], [1, -1, 2, 3], [7, 7, 8, 9]])
-def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
+def test_ids_that_cannot_be_are_refused(tmp_path, ids):
     parts = shards(tmp_path, np.array(ids), 2)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=r"occurs more than once|marks a missing") as refused:
@@ -137,7 +133,7 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_ids_are_found_part_by_part(tmp_path, monkeypatch):
     """Many ids at a small budget: several passes, each over a part of the ids."""
     monkeypatch.setattr(stream, "LEAST_MEMORY", 1)
     ids, out = np.random.default_rng(2).permutation(20_000) * 64, tmp_path / "i.faiss"
@@ -150,14 +146,14 @@ def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest
         build_index(shards(tmp_path, ids), out, codebooks(), "flat", memory=40_000, overwrite=True)
 
 
-def test_nothing_and_too_little_memory_are_refused(tmp_path: Path) -> None:
+def test_nothing_and_too_little_memory_are_refused(tmp_path):
     parts = shards(tmp_path, np.arange(30), 1)
     for sources, memory, message in ((parts, 1000, "at least 16 MiB"), ([], 1 << 30, "nothing to index")):
         with pytest.raises(UsageError, match=message):
             build_index(sources, tmp_path / "i.faiss", codebooks(), "flat", memory=memory)
 
 
-def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
+def test_a_search_on_disk_keeps_to_its_budget(tmp_path):
     """An index of 44 MB searched with 15: the process may not take more than that above what it had."""
     n = 4_000_000
     head, _, tail = row_header("flat", codebooks(), n, mapped="IDMap")
@@ -177,7 +173,7 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=environment, check=True)
 
 
-def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
+def test_a_large_index_opens_at_once(tmp_path):
     """Six gigabytes of codes that are a hole in the file: only the header is read."""
     n = 2_000_000_000
     head, count, tail = row_header("flat", codebooks(), n)

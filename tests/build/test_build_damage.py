@@ -18,7 +18,7 @@ from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio.header import IndexFile
 from gpq_faiss.faissio.io import load_index, sidecar_path
-from gpq_faiss.faissio.storage import FORMS, Form, faiss_index
+from gpq_faiss.faissio.storage import FORMS, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.stages.index import index
@@ -45,7 +45,7 @@ def flip_codes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", FORMS)
-def test_no_index_is_built_of_a_damaged_one(model: Path, codes: Path, tmp_path: Path, source: str) -> None:
+def test_no_index_is_built_of_a_damaged_one(model, codes, tmp_path, source):
     good = index(model, codes, tmp_path / f"{source}.faiss", kind=source)
     sound, before = good.read_bytes(), sorted(tmp_path.iterdir())
     data = bytearray(sound)
@@ -59,9 +59,7 @@ def test_no_index_is_built_of_a_damaged_one(model: Path, codes: Path, tmp_path: 
             assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_damaged_shard_leaves_the_finished_ones_to_the_next_build(
-    model: Path, codes: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_leaves_the_finished_ones_to_the_next_build(model, codes, tmp_path):
     other = make_rows(tmp_path / "other.h5", "features", features()[:200], IDS[:200] + 1, codebooks())
     first, second = (index(model, rows, tmp_path / f"flat-{i}") for i, rows in enumerate((other, codes)))
     sound = second.read_bytes()
@@ -77,9 +75,7 @@ def test_a_damaged_shard_leaves_the_finished_ones_to_the_next_build(
 
 @pytest.mark.parametrize("way", ["truncated", "overwritten"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_that_changes_while_it_is_searched_ends_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form, way: str
-) -> None:
+def test_a_file_that_changes_while_it_is_searched_ends_in_one_line(tmp_path, monkeypatch, form, way):
     """In the middle of a read, or between two: never a signal, never the answers of something else."""
     rng, path = np.random.default_rng(0), tmp_path / "i.faiss"
     codes, ids = rng.integers(0, 256, (20_000, 3), dtype=np.uint8), rng.permutation(20_000) * 3
@@ -115,7 +111,7 @@ def test_a_file_that_changes_while_it_is_searched_ends_in_one_line(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_a_header_claims_is_not_allocated(tmp_path: Path, form: Form) -> None:
+def test_what_a_header_claims_is_not_allocated(tmp_path, form):
     """Dimensions, codebooks and bits far beyond the file are refused before any memory is taken."""
     Z, refused, path = codebooks()[:3], 0, tmp_path / "i.faiss"
     data = faiss.serialize_index(faiss_index(np.zeros((60, 2), np.uint8), None, Z, form)).tobytes()

@@ -62,9 +62,7 @@ def write_sidecar(index: Path, extra: dict[str, str]) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), ids=IDS | st.integers(1, 9).map(range), named=st.booleans(), labelled=st.booleans())
-def test_old_names_are_those_of_the_converted_file(
-    data: st.DataObject, ids: Sequence[int], named: bool, labelled: bool
-) -> None:
+def test_old_names_are_those_of_the_converted_file(data, ids, named, labelled):
     n = len(ids)
     texts = st.lists(TEXTS, min_size=n, max_size=n)
     columns = {name: data.draw(texts) for name in (["name", "title"] if named else ["title"])}
@@ -92,8 +90,8 @@ def test_old_names_are_those_of_the_converted_file(
 
 
 def test_old_names_of_another_index_or_in_a_folder_that_cannot_be_written_are_not_converted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, caplog, monkeypatch
+):
     index = tmp_path / "index.faiss"
     for key, why in (("other", "belongs to another index"), ("mine", "its folder cannot be written")):
         write_old(index, [0, 1], {"name": ["a", "b"]}, None, key=key)
@@ -104,9 +102,7 @@ def test_old_names_of_another_index_or_in_a_folder_that_cannot_be_written_are_no
 
 
 @pytest.mark.parametrize("by", ["conversion", "index"])
-def test_what_another_process_publishes_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
+def test_what_another_process_publishes_meanwhile_stays(tmp_path, monkeypatch, by):
     index, write = tmp_path / "index.faiss", item_files.write_items
     write_old(index, [0, 1], {"name": ["a", "b"]}, None)
 
@@ -140,7 +136,7 @@ DAMAGE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_damaged_or_foreign_old_names_are_one_error(tmp_path: Path, what: str) -> None:
+def test_damaged_or_foreign_old_names_are_one_error(tmp_path, what):
     index = tmp_path / "index.faiss"
     path = write_old(index, [9, 5, 7], {"name": ["a", "b", "c"]}, [["dog"], [], ["cat"]])
     with h5py.File(path, "r+") as h5:

@@ -169,15 +169,13 @@ for case in (("toml", "empty"), *(("ids", how) for how in ("empty", "truncated",
 
 
 @pytest.mark.parametrize(("form", "how"), CASES)
-def test_a_broken_file_is_one_line(
-    shop: Shop, good: dict[str, Path], tmp_path: Path, form: str, how: str
-) -> None:
+def test_a_broken_file_is_one_line(shop, good, tmp_path, form, how):
     bad = tmp_path / f"bad{good[form].suffix}"
     put(good[form], bad, how, form)
     all_refused(shop, bad, READERS[form])
 
 
-def test_bad_rows_and_widths_are_named(shop: Shop, tmp_path: Path) -> None:
+def test_bad_rows_and_widths_are_named(shop, tmp_path):
     encode, search, _, train, *_ = READERS["npy"].split("|")
     for word, value, columns in (("NaN", np.nan, 3), ("infinity", np.inf, 3), ("zero", 0, slice(None))):
         features, path = clusters()[0], tmp_path / f"{word}.npy"
@@ -188,9 +186,7 @@ def test_bad_rows_and_widths_are_named(shop: Shop, tmp_path: Path) -> None:
     all_refused(shop, path, f"{encode}|{search}", "16", "17")
 
 
-def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop, tmp_path, monkeypatch):
     real = quantizer.zero_subvectors
 
     def zero(raw: torch.Tensor, M: int) -> torch.Tensor:
@@ -267,7 +263,7 @@ MODELS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "empty folder": (EVERY, lambda folder: [path.unlink() for path in folder.iterdir()]),
     "flipped bit": (NETWORK, flip),
     "no codebooks": (EVERY, no_codebooks),
-    **{text: (EVERY, lambda at, text=text: (at / "config.json").write_text(text)) for text in TEXTS},  # type: ignore[misc]
+    **{text: (EVERY, lambda at, text=text: (at / "config.json").write_text(text)) for text in TEXTS},
     **{
         f"{key} {str(value)[:50]}": (calls, swap(key, value))
         for calls, swaps in SWAPS.items()
@@ -282,7 +278,7 @@ MODELS: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("how", MODELS)
-def test_a_model_that_is_none_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
+def test_a_model_that_is_none_is_one_line(shop, tmp_path, how):
     calls, change = MODELS[how]
     change(Path(shutil.copytree(shop.model, tmp_path / "bad-model")))
     word = "split.json" if how.startswith("split.json") else "bad-model"
@@ -302,9 +298,7 @@ def test_a_model_that_is_none_is_one_line(shop: Shop, tmp_path: Path, how: str) 
         ("input.image_size", 1 << 20),  # a convolution takes images of any size, so that no tensor tells
     ],
 )
-def test_sizes_that_no_tensor_has_are_refused_before_they_are_made(
-    shop: Shop, tmp_path: Path, key: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_that_no_tensor_has_are_refused_before_they_are_made(shop, tmp_path, key, value, monkeypatch):
     folder, images = tmp_path / "bad-model", key == "input.image_size"
     if images:
         make_model(folder, "images", image_size=16, backbone="vgg", class_names=("a", "b"))
@@ -329,8 +323,8 @@ def test_sizes_that_no_tensor_has_are_refused_before_they_are_made(
 
 @pytest.mark.parametrize("form", ["npz", "parquet", "h5"])
 def test_what_unpacks_to_more_than_the_budget_or_the_free_memory_is_one_line(
-    shop: Shop, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shop, tmp_path, form, monkeypatch
+):
     """Files that unpack to hundreds of times their size: 32 MB."""
     path, x = tmp_path / f"bomb.{form}", np.ones((500_000, WIDTH), np.float32)
     if form == "npz":
@@ -351,7 +345,7 @@ def test_what_unpacks_to_more_than_the_budget_or_the_free_memory_is_one_line(
 
 
 @pytest.mark.parametrize(("rows", "keep"), [(10**11, True), (200_000, False)])
-def test_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path, rows: int, keep: bool) -> None:
+def test_rows_that_are_not_stored_are_one_line(shop, tmp_path, rows, keep):
     """HDF5 reads what was never written as zeros, without a word: of so many rows those of a good file are there, or none."""
     for good, calls in (
         (shop.codes, "index MODEL BAD | index MODEL BAD --memory 100MB | info BAD"),
@@ -373,7 +367,7 @@ def test_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path, rows:
         all_refused(shop, bad, calls, "damaged")
 
 
-def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path) -> None:
+def test_foreign_rows_that_are_not_stored_are_one_line(shop, tmp_path):
     twice, size = h5py.h5p.create(h5py.h5p.DATASET_CREATE), (1 << 20, WIDTH)
     twice.set_deflate(9)
     for name, options in {
@@ -386,9 +380,7 @@ def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Pat
         all_refused(shop, tmp_path / f"{name}.h5", "encode MODEL features:BAD")
 
 
-def test_parquet_without_pyarrow_names_the_remedy(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_pyarrow_names_the_remedy(shop, tmp_path, monkeypatch):
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -400,9 +392,7 @@ def test_parquet_without_pyarrow_names_the_remedy(
 
 
 @pytest.mark.parametrize("how", ["empty", "half", "a link to itself", "a link to nowhere"])
-def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
-    shop: Shop, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(shop, tmp_path, how, caplog):
     folder = Path(shutil.copytree(shop.images, tmp_path / "images"))
     bad = folder / "b" / "3.png"
     if "link" in how:

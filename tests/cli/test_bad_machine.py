@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import STAGES, Shop, clusters, content, done, gpq, only_line, refused, stage_call, untouched
+from commands import STAGES, clusters, content, done, gpq, only_line, refused, stage_call, untouched
 
 from gpq_faiss.encoder import Encoder
 
@@ -45,7 +45,7 @@ def no_space(sync: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stage", [*STAGES, "train sync", "encode sync", "index sync"])
-def test_a_write_that_fails_is_one_line(shop: Shop, tmp_path: Path, stage: str) -> None:
+def test_a_write_that_fails_is_one_line(shop, tmp_path, stage):
     sync = stage.endswith(" sync")
     call, _ = stage_call(stage.removesuffix(" sync"), shop, tmp_path)
     with no_space(sync):
@@ -78,7 +78,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_locked_folder_or_a_file_in_its_place_is_one_line(shop: Shop, locked: Path, stage: str) -> None:
+def test_a_locked_folder_or_a_file_in_its_place_is_one_line(shop, locked, stage):
     file = locked.parent / "file"
     file.write_bytes(b"precious")
     with untouched(locked.parent, shop.root):
@@ -93,7 +93,7 @@ def test_a_locked_folder_or_a_file_in_its_place_is_one_line(shop: Shop, locked: 
 # GPUs -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_is_one_line(shop, tmp_path):
     device = f"cuda:{torch.cuda.device_count()}" if torch.cuda.is_available() else "cuda"
     with untouched(tmp_path, shop.root):
         for stage in ("train", "encode", "search json", "evaluate json"):
@@ -143,9 +143,7 @@ def interrupt(call: str, when: Path, number: signal.Signals) -> tuple[int, str]:
     return child.returncode, only_line(stderr)
 
 
-def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
-    shop: Shop, tmp_path: Path
-) -> None:
+def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(shop, tmp_path):
     settings = f"--preset paper --config {shop.settings} --set training.steps=120 --checkpoint-seconds 0.4"
     train = f"train {shop.data} --labels {shop.labels} {settings} --out {tmp_path}"
     partial = tmp_path / ".model.partial"
@@ -161,7 +159,7 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     assert weights[0] == weights[1]
 
 
-def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop: Shop, tmp_path: Path) -> None:
+def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop, tmp_path):
     np.save(tmp_path / "x.npy", clusters(1200)[0])
     encode = f"encode {shop.model} features:{tmp_path}/x.npy --batch-size 20 --out {tmp_path}"
     partial = tmp_path / ".features.h5.partial"
@@ -178,9 +176,7 @@ def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop: Sh
 
 
 @pytest.mark.parametrize("stage", [s for s in STAGES if s not in {"train", "encode", "index"}])
-def test_a_signal_in_any_other_stage_leaves_nothing(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
+def test_a_signal_in_any_other_stage_leaves_nothing(shop, tmp_path, monkeypatch, stage):
     """Just before the output would get its name."""
 
     def interrupted(source: object, target: object) -> None:
@@ -213,7 +209,7 @@ def python(script: str, *arguments: object, **environment: str) -> tuple[int, st
     return ended.returncode, ended.stderr
 
 
-def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path) -> None:
+def test_too_little_memory_to_load_torch_is_one_line(shop, tmp_path):
     one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     call = ("-q", "encode", shop.model, shop.data, "--out", tmp_path / "c.h5")
     code, stderr = python(LITTLE, *call, **{**os.environ, **one})
@@ -235,9 +231,7 @@ def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path)
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ""),
     ],
 )
-def test_lack_of_memory_damage_and_bugs_are_told_apart(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
-) -> None:
+def test_lack_of_memory_damage_and_bugs_are_told_apart(shop, tmp_path, monkeypatch, error, line):
     def fails(*_: object, **__: object) -> None:
         raise error
 
@@ -251,7 +245,7 @@ def test_lack_of_memory_damage_and_bugs_are_told_apart(
 
 
 @pytest.mark.parametrize(("own", "spins"), [({}, "0"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(own: dict[str, str], spins: str) -> None:
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(own, spins):
     """What OpenMP itself says of the environment that it has read."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     environment |= own | {"OMP_DISPLAY_ENV": "VERBOSE", "OMP_NUM_THREADS": "2"}

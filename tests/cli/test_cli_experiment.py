@@ -1,16 +1,13 @@
 """``gpq experiment`` on the command line: methods, run, report, and what it says when something cannot be."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from commands import done, gpq, only_line, refused
 
 from gpq_faiss.methods.registry import METHODS
 
 
-def test_methods_are_listed_in_the_order_of_the_tables() -> None:
+def test_methods_are_listed_in_the_order_of_the_tables():
     lines = done("experiment methods").splitlines()[2:]
     listed = json.loads(done("experiment methods --format json"))
     assert [line.split()[0] for line in lines] == [row["method"] for row in listed] == list(METHODS) == [
@@ -25,7 +22,7 @@ def test_methods_are_listed_in_the_order_of_the_tables() -> None:
     assert all(row["what it is"] and row["from"] for row in listed)
 
 
-def test_a_run_and_its_reports(tmp_path: Path) -> None:
+def test_a_run_and_its_reports(tmp_path):
     out, page = tmp_path / "runs", tmp_path / "page" / "report.md"
     run = f"experiment run table2 digits --labelled 20-per-class --methods itq,pq --bits 24 --seeds 0 --out {out}"
     assert done(f"{run} --name digits2") == f"{out}: 2 runs made; 0 already done\n"
@@ -46,7 +43,7 @@ def test_a_run_and_its_reports(tmp_path: Path) -> None:
     assert "protocol 1, not 2: choose another --out" in refused(f"{run} --protocol 2")
 
 
-def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
+def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path):
     # 100 principal components of 64 pixels there are not.
     run = "experiment run table2 digits --labelled 20-per-class --methods itq,pq --bits 12,400 --seeds 0"
     result = gpq(f"{run} --out {tmp_path}/x")

@@ -48,7 +48,7 @@ def check_calls(calls: list[list[str]]) -> None:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *PARTS])
-def test_a_command_says_what_it_does_with_an_example_that_it_takes(name: str) -> None:
+def test_a_command_says_what_it_does_with_an_example_that_it_takes(name):
     result = CliRunner().invoke(cli, [*name.split(), "--help"], prog_name="gpq")
     assert result.exit_code == 0
     assert result.stdout.startswith(f"Usage: gpq {name} ")
@@ -67,7 +67,7 @@ def test_a_command_says_what_it_does_with_an_example_that_it_takes(name: str) ->
             assert shown in (*SELF_EVIDENT, "FOLDER", "GRID") or f"{shown} is" in (found.help or "")
 
 
-def test_commands_are_listed_in_the_order_of_the_path() -> None:
+def test_commands_are_listed_in_the_order_of_the_path():
     result = CliRunner().invoke(cli, ["--help"], prog_name="gpq")
     assert result.exit_code == 0
     listed = re.findall(r"^  ([a-z-]+)  +\S", result.stdout.split("Commands:")[1], re.MULTILINE)
@@ -76,13 +76,13 @@ def test_commands_are_listed_in_the_order_of_the_path() -> None:
     assert __version__ in CliRunner().invoke(cli, ["--version"], prog_name="gpq").stdout
 
 
-def test_the_readme_shows_every_command_and_its_calls_are_right() -> None:
+def test_the_readme_shows_every_command_and_its_calls_are_right():
     calls = list(examples(README.read_text(encoding="utf-8")))
     assert {call[0] for call in calls} == set(COMMANDS)
     check_calls(calls)
 
 
-def test_help_waits_for_no_heavy_library() -> None:
+def test_help_waits_for_no_heavy_library():
     script = """
 import json, sys
 from gpq_cli.main import COMMANDS, cli

@@ -6,14 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import faiss
 import h5py
 import numpy as np
 import pytest
-from commands import ITEMS, Shop, clusters, done, refused
+from commands import ITEMS, clusters, done, refused
 from PIL import Image
 
 
@@ -22,7 +21,7 @@ def answer(line: str) -> Any:
     return json.loads(done(f"{line} --format json"))
 
 
-def test_the_path_leaves_its_files_and_plain_faiss_opens_the_indexes(shop: Shop, tmp_path: Path) -> None:
+def test_the_path_leaves_its_files_and_plain_faiss_opens_the_indexes(shop, tmp_path):
     data = f"{shop.data} --labels {shop.labels}"
     said = done(
         f"train {data} --preset paper --bits 16 --seed 3 --set training.steps=3 --out {tmp_path}/model"
@@ -47,7 +46,7 @@ def test_the_path_leaves_its_files_and_plain_faiss_opens_the_indexes(shop: Shop,
     assert (empty.is_trained, empty.ntotal, empty.pq.M, empty.pq.nbits) == (True, 0, 4, 4)
 
 
-def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
+def test_search_in_every_form(shop, tmp_path):
     search = f"search {shop.model} {shop.index} {shop.queries} -k 5"
     found = answer(search)
     assert set(found) == {"k", "codebooks_fingerprint", "description", "queries"}
@@ -68,7 +67,7 @@ def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results.json").read_text()) == found
 
 
-def test_every_form_of_queries_finds_the_same(shop: Shop, tmp_path: Path) -> None:
+def test_every_form_of_queries_finds_the_same(shop, tmp_path):
     queries = np.load(shop.queries)
     np.savez(tmp_path / "queries.npz", features=queries)
     with h5py.File(tmp_path / "queries.h5", "w") as file:
@@ -81,7 +80,7 @@ def test_every_form_of_queries_finds_the_same(shop: Shop, tmp_path: Path) -> Non
     assert [(q["id"], q["ids"]) for q in some] == [(q["id"], q["ids"]) for q in (found[2], found[5])]
 
 
-def test_features_are_used_again_or_not_kept(shop: Shop, tmp_path: Path) -> None:
+def test_features_are_used_again_or_not_kept(shop, tmp_path):
     done(f"index {shop.model} {shop.vectors} --out {tmp_path}/index.faiss")
     assert (tmp_path / "index.faiss").read_bytes() == shop.index.read_bytes()
     encode = f"encode {shop.model} {shop.data} --labels {shop.labels} --out {tmp_path}"
@@ -95,7 +94,7 @@ def test_features_are_used_again_or_not_kept(shop: Shop, tmp_path: Path) -> None
     assert times[0] == times[1]
 
 
-def test_sources_become_shards_of_a_manifest(shop: Shop, tmp_path: Path) -> None:
+def test_sources_become_shards_of_a_manifest(shop, tmp_path):
     manifest = tmp_path / "all.json"
     assert done(f"index {shop.model} {shop.codes} --out {manifest}") == f"{manifest}\n"
     assert len(list((tmp_path / "all.shards").glob("*.faiss"))) == 1
@@ -107,7 +106,7 @@ def test_sources_become_shards_of_a_manifest(shop: Shop, tmp_path: Path) -> None
     assert "give one of them" in line
 
 
-def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
+def test_evaluate_in_every_form(shop, tmp_path):
     evaluate = f"evaluate {shop.model} {shop.data} --labels {shop.labels} --protocol 1 --compare pq,float"
     found = answer(f"{evaluate} --plot {tmp_path}/pr.png")
     stated = {"map", "bits", "protocol", "split_hash", "data", "model_fingerprint", "notes", "versions"}
@@ -132,7 +131,7 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["1 --queries 17-per-class", "2", "transfer", "transfer:0,3"])
-def test_every_protocol_trains_and_evaluates(shop: Shop, tmp_path: Path, protocol: str) -> None:
+def test_every_protocol_trains_and_evaluates(shop, tmp_path, protocol):
     features, labels = clusters(400)
     np.savez(tmp_path / "x.npz", features=features, labels=np.where(np.arange(400) % 4 == 3, 3, labels))
     settings = f"--config {shop.settings} --set training.steps=5 --preset paper --labelled 0.5"
@@ -143,7 +142,7 @@ def test_every_protocol_trains_and_evaluates(shop: Shop, tmp_path: Path, protoco
     assert name != "1" or found["n_queries"] == 17 * 4
 
 
-def test_gpq_is_a_program_too(shop: Shop) -> None:
+def test_gpq_is_a_program_too(shop):
     """Through a shell's eyes: python -m works, results on stdout, the log on stderr."""
     command = [sys.executable, "-m", "gpq_cli", "-q", "info", str(shop.codes), "--format", "json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -161,7 +160,7 @@ def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def test_filters_and_least_scores(shop: Shop, tmp_path: Path, budget: str) -> None:
+def test_filters_and_least_scores(shop, tmp_path, budget):
     search = f"search {shop.model} {shop.index} {shop.queries}"
     every = answer(f"{search} -k {ITEMS}")["queries"]
     assert answer(f"{search} {budget} -k 9")["queries"] == answer(f"{search} -k 9")["queries"]
@@ -181,9 +180,7 @@ def test_filters_and_least_scores(shop: Shop, tmp_path: Path, budget: str) -> No
     assert done(f"{search} {budget} --min-score 1e6").strip() == "no item found"
 
 
-def test_every_kind_is_searched_as_a_plain_index(
-    shop: Shop, tmp_path: Path, budget: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_kind_is_searched_as_a_plain_index(shop, tmp_path, budget, caplog):
     np.save(tmp_path / "noise.npy", np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32))
     done(f"encode {shop.model} features:{tmp_path}/noise.npy --out {tmp_path}/codes.h5")
     found = {}

@@ -10,11 +10,9 @@ import re
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from commands import Shop
 from gpq_cli.main import cli
 from gpq_cli.progress import Watcher, shown
 
@@ -71,7 +69,7 @@ def timeless(line: str) -> str:
 NOTES = {"a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s"}
 
 
-def test_a_pipe_gets_lines_with_the_time_to_go() -> None:
+def test_a_pipe_gets_lines_with_the_time_to_go():
     lines = work().splitlines()
     assert sum(timeless(line) == "placing lists: N s" for line in lines) >= 2
     steps = [re.fullmatch(r"training: (\d+) of 40 steps, \d+ s, \d+ s to go", line) for line in lines]
@@ -85,7 +83,7 @@ def test_a_pipe_gets_lines_with_the_time_to_go() -> None:
     assert "this is of interest to few" in work(verbose=True).splitlines()
 
 
-def test_a_terminal_shows_no_less_than_a_pipe() -> None:
+def test_a_terminal_shows_no_less_than_a_pipe():
     wide, narrow = work(100), work(20)
     assert {timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[K", wide)} >= NOTES
     # The line is redrawn; it has the name, the count, the time so far and the time to go; and it is gone at the end.
@@ -101,7 +99,7 @@ def call(line: str) -> Result:
 
 
 @pytest.mark.parametrize("flag", ["-q", "--verbose"])
-def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_path: Path, flag: str) -> None:
+def test_quiet_and_verbose_stand_before_or_after_the_command(shop, tmp_path, flag):
     root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
     logged = list(root.handlers), package.level, threading.active_count()
     search = f"search {shop.model} {shop.index} {shop.queries} -k 3"
@@ -118,7 +116,7 @@ def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_pat
     assert (list(root.handlers), package.level, threading.active_count()) == logged
 
 
-def test_a_command_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_says_what_it_is_at(shop, tmp_path, monkeypatch):
     """The stages of a command, each with its name, however short."""
     seen: list[Stage] = []
     real = stages.Stage
@@ -144,7 +142,7 @@ def test_a_command_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: p
     assert under_way() == ()
 
 
-def test_lines_tell_how_far_and_how_long() -> None:
+def test_lines_tell_how_far_and_how_long():
     made = Stage("training", 800, "step", 300, 100)
     made.began -= 20
     assert describe((made,)) == "training: 300 of 800 steps, 20 s, 50 s to go"
@@ -156,7 +154,7 @@ def test_lines_tell_how_far_and_how_long() -> None:
     assert [duration(s) for s in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 00 s", "3 min 20 s", "2 h 05 min"]
 
 
-def test_a_stage_that_only_has_a_name_makes_way_for_what_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_only_has_a_name_makes_way_for_what_is_inside(monkeypatch):
     with contextlib.suppress(KeyError), stage("whole"), stage("part", 2):
         assert [one.name for one in under_way()] == ["part"]
         raise KeyError

@@ -76,7 +76,7 @@ def uninstall(package: Path) -> None:
     plugins._installed.cache_clear()
 
 
-def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: Path) -> None:
+def test_a_method_runs_in_experiments_and_evaluations(example, tmp_path):
     listed = {row["method"]: row for row in json.loads(done("experiment", "methods", "--format", "json"))}
     assert listed["lsh"]["from"] == "Charikar, STOC 2002"
     (tmp_path / "grid.toml").write_text(
@@ -95,7 +95,7 @@ def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)])
-def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, chosen: str) -> None:
+def test_a_backbone_and_a_loss_are_trained_with(example, tmp_path, chosen):
     bits = 4 if chosen == "recommended" else 12
     model = tmp_path / "model"
     train = f"train digits --labelled 10-per-class --bits {bits} --set training.steps=3 --preset {chosen}"
@@ -116,10 +116,10 @@ def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, c
 
 
 @pytest.mark.usefixtures("example")
-def test_weights_of_a_backbone_come_from_a_file(tmp_path: Path) -> None:
+def test_weights_of_a_backbone_come_from_a_file(tmp_path):
     spec, generator = BackboneSpec("small-cnn", "images", 6, image_size=8), torch.Generator()
     first = build_backbone(spec, generator=generator)
-    torch.save(first.trunk.state_dict(), tmp_path / "small.pth")  # type: ignore[union-attr]
+    torch.save(first.trunk.state_dict(), tmp_path / "small.pth")
     x = torch.rand(3, 3, 8, 8)
     with torch.inference_mode():
         wanted = first.trunk_features(first.input(x))
@@ -134,7 +134,7 @@ def test_weights_of_a_backbone_come_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("example")
-def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(tmp_path: Path) -> None:
+def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(tmp_path):
     weights = []
     for name, own in {"none": "", "zero": "=0.0", "some": "=0.5"}.items():
         setting = own and f"--set loss.extra.compactness{own}"
@@ -144,7 +144,7 @@ def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("example")
-def test_a_source_of_data_is_read_as_any_other(tmp_path: Path) -> None:
+def test_a_source_of_data_is_read_as_any_other(tmp_path):
     x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
     dump_svmlight_file(x + 3 * y[:, None], y, str(tmp_path / "a.txt"))
     spec = f"libsvm:{tmp_path}/a.txt"
@@ -193,7 +193,7 @@ def nothing(*args):
 
 
 @pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
-def test_parameters_of_a_loss_are_trained_once_and_kept(install: Install, chosen: str) -> None:
+def test_parameters_of_a_loss_are_trained_once_and_kept(install, chosen):
     install("centres", {"losses": {"centres": "broken_module:Centres"}})
     config = merge(preset(chosen), {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}})
     data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
@@ -226,9 +226,7 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(install: Install, chosen
         ("data", "mine", "nothing", "mine:x", "a data set, a table or an array is needed"),
     ],
 )  # fmt: skip
-def test_a_package_that_cannot_be_used_is_one_line(
-    install: Install, tmp_path: Path, kind: str, name: str, value: str, args: str, why: str
-) -> None:
+def test_a_package_that_cannot_be_used_is_one_line(install, tmp_path, kind, name, value, args, why):
     install("broken-package", {kind: {name: value if ":" in value else f"broken_module:{value}"}})
     data, setting = (args, "") if args.startswith("mine:") else ("digits", f"--set {args}" if args else "")
     result = gpq(f"train {data} {SHORT} {setting} --out {tmp_path}/model")
@@ -248,7 +246,7 @@ def test_a_package_that_cannot_be_used_is_one_line(
         ("absent", "module no_such_module is not installed"),
     ],
 )
-def test_a_method_that_cannot_be_used_is_one_line(install: Install, value: str, why: str) -> None:
+def test_a_method_that_cannot_be_used_is_one_line(install, value, why):
     entry_points = {"methods": {"mine": f"broken_module:{value}"}}
     install("broken-package", entry_points)
     with pytest.raises((UsageError, DataError), match=why):

@@ -1,14 +1,11 @@
 """Options and arguments that cannot be, and outputs that exist or cannot be: one line before any work, and nothing is touched."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
-from commands import STAGES, TRAIN, Shop, fill, gpq, only_line, refused, stage_call, untouched
+from commands import STAGES, TRAIN, fill, gpq, only_line, refused, stage_call, untouched
 
 # Exit code, call, and what the line says beside the call.
 REFUSED = """
@@ -90,9 +87,7 @@ REFUSED = """
 
 
 @pytest.mark.parametrize("line", REFUSED.strip().splitlines())
-def test_what_cannot_be_is_one_line(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+def test_what_cannot_be_is_one_line(shop, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     text, _, says = line.partition("|")
     code, _, call = text.strip().partition(" ")
@@ -109,9 +104,7 @@ def test_what_cannot_be_is_one_line(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_existing_output_is_kept_and_replaced_only_by_a_whole_one(
-    shop: Shop, tmp_path: Path, stage: str
-) -> None:
+def test_an_existing_output_is_kept_and_replaced_only_by_a_whole_one(shop, tmp_path, stage):
     call, out = stage_call(stage, shop, tmp_path)
     out.mkdir() if stage == "train" else out.write_bytes(b"precious")
     with untouched(tmp_path, shop.root):
@@ -137,17 +130,13 @@ def test_an_existing_output_is_kept_and_replaced_only_by_a_whole_one(
         ("export-faiss", "out.faiss.json", b"precious"),
     ],
 )
-def test_what_lies_beside_the_output_is_kept_too(
-    shop: Shop, tmp_path: Path, stage: str, name: str, content: bytes | None
-) -> None:
+def test_what_lies_beside_the_output_is_kept_too(shop, tmp_path, stage, name, content):
     (tmp_path / name).write_bytes(content or shop.other_vectors.read_bytes())
     with untouched(tmp_path, shop.root):
         assert (name if content else "--overwrite") in refused(*stage_call(stage, shop, tmp_path)[0])
 
 
-def test_overwrite_swallows_neither_a_folder_that_is_no_model_nor_its_source(
-    shop: Shop, tmp_path: Path
-) -> None:
+def test_overwrite_swallows_neither_a_folder_that_is_no_model_nor_its_source(shop, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
     codes = shutil.copy(shop.codes, tmp_path / "codes.h5")
@@ -159,9 +148,7 @@ def test_overwrite_swallows_neither_a_folder_that_is_no_model_nor_its_source(
 
 @pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300, "pipe"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_outputs_that_cannot_be_are_one_line(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, out: str
-) -> None:
+def test_outputs_that_cannot_be_are_one_line(shop, tmp_path, monkeypatch, stage, out):
     inside = tmp_path / "inside"
     inside.mkdir()
     monkeypatch.chdir(inside)

@@ -1,12 +1,9 @@
 """The same input and seed give the same bytes, whenever a command runs: no product holds a time."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import numpy as np
-from commands import Shop, content, done, fill
+from commands import content, done, fill
 
 from gpq_faiss.store.hdf5 import read_arrays
 
@@ -36,7 +33,7 @@ experiment run ./grid.toml DATA --labels LABELS --set training.steps=8 --out ./r
 """One output of every command and form."""
 
 
-def test_every_product_has_the_same_bytes(shop: Shop, tmp_path: Path) -> None:
+def test_every_product_has_the_same_bytes(shop, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for root in (one, two):
         root.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def pids(index: ClusterIndex) -> list[int]:
 
 
 @pytest.mark.parametrize("form", ["flat", "ivf"])
-def test_two_nodes_answer_as_one_file(holders: Holders, tmp_path: Path, form: str) -> None:
+def test_two_nodes_answer_as_one_file(holders, tmp_path, form):
     made = make(tmp_path, 3, 400, 5, form=form)
     with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
         assert (spread.ntotal, spread.width) == (400, one.width)
@@ -62,9 +61,7 @@ def test_two_nodes_answer_as_one_file(holders: Holders, tmp_path: Path, form: st
         np.testing.assert_array_equal(spread.code_of(item), one.code_of(item))
 
 
-def test_actors_and_nodes_that_are_killed_are_replaced(
-    nodes: Nodes, holders: Holders, tmp_path: Path
-) -> None:
+def test_actors_and_nodes_that_are_killed_are_replaced(nodes, holders, tmp_path):
     made = make(tmp_path, 4, 300, 4)
     with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
         expected = one.search(made.queries, 20)
@@ -80,7 +77,7 @@ def test_actors_and_nodes_that_are_killed_are_replaced(
             assert len(again._parts) == 2
 
 
-def test_a_shard_that_is_missing_or_of_another_model_is_named(holders: Holders, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_or_of_another_model_is_named(holders, tmp_path):
     made = make(tmp_path, 7, 100, 3)
     other = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(5), np.arange(3))
     other.save(tmp_path / "shards" / "1.faiss", overwrite=True)
@@ -91,7 +88,7 @@ def test_a_shard_that_is_missing_or_of_another_model_is_named(holders: Holders, 
         ClusterIndex(made.manifest, holders)
 
 
-def test_a_search_waits_no_longer_than_it_should(holders: Holders, tmp_path: Path) -> None:
+def test_a_search_waits_no_longer_than_it_should(holders, tmp_path):
     made = make(tmp_path, 6, 300, 4)
     with ClusterIndex(made.manifest, holders, timeout=1) as spread:
         busy = [
@@ -102,7 +99,7 @@ def test_a_search_waits_no_longer_than_it_should(holders: Holders, tmp_path: Pat
         spread._ray.get(busy)
 
 
-def test_a_shard_is_replaced_while_searches_go_on(holders: Holders, tmp_path: Path) -> None:
+def test_a_shard_is_replaced_while_searches_go_on(holders, tmp_path):
     made: Made = make(tmp_path, 8, 300, 4)
     wrong: list[Exception] = []
     with ClusterIndex(made.manifest, holders) as old:
@@ -127,7 +124,7 @@ def test_a_shard_is_replaced_while_searches_go_on(holders: Holders, tmp_path: Pa
     assert not wrong
 
 
-def test_what_is_no_longer_searched_is_closed(holders: Holders, tmp_path: Path) -> None:
+def test_what_is_no_longer_searched_is_closed(holders, tmp_path):
     made = make(tmp_path, 9, 100, 3)
     first, second = (ClusterIndex(made.manifest, holders) for _ in range(2))
     same(first.search(made.queries, 5), second.search(made.queries, 5))

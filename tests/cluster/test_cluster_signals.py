@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -20,7 +19,6 @@ from model_factory import make_model
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 import ray
-from ray_kills import Nodes
 
 from gpq_faiss.cluster import connect
 from gpq_faiss.cluster.connect import connected
@@ -67,7 +65,7 @@ def until(holds: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.mark.parametrize("when", ["starting", "waiting"])
-def test_sigterm_ends_a_command_on_ray_as_any_other(nodes: Nodes, tmp_path: Path, when: str) -> None:
+def test_sigterm_ends_a_command_on_ray_as_any_other(nodes, tmp_path, when):
     address = "local" if when == "starting" else nodes.address
     make_model(tmp_path / "model")
     np.save(tmp_path / "x.npy", np.ones((8, 20), np.float32))
@@ -114,7 +112,7 @@ assert "RAY_AUTH_TOKEN" not in os.environ
 ASKING = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None)"
 
 
-def test_a_cluster_of_its_own_lets_nobody_else_in(tmp_path: Path) -> None:
+def test_a_cluster_of_its_own_lets_nobody_else_in(tmp_path):
     """Ray listens on all interfaces, and runs whatever code a client sends."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
     environment["HOME"] = str(tmp_path)
@@ -133,7 +131,7 @@ def test_a_cluster_of_its_own_lets_nobody_else_in(tmp_path: Path) -> None:
     assert not (tmp_path / ".ray").exists()
 
 
-def test_ray_that_does_not_start_in_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_does_not_start_in_time_is_one_line(monkeypatch):
     def late(*_: object, **__: object) -> None:
         raise Exception("The current node timed out during startup.\nThis could happen because ...")
 

@@ -32,7 +32,7 @@ from gpq_faiss.stages.index import _build_shard, index, index_shards
 from gpq_faiss.store.reader import RowReader
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
-from ray_kills import Nodes, kill
+from ray_kills import kill
 
 N, SHARD, BATCH = 6000, 1000, 250
 
@@ -71,7 +71,7 @@ def codes(shop: Path) -> list[Path]:
     return encoded(shop, shop / "codes", None)
 
 
-def test_the_shards_hold_the_rows_of_the_plain_command(shop: Path, codes: list[Path]) -> None:
+def test_the_shards_hold_the_rows_of_the_plain_command(shop, codes):
     dataset = open_data(data(shop), **arguments(shop))
     plain = encode(shop / "model", dataset, shop / "codes.h5", keep_features=False, batch_size=BATCH)
     with RowReader(plain) as reader:
@@ -88,9 +88,7 @@ def test_the_shards_hold_the_rows_of_the_plain_command(shop: Path, codes: list[P
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
-def test_shards_that_are_built_apart_answer_as_one_index_of_all(
-    shop: Path, codes: list[Path], kind: str
-) -> None:
+def test_shards_that_are_built_apart_answer_as_one_index_of_all(shop, codes, kind):
     options: dict[str, Any] = {"kind": kind, "memory": "20MB"}
     single = index(shop / "model", codes, shop / f"{kind}.faiss", **options)
     manifest = index_shards(shop / "model", codes[:4], shop / f"{kind}.json", **options)
@@ -128,9 +126,7 @@ def killing(strike: Callable[[], object], found: Callable[[], Iterator[Path]]) -
         watching.join()
 
 
-def test_encoding_outlives_killed_workers(
-    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
-) -> None:
+def test_encoding_outlives_killed_workers(nodes, shop, codes, tmp_path):
     def strike() -> None:
         for worker in nodes.workers():
             kill(worker.pid)
@@ -141,7 +137,7 @@ def test_encoding_outlives_killed_workers(
     assert content(tmp_path / "codes") == content(shop / "codes")
 
 
-def test_building_outlives_a_killed_node(nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path) -> None:
+def test_building_outlives_a_killed_node(nodes, shop, codes, tmp_path):
     plain = index_shards(shop / "model", codes, tmp_path / "plain.json", kind="ivf")
     with killing(nodes.kill_second, lambda: tmp_path.glob("spread.shards/shard-*.faiss")):
         spread = index_shards(shop / "model", codes, tmp_path / "spread.json", ray=nodes.address, kind="ivf")
@@ -151,9 +147,7 @@ def test_building_outlives_a_killed_node(nodes: Nodes, shop: Path, codes: list[P
     assert one == other
 
 
-def test_a_call_that_is_run_twice_at_a_time_writes_once(
-    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
-) -> None:
+def test_a_call_that_is_run_twice_at_a_time_writes_once(nodes, shop, codes, tmp_path):
     call = (str(codes[0]), str(shop / "model"), str(tmp_path), ("flat", 20 << 20, True))
     once = run_all(_build_shard, [call], None)
     expected = content(tmp_path)
@@ -163,9 +157,7 @@ def test_a_call_that_is_run_twice_at_a_time_writes_once(
     assert content(tmp_path) == expected
 
 
-def test_a_worker_loads_the_model_once(
-    nodes: Nodes, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_loads_the_model_once(nodes, shop, tmp_path, monkeypatch):
     loads = tmp_path / "loads"
 
     def counted(*call: Any) -> Any:
@@ -186,9 +178,7 @@ def test_a_worker_loads_the_model_once(
     assert len(set(loaded)) == len(loaded) < N // SHARD
 
 
-def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(
-    nodes: Nodes, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(nodes, shop, tmp_path, monkeypatch):
     asked = []
 
     def run(function: Any, calls: list[Any], address: str, **options: Any) -> list[int]:
@@ -213,7 +203,7 @@ def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(
     assert found[0][1]
 
 
-def test_a_model_or_data_that_are_replaced_are_read_again(shop: Path, tmp_path: Path) -> None:
+def test_a_model_or_data_that_are_replaced_are_read_again(shop, tmp_path):
     def made(name: str) -> Any:
         paths = encode_shards(tmp_path / "model", f"features:{tmp_path / 'x.npy'}", tmp_path / name)
         with RowReader(paths[0]) as reader:
@@ -231,7 +221,7 @@ def test_a_model_or_data_that_are_replaced_are_read_again(shop: Path, tmp_path: 
     assert made("third")[1] == second[1][::-1]
 
 
-def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path) -> None:
+def test_the_commands_run_on_a_cluster(nodes, shop, tmp_path):
     model, address = shop / "model", nodes.address
     out = done(
         "encode", model, data(shop), "--ray", f"{address},shard_items=3000", "--out", tmp_path / "codes"
@@ -256,9 +246,7 @@ def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path)
     assert "manifest" in refused("search", model, shards[0], shop / "queries.npy", "--ray", address)
 
 
-def test_results_come_in_order_and_an_error_is_the_one_of_the_call(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_come_in_order_and_an_error_is_the_one_of_the_call(nodes, monkeypatch):
     def square(n: int) -> int:
         if n == 3:
             raise DataError("three cannot be squared: take another")
@@ -273,9 +261,7 @@ def test_results_come_in_order_and_an_error_is_the_one_of_the_call(
         pass
 
 
-def test_the_service_answers_from_the_shards_and_takes_new_ones(
-    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_service_answers_from_the_shards_and_takes_new_ones(nodes, shop, codes, tmp_path, monkeypatch):
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 

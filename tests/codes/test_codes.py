@@ -37,7 +37,7 @@ def cosines(x: np.ndarray, Z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("K", WORDS)
 @pytest.mark.parametrize("M", [1, 3, 12])
-def test_codes_are_the_brute_force_argmax_cosine(M: int, K: int) -> None:
+def test_codes_are_the_brute_force_argmax_cosine(M, K):
     rng = np.random.default_rng([M, K])
     Z, x = random_codebooks(rng, M, K), random_vectors(rng, 200, M)
     truth, codes = cosines(x, Z), encode(x, Z)
@@ -56,7 +56,7 @@ def test_codes_are_the_brute_force_argmax_cosine(M: int, K: int) -> None:
 
 @pytest.mark.parametrize("d", [2, 12, 20])
 @pytest.mark.parametrize("K", WORDS)
-def test_the_lowest_of_equal_codewords_wins(K: int, d: int) -> None:
+def test_the_lowest_of_equal_codewords_wins(K, d):
     rng = np.random.default_rng([K, d])
     half = random_codebooks(rng, 3, K // 2, d)
     Z = np.concatenate([half, half], axis=1)
@@ -68,7 +68,7 @@ def test_the_lowest_of_equal_codewords_wins(K: int, d: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 999), scale=st.floats(-37, 37), each=st.booleans(), K=st.sampled_from([4, 16]))
-def test_the_length_of_a_vector_changes_no_code(seed: int, scale: float, each: bool, K: int) -> None:
+def test_the_length_of_a_vector_changes_no_code(seed, scale, each, K):
     """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or all but the 1."""
     rng = np.random.default_rng(seed)
     M = 3
@@ -83,9 +83,7 @@ def test_the_length_of_a_vector_changes_no_code(seed: int, scale: float, each: b
     assert np.array_equal(codes, np.concatenate([encode(row[None], Z) for row in scaled]))
 
 
-def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(monkeypatch):
     rng = np.random.default_rng(5)
     Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 3000, 12)
     codes, before = encode(x, Z), faiss.omp_get_max_threads()
@@ -104,7 +102,7 @@ def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(
 
 @settings(max_examples=60, deadline=None)
 @given(nbits=st.integers(2, 8), M=st.integers(1, 13), n=st.integers(0, 9), seed=st.integers(0, 1000))
-def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: int) -> None:
+def test_packing_is_that_of_faiss_and_inverts(nbits, M, n, seed):
     K = 1 << nbits
     assignment = np.random.default_rng(seed).integers(0, K, (n, M))
     codes = pack_codes(assignment, K)
@@ -118,7 +116,7 @@ def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: 
 
 
 @pytest.mark.parametrize("M", [1, 2, 3, 12])
-def test_fused_codebooks_read_the_same_bytes_and_give_the_same_scores(M: int) -> None:
+def test_fused_codebooks_read_the_same_bytes_and_give_the_same_scores(M):
     rng = np.random.default_rng(M)
     Z, x = random_codebooks(rng, M, 16), random_vectors(rng, 200, M)
     codes, fused = encode(x, Z), fuse(Z)
@@ -133,7 +131,7 @@ def test_fused_codebooks_read_the_same_bytes_and_give_the_same_scores(M: int) ->
 
 
 @pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 4), (12, 16), (5, 32), (4, 256)])
-def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M: int, K: int) -> None:
+def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M, K):
     """To the bit, in any company."""
     rng = np.random.default_rng([M, K, 1])
     Z = random_codebooks(rng, M, K)
@@ -150,7 +148,7 @@ def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M: int, K: in
     assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
 
 
-def test_unfit_codebooks_are_refused() -> None:
+def test_unfit_codebooks_are_refused():
     good = random_codebooks(np.random.default_rng(0), 3, 16)
     nan, long = good.copy(), good.copy()
     nan[1, 7, 3] = np.nan
@@ -180,7 +178,7 @@ def test_unfit_codebooks_are_refused() -> None:
             bits_per_code(K)
 
 
-def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
+def test_vectors_that_cannot_be_encoded_are_refused_by_row():
     rng = np.random.default_rng(0)
     Z, x = random_codebooks(rng, 3, 16), random_vectors(rng, 50, 3)
     nan, infinite, zero = x.copy(), x.copy(), x.copy()
@@ -204,7 +202,7 @@ def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
         score_tables(np.full((1, 36), 3e38, np.float32), Z)
 
 
-def test_codes_out_of_range_are_refused() -> None:
+def test_codes_out_of_range_are_refused():
     outside = [[0, 15], [16, 0]], r"outside 0\.\.15 in row 1"
     for wrong, message in (outside, ([[-1, 0]], "outside"), ([[0.5, 1.0]], "integers")):
         with pytest.raises(DataError, match=message):

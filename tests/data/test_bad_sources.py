@@ -187,9 +187,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("name", "content", "spec", "options", "why"), CASES)
 @pytest.mark.filterwarnings("error")
-def test_files_and_options(
-    sound: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: Any, spec: str, options: Any, why: str
-) -> None:
+def test_files_and_options(sound, monkeypatch, name, content, spec, options, why):
     monkeypatch.chdir(sound)
     save(sound / name, content)
     before = sorted(sound.rglob("*"))
@@ -198,7 +196,7 @@ def test_files_and_options(
     (sound / name).unlink()
 
 
-def test_what_is_no_regular_file_is_missing(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_missing(tmp_path):
     put(tmp_path, "a.png")
     os.mkfifo(tmp_path / "pipe.png")
     found = open_data(save(tmp_path / "l.txt", "pipe.png\na.png\n"), max_bad=1.0)
@@ -261,11 +259,11 @@ OBJECTS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("source", "options", "why"), OBJECTS)
-def test_objects(source: Any, options: dict[str, Any], why: str) -> None:
+def test_objects(source, options, why):
     refused(source, why, **options)
 
 
-def test_hub_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_folders(tmp_path, monkeypatch):
     PICTURES.save_to_disk(str(tmp_path / "cut"))
     (tmp_path / "empty").mkdir()
     (arrow,) = (tmp_path / "cut").glob("*.arrow")

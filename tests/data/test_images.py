@@ -85,7 +85,7 @@ NEAR: list[tuple[bytes, Any]] = [
 @pytest.mark.parametrize(
     ("data", "expected", "most"), [*((*x, 0) for x in EXACT), *((*x, 3) for x in NEAR)], ids=range(21)
 )
-def test_images_look_as_in_a_viewer(data: bytes, expected: Any, most: int) -> None:
+def test_images_look_as_in_a_viewer(data, expected, most):
     pixels = decode_image(data, max_pixels=max(np.size(expected) // 3, 1))  # the limit is inclusive
     assert pixels.shape == np.shape(expected)
     assert np.abs(pixels - np.asarray(expected, float)).max() <= most
@@ -125,7 +125,7 @@ BAD_BYTES: list[tuple[bytes, str]] = [
         ],
     ],
 )
-def test_what_is_no_item_is_one_clear_line(convert: Any, bad: object, why: str) -> None:
+def test_what_is_no_item_is_one_clear_line(convert, bad, why):
     with pytest.raises(DataError, match=why) as caught:
         convert(bad)
     assert str(caught.value).isprintable()
@@ -137,9 +137,7 @@ def test_what_is_no_item_is_one_clear_line(convert: Any, bad: object, why: str) 
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
     st.integers(0, 10_000),
 )
-def test_mutated_files_give_an_image_or_a_data_error(
-    format_: str, flips: list[tuple[int, int]], cut: int
-) -> None:
+def test_mutated_files_give_an_image_or_a_data_error(format_, flips, cut):
     data = bytearray(encoded(random_rgb(9, 12), format_))
     for at, value in flips:
         data[at % len(data)] = value
@@ -155,7 +153,7 @@ def test_mutated_files_give_an_image_or_a_data_error(
 # Resizing, and every form -----------------------------------------------------------------------------------------------
 
 
-def test_resize_square() -> None:
+def test_resize_square():
     pixels = random_rgb(6, 6)
     assert resize_square(pixels, 6) is pixels
     wide = np.concatenate([np.zeros((6, 4, 3), np.uint8), pixels, np.zeros((6, 4, 3), np.uint8)], axis=1)
@@ -169,9 +167,7 @@ def test_resize_square() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**32 - 1))
-def test_every_form_of_an_image_is_that_image(
-    tmp_path_factory: pytest.TempPathFactory, height: int, width: int, seed: int
-) -> None:
+def test_every_form_of_an_image_is_that_image(tmp_path_factory, height, width, seed):
     pixels = random_rgb(height, width, seed)
     path = tmp_path_factory.mktemp("held") / "x.png"
     Image.fromarray(pixels).save(path)
@@ -186,7 +182,7 @@ def test_every_form_of_an_image_is_that_image(
         np.testing.assert_array_equal(to_images(form, 16), expected)
 
 
-def test_sizes_and_kinds_may_be_mixed(tmp_path: Path) -> None:
+def test_sizes_and_kinds_may_be_mixed(tmp_path):
     Image.new("L", (9, 7), 90).save(tmp_path / "grey.png")
     mixed = [tmp_path / "grey.png", np.full((5, 6, 3), 90, np.uint8), np.full((4, 4), 90, np.uint8)]
     assert to_images(mixed, 8).tolist() == np.full((3, 3, 8, 8), 90).tolist()
@@ -210,7 +206,7 @@ def files(folder: Path, n: int = 40, broken: tuple[int, ...] = (), first: int = 
 
 
 @pytest.mark.parametrize("threads", [0, 4])
-def test_load_batch_equals_one_by_one(tmp_path: Path, threads: int) -> None:
+def test_load_batch_equals_one_by_one(tmp_path, threads):
     dataset = files(tmp_path, broken=(3, 17))
     rows = np.random.default_rng(1).permutation(40)
     good = [dataset.paths[i] for i in rows if i not in (3, 17)]
@@ -223,7 +219,7 @@ def test_load_batch_equals_one_by_one(tmp_path: Path, threads: int) -> None:
         assert dataset.bad.positions == [3, 17], "an image counts once however often it is read"
 
 
-def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
+def test_fingerprint_follows_content_not_place(tmp_path):
     made = [("a", {}), ("b", {}), ("b", {"broken": (1,)}), ("b", {"first": 7})]
     a, b, broken, other_ids = (files(tmp_path / name, 4, **more).fingerprint for name, more in made)
     assert a == b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ BAD[[4, 9]], BAD[7, 1] = 0, np.nan
 
 @settings(max_examples=60, deadline=None)
 @given(arrays(np.bool_, st.tuples(st.integers(0, 30), st.integers(1, 20))))
-def test_packed_equals_dense(dense: NDArray[np.bool_]) -> None:
+def test_packed_equals_dense(dense):
     labels = Labels.from_multihot(dense)
     n, c = dense.shape
     assert (len(labels), labels.n_classes, labels.dense().dtype) == (n, c, np.float32)
@@ -52,7 +51,7 @@ def test_packed_equals_dense(dense: NDArray[np.bool_]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-1, 40), max_size=50))
-def test_ids_round_trip(ids: list[int]) -> None:
+def test_ids_round_trip(ids):
     labels = Labels.from_ids(ids)
     assert labels.class_ids().tolist() == ids
     assert (labels.n_classes, labels.multi_label) == (max([0, *ids]) + 1, False)
@@ -90,12 +89,12 @@ def memory(x: NDArray[np.float32], **more: Any) -> FeatureDataset:
         (lambda: memory(BAD).read(np.array([1, 9, 4])), "rows 9, 4 are all zero"),
     ],
 )
-def test_what_is_wrong_is_named(make: Any, message: str) -> None:
+def test_what_is_wrong_is_named(make, message):
     with pytest.raises(DataError, match=message):
         make()
 
 
-def test_rows_of_any_length_have_a_direction() -> None:
+def test_rows_of_any_length_have_a_direction():
     for value in (1.0, 1e-40, 3e38):  # in float32 the square of the last two vanishes, or overflows
         x = np.full((1, 3), value, np.float32)
         np.testing.assert_array_equal(memory(x).read(slice(0, 1)), x)
@@ -128,7 +127,7 @@ def names_of(dataset: Any) -> list[str]:
         (pa.array([10.0, float("nan"), 9.0]), ["10", "", "9"]),
     ],
 )
-def test_labels_of_texts_and_of_columns(tmp_path: Path, content: Any, expected: list[str]) -> None:
+def test_labels_of_texts_and_of_columns(tmp_path, content, expected):
     if isinstance(content, str):
         data = open_data(np.eye(4, 5), labels=save(tmp_path / "l.txt", content))
         assert any("l.txt: 3 of 4 items are labelled, in their order" in note for note in data.notes)
@@ -145,9 +144,7 @@ WRITTEN = (",;\t", ["utf-8", "utf-8-sig", "utf-16"], ["csv", "txt", "tsv"], ["id
 
 @settings(max_examples=30, deadline=None)
 @given(st.permutations([10, 20, 30, 40, 77]), st.tuples(*map(st.sampled_from, WRITTEN)))
-def test_labels_follow_the_ids_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, order: list[int], written: tuple[str, ...]
-) -> None:
+def test_labels_follow_the_ids_in_any_order(tmp_path_factory, order, written):
     """As programs and spreadsheets write them."""
     separator, encoding, suffix, item = written
     says = {10: "Kühe", 20: "", 30: f"dog|{NFC}|{NFD}", 40: "dog", 77: "emu"}
@@ -161,7 +158,7 @@ def test_labels_follow_the_ids_in_any_order(
     assert says_ in note
 
 
-def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
+def test_images_by_name_and_a_column_that_is_named(tmp_path):
     put(tmp_path / "images", "a.png", f"{NFD}/b.png", "c.png")
     table: dict[str, Any] = {"path": ["c.png", "a.png", f"{NFC}/b.png"], "kind": ["k", "", "l"]}
     table["labels"] = [["x", "y"], ["y"], None]
@@ -173,7 +170,7 @@ def test_images_by_name_and_a_column_that_is_named(tmp_path: Path) -> None:
     assert sorted(names_of(kinds)) == ["", "k", "l"]
 
 
-def test_ids_and_names(tmp_path: Path) -> None:
+def test_ids_and_names(tmp_path):
     folder = tmp_path / "data"
     put(folder, "cat/b.png", "dog/c.png")
     before = open_data(folder, id_from="path").ids.tolist()
@@ -192,9 +189,7 @@ def test_ids_and_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "parquet-dictionary", "csv"])
-def test_texts_in_a_column_of_ids_are_names(
-    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_texts_in_a_column_of_ids_are_names(tmp_path, form, caplog):
     put(tmp_path, "a.png", "b.png")
     column = pa.array(["ab", "cd"])
     table = {"id": column.dictionary_encode() if "-" in form else column, "emb": [[1.0, 0.0], [0.0, 1.0]]}

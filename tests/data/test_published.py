@@ -20,7 +20,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import load_batch
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_are_scikit_learns():
     source, dataset = load_digits(), open_data("digits")
     assert (len(dataset), dataset.native_size) == (1797, 8)
     assert np.array_equal(dataset.require_labels().class_ids(), source.target)
@@ -53,7 +53,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_cifar10_train_then_test(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_train_then_test(cifar, monkeypatch):
     dataset = open_data(f"cifar10:{cifar.parent}", download=False)
     monkeypatch.setenv("GPQ_CACHE", str(cifar.parent))
     assert open_data("cifar10", download=False).fingerprint == dataset.fingerprint
@@ -66,7 +66,7 @@ def test_cifar10_train_then_test(cifar: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
-def test_cifar10_never_unpickles_a_foreign_file(name: str, cifar: Path) -> None:
+def test_cifar10_never_unpickles_a_foreign_file(name, cifar):
     class Trap:
         """Leaves a folder behind when it is unpickled."""
 
@@ -87,7 +87,7 @@ def idx(array: NDArray[np.uint8]) -> bytes:
     )
 
 
-def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
+def test_fashion_mnist_from_idx_files(tmp_path):
     folder = tmp_path / "FashionMNIST" / "raw"
     x = np.random.default_rng(3).integers(0, 256, (9, 28, 28), dtype=np.uint8)
     y = np.arange(9, dtype=np.uint8)
@@ -115,9 +115,7 @@ def test_fashion_mnist_from_idx_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("Error downloading\nfrom anywhere"), OSError("no network")])
 @pytest.mark.parametrize(("form", "kind"), [("cifar10", CIFAR10), ("fashion-mnist", FashionMNIST)])
-def test_offline_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, form: str, kind: Any
-) -> None:
+def test_offline_names_the_remedy(tmp_path, monkeypatch, error, form, kind):
     def offline(self: object) -> None:
         raise error
 
@@ -147,7 +145,7 @@ def nuswide(root: Path, end: str = "\n") -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize(("concepts", "end"), [(5, "\n"), (5, "\r\n"), (2, "\n")])
-def test_nuswide_official_layout(end: str, concepts: int, tmp_path: Path) -> None:
+def test_nuswide_official_layout(end, concepts, tmp_path):
     matrix = nuswide(tmp_path, end)
     top = sorted(np.argsort(-matrix.sum(axis=0), kind="stable")[:concepts].tolist())
     kept = np.flatnonzero(matrix[:, top].any(axis=1))
@@ -176,7 +174,7 @@ def test_nuswide_official_layout(end: str, concepts: int, tmp_path: Path) -> Non
         ("Flickr/sky/0003_21.png", None, "1 of 27 images cannot be read"),
     ],
 )
-def test_nuswide_damaged_parts(file: str, text: str | None, why: str, tmp_path: Path) -> None:
+def test_nuswide_damaged_parts(file, text, why, tmp_path):
     nuswide(tmp_path)
     (tmp_path / "Flickr" / "actor" / "0010_70.png").unlink()  # has no label, so it is not missed
     (tmp_path / file).rename(tmp_path / "elsewhere")

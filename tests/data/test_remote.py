@@ -60,7 +60,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         thread.join()
 
 
-def test_files_are_copied_once_and_again_when_they_change(site: Any) -> None:
+def test_files_are_copied_once_and_again_when_they_change(site):
     save(site.root / "x.npy", X)
     save(site.root / "y.csv", "id,label\n" + "".join(f"{i},c{i % 2}\n" for i in range(12)))
     save(site.root / "ids.txt", "".join(f"{i}\n" for i in range(12)))
@@ -76,7 +76,7 @@ def test_files_are_copied_once_and_again_when_they_change(site: Any) -> None:
     assert (sorted(site.asked[:3]), site.asked[3:]) == (["/ids.txt", "/x.npy", "/y.csv"], ["/x.npy"])
 
 
-def test_shards_archives_queries_and_tables(site: Any) -> None:
+def test_shards_archives_queries_and_tables(site):
     put(site.root, "a/0.png", "a/1.png")
     save(site.root / "t.csv", "image,label\na/0.png,x\n")
     for k in range(2):
@@ -92,7 +92,7 @@ def test_shards_archives_queries_and_tables(site: Any) -> None:
 
 
 @pytest.mark.usefixtures("site")
-def test_files_in_memory_by_a_pattern() -> None:
+def test_files_in_memory_by_a_pattern():
     memory = fsspec.filesystem("memory")
     for k in (0, 2, 10):
         with memory.open(f"/shards/x-{k}.npy", "wb") as file:
@@ -122,9 +122,7 @@ MISSING = {"features:memory://x.npy": "fsspec", "features:https://host/x.npy": "
         *[(spec, r"reading .* needs .*'gpq-faiss\[remote\]'") for spec in MISSING],
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_leaves_nothing(
-    site: Any, spec: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_one_line_and_leaves_nothing(site, spec, why, monkeypatch):
     save(site.root / "text.npy", "hello " * 200)
     if spec in MISSING:
         monkeypatch.setitem(sys.modules, MISSING[spec], None)
@@ -135,7 +133,7 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(
         refused(spec.replace("URL", site.url), "cannot write")
 
 
-def test_names_of_files(tmp_path: Path) -> None:
+def test_names_of_files(tmp_path):
     assert is_url("https://u:p@host/a.npy?sig=1")
     assert without_secrets("https://u:p@host:80/a.npy?sig=1#x") == "https://host:80/a.npy"
     for path in ("a.npy", "/a/b", "C:/x", "a:b", "~/x"):

@@ -95,7 +95,7 @@ FILES |= {"x-{8..10}.tar": "webdataset", "t.parquet": "parquet", "l.txt": "list"
 
 
 @pytest.mark.parametrize("form", [*FILES, *OBJECTS])
-def test_every_form_is_the_same_images(roots: list[Path], form: str) -> None:
+def test_every_form_is_the_same_images(roots, form):
     root, bare = roots[0], form in ("array", "planes")
     prefix = "webdataset:" if form.startswith("x-") else ""
     before = sorted(root.rglob("*"))
@@ -121,7 +121,7 @@ def test_every_form_is_the_same_images(roots: list[Path], form: str) -> None:
     assert (again.fingerprint == data.fingerprint) or form in ("hub", "a.tar.gz")
 
 
-def test_columns_of_a_hub_and_its_parts(roots: list[Path]) -> None:
+def test_columns_of_a_hub_and_its_parts(roots):
     held = hub(HUB, **COLUMNS, file=[f"f{i}" for i in range(N)], path=NAMES, id=list(range(100, 100 + N)))
     data = open_data(held, keep="file")
     assert data.ids.tolist() == list(range(100, 100 + N))
@@ -132,7 +132,7 @@ def test_columns_of_a_hub_and_its_parts(roots: list[Path]) -> None:
 # Folders and archives ---------------------------------------------------------------------------------------------------
 
 
-def test_folder_of_classes(tmp_path: Path) -> None:
+def test_folder_of_classes(tmp_path):
     put(tmp_path, "cat/2.png", "cat/1.PNG", "ant/x/deep.png", "bee/0.jpg", ".hidden/a.png", "bee/._0.jpg")
     save(tmp_path / "cat" / "notes.txt", "no image")
     (tmp_path / "ant" / "loop").symlink_to(tmp_path)
@@ -157,12 +157,12 @@ def test_folder_of_classes(tmp_path: Path) -> None:
         (["only/x.png"], ["only"]),
     ],
 )
-def test_layouts(names: list[str], classes: list[str | None]) -> None:
+def test_layouts(names, classes):
     order, found = layout_of(names)
     assert (sorted(order), found) == (list(range(len(names))), classes)
 
 
-def test_archive_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_limits(tmp_path, monkeypatch):
     bomb = raw_tar(("a/x.png", tarfile.REGTYPE, bytes(1 << 22)))
     file = save(tmp_path / "bomb.tar.gz", gzip.compress(bomb))
     for name, most, why in (
@@ -203,13 +203,13 @@ def samples(number: int, **of_each: str) -> dict[str, Any]:
         ({"kind": "k{c}", "cls": "{c}"}, "kind", "k0,k1,k2", "'kind'"),
     ],
 )
-def test_where_labels_stand(tmp_path: Path, members: Any, column: str, classes: str, said: str) -> None:
+def test_where_labels_stand(tmp_path, members, column, classes, said):
     dataset = open_data(shard(tmp_path / "a.tar", samples(6, **members)), label_column=column)
     assert ",".join(dataset.require_labels().class_names) == classes
     assert any(said in note for note in dataset.notes)
 
 
-def test_texts_that_are_kept_and_a_chosen_image(tmp_path: Path) -> None:
+def test_texts_that_are_kept_and_a_chosen_image(tmp_path):
     members = samples(3, json='{{"label": {c}, "url": "u/{i}"}}', txt="caption {i}")
     members |= {f"{i:06d}.seg.png": png(i + 50) for i in range(3)}
     dataset = open_data(shard(tmp_path / "a.tar", members), keep="url,txt", image_column="seg.png")
@@ -239,7 +239,7 @@ NO_JSON = r"a.tar!000001\.json is not a JSON object"
         ({"000001.jpg": b"x"}, r"has several images \(jpg, png\): name one with --read image_column"),
     ],
 )
-def test_damaged_images_follow_the_limit(tmp_path: Path, source: Any, why: str) -> None:
+def test_damaged_images_follow_the_limit(tmp_path, source, why):
     if isinstance(source, dict):  # what changes in a shard
         source = shard(tmp_path / "a.tar", samples(20, json='{{"label": {c}}}') | source)
     refused(source, why)
@@ -253,9 +253,7 @@ TEXT = st.characters(codec="utf-8", exclude_characters="/\\.\0", exclude_categor
 
 @given(st.dictionaries(st.text(TEXT, min_size=1, max_size=4), st.integers(-1, 5), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_any_keys_and_labels_come_back(
-    tmp_path_factory: pytest.TempPathFactory, given_: dict[str, int]
-) -> None:
+def test_any_keys_and_labels_come_back(tmp_path_factory, given_):
     members: dict[str, Any] = {}
     for i, (key, label) in enumerate(given_.items()):
         members |= {f"a/{key}.png": png(i), f"a/{key}.json": json.dumps({"label": label}).encode()}
@@ -275,7 +273,7 @@ def numbers_of(dataset: Any) -> list[int]:
 # Lists and tables of images ---------------------------------------------------------------------------------------------
 
 
-def test_list_of_hashing_papers(tmp_path: Path) -> None:
+def test_list_of_hashing_papers(tmp_path):
     put(tmp_path, "images/a.png", "images/b c.png", "images/d.png")
     lines = "images/a.png 1 0 1\r\n\nimages/b c.png  0 0 0 \nimages\\d.png 0 1 0\n"
     dataset = open_data(save(tmp_path / "train.txt", lines))
@@ -286,7 +284,7 @@ def test_list_of_hashing_papers(tmp_path: Path) -> None:
     assert open_data(save(tmp_path / "x" / "bare.txt", "a.png\n"), root=tmp_path / "images").labels is None
 
 
-def test_columns_of_csv(tmp_path: Path) -> None:
+def test_columns_of_csv(tmp_path):
     put(tmp_path / "pictures", "a.png", "b.png", "c,d.png")
     text = '\ufeffid,image,label,title\n7,a.png,sea|sky,x\n-9223372036854775808,b.png,,y\n\n3,"c,d.png", sky | ,\n'
     file, root = save(tmp_path / "t.csv", text), tmp_path / "pictures"
@@ -334,7 +332,7 @@ def check(data: Any, x: np.ndarray = X, classes: Any = KINDS, ids: bool = False,
 
 @pytest.mark.parametrize("form", ["npy", "fortran.npy", "npz", "h5", "parquet"])
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int8])
-def test_files_of_vectors(tmp_path: Path, form: str, kind: Any) -> None:
+def test_files_of_vectors(tmp_path, form, kind):
     x, bare = (10 * X).astype(kind), "npy" in form
     data = open_data(write(tmp_path, form, x))
     check(data, x.astype(np.float32), None if bare else ("0", "1", "2"), not bare, form in ("npz", "parquet"))
@@ -344,7 +342,7 @@ def frame(**more: Any) -> pd.DataFrame:
     return pd.DataFrame({"id": IDS, "path": NAMES, "label": CELLS, **more})
 
 
-def test_tables_with_a_column_of_vectors(tmp_path: Path) -> None:
+def test_tables_with_a_column_of_vectors(tmp_path):
     table = frame(embedding=list(X))
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), W)
     arrow = pa.table({name: pa.array(table[name]) for name in ("id", "path", "label")})
@@ -360,7 +358,7 @@ def test_tables_with_a_column_of_vectors(tmp_path: Path) -> None:
     assert len({found[0].fingerprint, found[4].fingerprint, *others}) == 4
 
 
-def test_columns_that_are_named() -> None:
+def test_columns_that_are_named():
     numbers = {f"x{i}": X[:, i] for i in range(W)}
     table = frame(**numbers).rename(columns={"label": "kind", "id": "row", "path": "where"})
     given_: dict[str, Any] = {"labels": "kind", "ids": "row", "names": "where", "vectors": list(numbers)}
@@ -381,7 +379,7 @@ def test_columns_that_are_named() -> None:
     assert data.require_labels().class_ids().tolist() == SOME[order].tolist()
 
 
-def test_labels_ids_and_names_beside_the_data(tmp_path: Path) -> None:
+def test_labels_ids_and_names_beside_the_data(tmp_path):
     file, labels = write(tmp_path, "npy"), save(tmp_path / "y.npy", SOME)
     held = [(frame(v=list(X)).drop(columns="label"), SOME), (torch.from_numpy(X), torch.from_numpy(SOME))]
     for source, given_ in [*held, (X, SOME), (X, SOME.tolist()), (file, SOME), (file, labels)]:
@@ -394,7 +392,7 @@ def test_labels_ids_and_names_beside_the_data(tmp_path: Path) -> None:
     assert open_data(several).require_labels().dense().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
 
-def test_our_own_features_file(tmp_path: Path) -> None:
+def test_our_own_features_file(tmp_path):
     codebooks, names = np.ones((3, 4, 12), np.float32), tuple(f"c{i}" for i in range(11))
     packed = np.packbits(np.eye(11, dtype=bool)[[0, 3, 10]], axis=1)
     x = np.random.default_rng(0).standard_normal((3, 36)).astype(np.float32)
@@ -412,9 +410,7 @@ def test_our_own_features_file(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_rows_of_several_files_are_rows_of_their_concatenation(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_rows_of_several_files_are_rows_of_their_concatenation(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("shards")
     sizes = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=12))
     n = sum(sizes)
@@ -430,7 +426,7 @@ def test_rows_of_several_files_are_rows_of_their_concatenation(
     assert numbers_of(dataset) == SOME[:n].tolist()
 
 
-def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_named(tmp_path):
     two = np.ones((2, 3))
     for name, content in (("a-1", two), ("a-2", np.ones((2, 4))), ("x[1]", two)):
         save(tmp_path / f"{name}.npy", content)
@@ -441,7 +437,7 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert len(open_data(f"features:{tmp_path}/x[1].npy")) == 2, "a name like a pattern"
 
 
-def test_fingerprints_follow_content(tmp_path: Path) -> None:
+def test_fingerprints_follow_content(tmp_path):
     one = open_data(write(tmp_path, "npy")).fingerprint
     (tmp_path / "a.npy").rename(tmp_path / "b.npy")
     assert open_data(tmp_path / "b.npy").fingerprint == one
@@ -460,7 +456,7 @@ def test_fingerprints_follow_content(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory is read from /proc")
 @pytest.mark.parametrize("suffix", ["npy", "h5"])
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None:
+def test_memory_does_not_grow_with_the_file(tmp_path, suffix):
     """Neither what Python holds, nor what is mapped, comes near the 82 MB of the file."""
 
     def taken() -> int:

@@ -40,7 +40,7 @@ def cosine_order(query: np.ndarray, items: np.ndarray) -> list[int]:
 
 @SETTINGS
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 5]))
-def test_neighbours_are_those_of_exact_arithmetic_whatever_the_blocks(seed: int, n: int) -> None:
+def test_neighbours_are_those_of_exact_arithmetic_whatever_the_blocks(seed, n):
     r = np.random.default_rng(seed)
     xq, xb = r.integers(-2, 3, (4, 3)), r.integers(-2, 3, (int(r.integers(1, 14)), 3))
     xq[~xq.any(axis=1)] = 1
@@ -52,9 +52,7 @@ def test_neighbours_are_those_of_exact_arithmetic_whatever_the_blocks(seed: int,
 
 @SETTINGS
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.booleans())
-def test_shares_are_the_mean_over_every_order_of_ties(
-    seed: int, n: int, neighbours: int, k: int, function: bool
-) -> None:
+def test_shares_are_the_mean_over_every_order_of_ties(seed, n, neighbours, k, function):
     r = np.random.default_rng(seed)
     codes = r.integers(0, 3, (n, 2)).astype(np.uint8)
     tables = r.integers(-1, 2, (5, 2, 3)).astype(np.float32)
@@ -73,7 +71,7 @@ def test_shares_are_the_mean_over_every_order_of_ties(
     assert found == likeness(tables, codes, near, n_queries=5, k=k)
 
 
-def test_floats_keep_all_likeness_and_a_class_code_none_though_its_map_is_perfect() -> None:
+def test_floats_keep_all_likeness_and_a_class_code_none_though_its_map_is_perfect():
     r = np.random.default_rng(0)
     centres = 3 * r.standard_normal((5, 16))
     yq, yb = np.arange(40) % 5, np.arange(1000) % 5
@@ -91,7 +89,7 @@ def test_floats_keep_all_likeness_and_a_class_code_none_though_its_map_is_perfec
         likeness(tables, codes[:5], near, n_queries=40)
 
 
-def test_queries_are_evenly_spaced_and_at_most_so_many() -> None:
+def test_queries_are_evenly_spaced_and_at_most_so_many():
     assert spaced_queries(7).tolist() == list(range(7))
     rows = spaced_queries(1001)
     assert len(rows) == 400

@@ -61,7 +61,7 @@ def same_ranking(scores: np.ndarray, ids: np.ndarray, exact: np.ndarray) -> None
     np.testing.assert_allclose(exact[ids], best, atol=1e-5)
 
 
-def test_numpy_arrays_score_the_code_bytes(model: Path, tmp_path: Path) -> None:
+def test_numpy_arrays_score_the_code_bytes(model, tmp_path):
     out = export(model, tmp_path / "codebooks.npz", to="numpy")
     held = np.load(out, allow_pickle=False)
     header = read_model(model)
@@ -77,7 +77,7 @@ def test_numpy_arrays_score_the_code_bytes(model: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(tables[:, np.arange(bytes_), codes].sum(axis=2), exact, atol=1e-5)
 
 
-def test_nanopq_encodes_and_ranks_alike(model: Path, tmp_path: Path) -> None:
+def test_nanopq_encodes_and_ranks_alike(model, tmp_path):
     nanopq = pytest.importorskip("nanopq", reason="nanopq is not installed: pip install nanopq")
     held = np.load(export(model, tmp_path / "nanopq.npz", to="nanopq"), allow_pickle=False)
     M, K, d = held["codewords"].shape
@@ -92,7 +92,7 @@ def test_nanopq_encodes_and_ranks_alike(model: Path, tmp_path: Path) -> None:
         same_ranking(scores[ids], ids, right)
 
 
-def test_lancedb_ranks_alike(model: Path, tmp_path: Path) -> None:
+def test_lancedb_ranks_alike(model, tmp_path):
     lancedb = pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install lancedb pylance")
     pytest.importorskip("lance", reason="LanceDB's file library is not installed: pip install pylance")
     import pyarrow
@@ -118,7 +118,7 @@ def test_lancedb_ranks_alike(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "string", [None, "PQ{M}x4", "IDMap,PQ{M}x4np", "PQ{half}", "IDMap2,PQ{half}x8", "PQ{M}x4fs"]
 )
-def test_factory_strings_search_as_faiss_does(model: Path, tmp_path: Path, string: str | None) -> None:
+def test_factory_strings_search_as_faiss_does(model, tmp_path, string):
     M = len(read_model(model).codebooks)
     if string is not None:
         if "half" in string and M % 2:  # a byte would be shared with vectors to come
@@ -155,7 +155,7 @@ def test_factory_strings_search_as_faiss_does(model: Path, tmp_path: Path, strin
     assert (D[:, 0] >= exact.max(axis=1) - 2 * bound).all()
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(tmp_path):
     model, wide = make_model(tmp_path / "model"), make_model(tmp_path / "wide", M=2, K=32)
     strings = ("PQ7x4", "PQ6x5", "PQ3x8fs", "IVF3,PQ6x4", "OPQ6,PQ6x4", "PQ6x4,RFlat", "PQ6x4fsnp", "")
     calls: list[tuple[Path, Any, str | None, str]] = [
@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert large["pq_codebook"].shape[:2] == (2, 256)
 
 
-def test_an_output_is_the_same_each_time_and_none_is_replaced_unasked(tmp_path: Path) -> None:
+def test_an_output_is_the_same_each_time_and_none_is_replaced_unasked(tmp_path):
     model, out = make_model(tmp_path / "model"), tmp_path / "o"
     out.write_bytes(b"mine")
     with pytest.raises(OutputExistsError):

@@ -55,7 +55,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("M", [2, 13])
 @pytest.mark.parametrize("own_ids", [False, True])
 @pytest.mark.parametrize("source", FORMS)
-def test_every_form_becomes_every_other(tmp_path: Path, source: Form, own_ids: bool, M: int) -> None:
+def test_every_form_becomes_every_other(tmp_path, source, own_ids, M):
     """In memory and by files; nothing is encoded again, Faiss writes the same bytes, and finds the same."""
     codes, ids = some(M)
     ids, Z = ids if own_ids else np.arange(len(codes)), codebooks(M)
@@ -83,7 +83,7 @@ def test_every_form_becomes_every_other(tmp_path: Path, source: Form, own_ids: b
 
 
 @pytest.mark.parametrize("K", [4, 8, 16, 32, 64, 128, 256])
-def test_plain_faiss_indexes_of_any_codewords_are_read(tmp_path: Path, K: int) -> None:
+def test_plain_faiss_indexes_of_any_codewords_are_read(tmp_path, K):
     Z, x = codebooks(3, K), np.random.default_rng(1).normal(size=(60, 36)).astype(np.float32)
     index = faiss.IndexIDMap2(inject(Z))
     index.add_with_ids(x, np.arange(60)[::-1] * 5)
@@ -102,7 +102,7 @@ def test_plain_faiss_indexes_of_any_codewords_are_read(tmp_path: Path, K: int) -
 
 @pytest.mark.parametrize("form", OLD_LISTS)
 @pytest.mark.parametrize("lists", [5, 300])  # most of 300 are empty, and Faiss leaves them out
-def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: str, lists: int) -> None:
+def test_lists_of_earlier_versions_open_and_are_converted(tmp_path, form, lists):
     """Around vectors, without residuals."""
     (codes, ids), Z = some(), codebooks()
     factory = f"IVF{lists},PQ3x8" if form == "ivf-fused" else f"IVF{lists},PQ6x4fs"
@@ -127,13 +127,13 @@ def test_lists_of_earlier_versions_open_and_are_converted(tmp_path: Path, form: 
         contents_of(index)
 
 
-def test_fastscan_blocks_of_any_height_are_unpacked() -> None:
+def test_fastscan_blocks_of_any_height_are_unpacked():
     for M, rows, n in itertools.product((1, 2, 7, 8), (32, 64, 96, 128), (0, 1, 100)):
         codes, _ = some(M, n=n)
         assert np.array_equal(unpack_blocks(pack_blocks(codes, M, rows), n, M, rows), codes)
 
 
-def test_conversions_that_cannot_be_are_refused() -> None:
+def test_conversions_that_cannot_be_are_refused():
     wide, one = (MemoryIndex.build(some(M, K)[0], codebooks(M, K)) for M, K in ((3, 32), (1, 16)))
     calls = [(wide, form, "needs 16 codewords") for form in FORMS[1:]]
     calls += [(one, "fused", "needs two codebooks"), (one, "hnsw", "choose from")]
@@ -144,7 +144,7 @@ def test_conversions_that_cannot_be_are_refused() -> None:
         of_faiss(inject(codebooks(3)))
 
 
-def test_an_existing_index_or_sidecar_is_not_replaced(saved: Path) -> None:
+def test_an_existing_index_or_sidecar_is_not_replaced(saved):
     before = saved.read_bytes()
     with pytest.raises(OutputExistsError):
         save_index(inject(codebooks(1)), saved)
@@ -157,7 +157,7 @@ def test_an_existing_index_or_sidecar_is_not_replaced(saved: Path) -> None:
     assert load_index(saved)[1]["ntotal"] == 0
 
 
-def test_a_full_disk_leaves_the_old_files(saved: Path) -> None:
+def test_a_full_disk_leaves_the_old_files(saved):
     """A limit on file size is the nearest thing to a full disk that a test can have."""
     before = saved.read_bytes(), sidecar_path(saved).read_bytes()
     big = inject(codebooks(3))
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_the_old_files(saved: Path) -> None:
     assert len(list(saved.parent.iterdir())) == 2
 
 
-def test_a_sidecar_that_does_not_fit_is_refused(saved: Path) -> None:
+def test_a_sidecar_that_does_not_fit_is_refused(saved):
     text = sidecar_path(saved).read_text()
     mine = json.loads(text)
     of_another = {"codebooks_fingerprint": "0" * 16, "ntotal": 59, "kind": "fused", "bytes": 3, "sha256": "0"}
@@ -196,7 +196,7 @@ def test_a_sidecar_that_does_not_fit_is_refused(saved: Path) -> None:
             load_index(saved)
 
 
-def test_files_that_are_no_index_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_index_are_refused(tmp_path):
     flat = faiss.IndexFlatIP(4)
     contents = {
         b"": "is empty",
@@ -215,7 +215,7 @@ def test_files_that_are_no_index_are_refused(tmp_path: Path) -> None:
             assert "\n" not in str(caught.value)
 
 
-def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
+def test_indexes_that_contradict_gpq_are_refused(tmp_path):
     x = np.random.default_rng(0).normal(size=(400, 36)).astype(np.float32)
     ip = faiss.METRIC_INNER_PRODUCT
 
@@ -272,7 +272,7 @@ def test_indexes_that_contradict_gpq_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_any_change_of_a_file_is_noticed(tmp_path: Path, form: Form) -> None:
+def test_any_change_of_a_file_is_noticed(tmp_path, form):
     """By the hash; and of the header, or of the length, also without."""
     path = save_index(made(form), tmp_path / "a.faiss")
     data = path.read_bytes()

@@ -25,7 +25,7 @@ from common import run_main
 
 @pytest.mark.parametrize("n", [500, 5000])
 @pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 16), (6, 16), (8, 16), (12, 16), (5, 256)])
-def test_the_form_for_gpus_scores_like_the_tables(M: int, K: int, n: int) -> None:
+def test_the_form_for_gpus_scores_like_the_tables(M, K, n):
     codes, Z, ids, xq = items(0, M, K, n=n)
     ivf = zero_lists(codes, Z, ids)
     assert ivf.code_size in CODE_SIZES
@@ -39,14 +39,14 @@ def test_the_form_for_gpus_scores_like_the_tables(M: int, K: int, n: int) -> Non
     assert np.abs(np.take_along_axis(score_codes(xq, codes, Z), rows, axis=1) - D).max() < 1e-5
 
 
-def test_what_a_gpu_cannot_take_is_refused() -> None:
+def test_what_a_gpu_cannot_take_is_refused():
     for M, K, message in ((3, 32, r"a GPU supports 16 .* or 256; use to_gpu"), (49, 256, "at most 48")):
         codes, Z, ids, _ = items(0, M, K, n=10)
         with pytest.raises(UsageError, match=message):
             zero_lists(codes, Z, ids)
 
 
-def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_left_on_the_cpu_is_an_error(monkeypatch):
     """As Faiss does with several GPUs and an index that it cannot place."""
     source = MemoryIndex.build(*items(0, 3)[:2])
 
@@ -72,7 +72,7 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
-def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M: int) -> None:
+def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
     """A query whose tables were mixed with the next one's would miss results; now and then is enough."""
     codes, Z, _, xq = items(0, M, n=20_000, queries=1024)
     index = to_faiss_gpu(MemoryIndex.build(codes, Z))
@@ -85,9 +85,7 @@ def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M: int) -> Non
 
 
 @NO_GPU
-def test_the_benchmark_runs_from_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmark_runs_from_end_to_end(tmp_path, monkeypatch, capsys):
     """Rehearsed at a small size; and without a GPU it says so in one line."""
     out = tmp_path / "gpu.json"
     monkeypatch.setattr(benchmark, "PARITY_QUERIES", 64)

@@ -60,16 +60,7 @@ def within(made: Made, allowed: np.ndarray, least: float) -> tuple[np.ndarray, n
     share=st.floats(0, 1),
     passing=st.sampled_from([0.0, 0.01, 0.3, 0.95, 1.0]),
 )
-def test_any_way_gives_the_ranking_of_what_passes(
-    device: str,
-    seed: int,
-    shape: tuple[int, int],
-    n: int,
-    distinct: int | None,
-    memory: int,
-    share: float,
-    passing: float,
-) -> None:
+def test_any_way_gives_the_ranking_of_what_passes(device, seed, shape, n, distinct, memory, share, passing):
     codes, Z, ids, xq = made = items(seed, *shape, n=n, distinct=distinct, queries=7)
     index = to_gpu(MemoryIndex.build(codes, Z, ids), device, memory=memory)
     assert index.ntotal == n
@@ -84,7 +75,7 @@ def test_any_way_gives_the_ranking_of_what_passes(
     assert same(index.range_search(xq, least), within(made, np.ones(n, bool), least))
 
 
-def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch):
     codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=6)
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
     index = to_gpu(MemoryIndex.build(codes, Z, ids), "cpu", memory=1 << 26)
@@ -108,7 +99,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch: pytest.Monkey
 
 
 @on_devices
-def test_tensors_in_tensors_out(device: str) -> None:
+def test_tensors_in_tensors_out(device):
     codes, Z, ids, xq = items(3, 8, distinct=200)
     held = MemoryIndex.build(codes, Z, ids)
     exact, queries = to_gpu(held.to_faiss("ivf"), device), torch.from_numpy(xq).to(device)
@@ -132,7 +123,7 @@ def test_tensors_in_tensors_out(device: str) -> None:
 
 
 @pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)])
-def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_bounds_the_blocks(memory, k, monkeypatch):
     codes, Z, ids, xq = items(14, 6, n=5000, queries=30)
     held = MemoryIndex.build(codes, Z, ids)
     index = to_gpu(held, "cpu", memory=memory)
@@ -154,7 +145,7 @@ def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.Monke
 
 
 @on_devices
-def test_an_index_on_a_device_is_a_snapshot(device: str) -> None:
+def test_an_index_on_a_device_is_a_snapshot(device):
     """Neither the owner of the ids nor a filter function can alter it; what passes is asked anew."""
     codes, Z, _, xq = items(10, 6, n=300)
     ids = np.arange(300, dtype=np.int64) * 3
@@ -172,7 +163,7 @@ def test_an_index_on_a_device_is_a_snapshot(device: str) -> None:
         assert same(before.search(xq, 30, where=divided), expected)
 
 
-def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch):
     codes, Z, ids, xq = items(11, 6, n=300)
     source = MemoryIndex.build(codes, Z, ids)
     index, small = (to_gpu(source, "cpu", memory=memory) for memory in (1 << 20, 1000))
@@ -180,7 +171,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch: py
     nan[3, 1] = np.nan
     huge = xq / np.abs(xq).max() * np.float32(3e38)
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (DataError, match, lambda x=x, given=given: index.search(given(x), 5))  # type: ignore[misc]
+        (DataError, match, lambda x=x, given=given: index.search(given(x), 5))
         for given in (np.asarray, torch.from_numpy)
         for x, match in (
             (xq[:0], "empty|at least one row"),
@@ -192,7 +183,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch: py
         )
     ]
     calls += [
-        *((UsageError, "k = ", lambda k=k: index.search(xq, k)) for k in (0, 301, True, 2.0)),  # type: ignore[misc]
+        *((UsageError, "k = ", lambda k=k: index.search(xq, k)) for k in (0, 301, True, 2.0)),
         (UsageError, "queries are on meta", lambda: index.search(torch.empty((2, 72), device="meta"), 5)),
         (UsageError, "on a device it is exact", lambda: index.search(xq, 5, nprobe=2)),
         (UsageError, "where = str", lambda: index.search(xq, 5, where="ids")),
@@ -203,7 +194,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch: py
         (DataError, "empty", lambda: to_gpu(inject(Z), "cpu")),
         (DataError, "not the product-quantised codes", lambda: to_gpu(faiss.IndexFlatIP(12), "cpu")),
         *(
-            (UsageError, "use cpu, cuda, cuda:N", lambda device=device: to_gpu(source, device))  # type: ignore[misc]
+            (UsageError, "use cpu, cuda, cuda:N", lambda device=device: to_gpu(source, device))
             for device in ("gpu", "mps", "cuda:x")
         ),
     ]
@@ -217,13 +208,13 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch: py
 
 @NO_GPU
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, "cuda:7", 7])
-def test_a_missing_gpu_is_an_error(device: str | int) -> None:
+def test_a_missing_gpu_is_an_error(device):
     with pytest.raises(DeviceError, match="torch sees no GPU here"):
         to_gpu(MemoryIndex.build(*items(13, 3, n=20)[:2]), device)
 
 
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
-def test_a_gpu_by_its_front_door(M: int) -> None:
+def test_a_gpu_by_its_front_door(M):
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
     held = MemoryIndex.build(codes, Z, ids)
     index = to_gpu(held)
@@ -235,7 +226,7 @@ def test_a_gpu_by_its_front_door(M: int) -> None:
 
 
 @pytest.mark.parametrize("k", [pytest.param(k, marks=ON_GPU) for k in (10, 5000, 1_000_000)])
-def test_memory_is_kept_on_a_gpu(k: int) -> None:
+def test_memory_is_kept_on_a_gpu(k):
     codes, Z, _, xq = items(22, 6, n=1_000_000, queries=256)
     index = to_gpu(MemoryIndex.build(codes, Z), memory=1 << 28)
     queries = torch.from_numpy(xq).cuda()[: 256 if k < 1_000_000 else 2]

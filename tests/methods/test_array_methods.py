@@ -17,7 +17,7 @@ from sklearn.decomposition import PCA
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.coders import Coder, scaled_rows
+from gpq_faiss.methods.coders import scaled_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
 from gpq_faiss.methods.pq import OPQ, PQ
@@ -39,12 +39,12 @@ Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
         (SH(4), X[:1], "are equal"),
     ],
 )
-def test_refuses_codes_that_the_vectors_cannot_have(method: Coder, x: Floats, words: str) -> None:
+def test_refuses_codes_that_the_vectors_cannot_have(method, x, words):
     with pytest.raises((UsageError, DataError), match=words):
         method.fit(x)
 
 
-def test_zero_vectors_have_a_nearest_codeword_and_no_cosine() -> None:
+def test_zero_vectors_have_a_nearest_codeword_and_no_cosine():
     for kind in (PQ, OPQ, LOPQ):
         with pytest.raises(UsageError, match="multiple of 4"):
             kind(13)
@@ -57,7 +57,7 @@ def test_zero_vectors_have_a_nearest_codeword_and_no_cosine() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 12, 24])
-def test_pq_is_faiss_trained_on_all_padded_vectors(bits: int) -> None:
+def test_pq_is_faiss_trained_on_all_padded_vectors(bits):
     every = clusters(4500, 3)[0]  # Faiss's own limit would leave out all but 4,096
     method = PQ(bits, seed=3).fit(every)
     wide = method.padded(WIDTH)
@@ -76,7 +76,7 @@ def quantisation_error(method: PQ, x: Floats) -> float:
     return float(((method._to_quantizer(scaled_rows(x)) - decoded) ** 2).sum(axis=1).mean())
 
 
-def test_opq_rotates_and_lowers_the_quantisation_error() -> None:
+def test_opq_rotates_and_lowers_the_quantisation_error():
     for bits in (12, 16):  # with and without padding
         method = OPQ(bits).fit(X)
         assert method.rotation.shape == (method.padded(WIDTH), WIDTH)
@@ -98,7 +98,7 @@ def long_clusters(n: int, seed: int) -> Floats:
     return (CENTRES[c] + np.einsum("nw,nwv->nv", rng.standard_normal((n, 10)), MIXES[c])).astype(np.float32)
 
 
-def test_lopq_codes_and_scores_by_hand() -> None:
+def test_lopq_codes_and_scores_by_hand():
     bits = 12  # of 10 dimensions: padded
     x, base, queries = (scaled_rows(long_clusters(n, seed)) for seed, n in enumerate((1200, 200, 12)))
     method = LOPQ(bits).fit(x)
@@ -132,7 +132,7 @@ def test_lopq_codes_and_scores_by_hand() -> None:
         method.score(queries, codes)
 
 
-def test_small_cells_take_the_codebooks_of_all_residuals() -> None:
+def test_small_cells_take_the_codebooks_of_all_residuals():
     x = np.concatenate([long_clusters(1200, 0), -20 * CENTRES[:1].astype(np.float32) + 0.1])
     method = LOPQ(8).fit(x)
     scaled = scaled_rows(x)
@@ -143,7 +143,7 @@ def test_small_cells_take_the_codebooks_of_all_residuals() -> None:
     assert LOPQ(12).fit(x[:40]).extra_bits == 0
 
 
-def test_eigenvalues_are_dealt_out_evenly() -> None:
+def test_eigenvalues_are_dealt_out_evenly():
     """Variances 64, 32, 16, 4, 2, 1 to two parts, by hand."""
     variances = np.array([4.0, 64.0, 1.0, 32.0, 2.0, 16.0])
     x = np.random.default_rng(0).standard_normal((4000, 6))
@@ -158,7 +158,7 @@ def test_eigenvalues_are_dealt_out_evenly() -> None:
 
 
 @pytest.mark.parametrize("bits", [5, 12, 16])
-def test_itq_codes_are_signs_near_the_rotated_components(bits: int) -> None:
+def test_itq_codes_are_signs_near_the_rotated_components(bits):
     method = ITQ(bits).fit(X)
     rotation = faiss.vector_to_array(method._transform.pca_then_itq.A).reshape(bits, WIDTH)
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(bits), atol=1e-4)
@@ -175,7 +175,7 @@ def test_itq_codes_are_signs_near_the_rotated_components(bits: int) -> None:
 
 @given(lengths=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), count=st.integers(1, 20))
 @settings(deadline=None, max_examples=80)
-def test_modes_have_the_smallest_eigenvalues_of_all(lengths: list[float], count: int) -> None:
+def test_modes_have_the_smallest_eigenvalues_of_all(lengths, count):
     modes = smallest_modes(np.array(lengths), count)
     assert modes.shape == (count, 2)
     assert len({tuple(m) for m in modes.tolist()}) == count
@@ -187,7 +187,7 @@ def test_modes_have_the_smallest_eigenvalues_of_all(lengths: list[float], count:
 
 
 @pytest.mark.parametrize("bits", [6, 12, 30])
-def test_sh_bits_are_signs_of_sines_along_principal_axes(bits: int) -> None:
+def test_sh_bits_are_signs_of_sines_along_principal_axes(bits):
     train, base = (scaled_rows(a[:, :10] + 5).astype(np.float64) for a in (X, XB))
     method = SH(bits).fit(X[:, :10] + 5)
     pca = PCA(min(bits, 10), svd_solver="full").fit(train)
@@ -208,7 +208,7 @@ def test_sh_bits_are_signs_of_sines_along_principal_axes(bits: int) -> None:
     assert len(SH(24).fit(flat).axes) <= 3
 
 
-def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent() -> None:
+def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent():
     rng = np.random.default_rng(0)
     W, Q = rng.standard_normal((6, 4)), rng.standard_normal((8, 6)) * 3
     start = np.where(rng.random((8, 6)) < 0.5, -1.0, 1.0)
@@ -232,7 +232,7 @@ def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent() -> None:
     np.testing.assert_array_equal(discrete_codes(B, 0 * W, 0 * Q), B)
 
 
-def test_sdh_by_hand_and_of_labelled_rows_alone() -> None:
+def test_sdh_by_hand_and_of_labelled_rows_alone():
     expected = ((X[:9, None].astype(float) - XB[:7]) ** 2).sum(axis=2)
     np.testing.assert_allclose(squared_distances(X[:9], XB[:7]), expected, rtol=1e-9)
     seen = np.arange(0, len(X), 3)
@@ -247,7 +247,7 @@ def test_sdh_by_hand_and_of_labelled_rows_alone() -> None:
 # float and classifier -------------------------------------------------------------------------------------------------
 
 
-def test_float_is_the_cosine() -> None:
+def test_float_is_the_cosine():
     method = FloatFeatures(1).fit(X)
     assert method.bits == 32 * WIDTH
     expected = np.array([[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ])
@@ -255,7 +255,7 @@ def test_float_is_the_cosine() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3, 256, 9000])
-def test_inner_products_do_not_depend_on_the_place(width: int) -> None:
+def test_inner_products_do_not_depend_on_the_place(width):
     rng = np.random.default_rng(width)
     xb = rng.standard_normal((101, width), dtype=np.float32)
     xb[[0, 13, 50, 100]] = xb[77]
@@ -264,7 +264,7 @@ def test_inner_products_do_not_depend_on_the_place(width: int) -> None:
         assert (scores[:, [0, 13, 50, 100]] == scores[:, 77:78]).all()
 
 
-def test_classifiers() -> None:
+def test_classifiers():
     one, six = (quick(name, 12).fit(X, Y) for name in ("classifier", "classifier-6"))
     p = one.search_input(XB)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.data.base import Dataset
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods import ninh, pqn, ssgah, subic
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
@@ -90,7 +89,7 @@ def hinges(h: Tensor, y: Tensor, margin: float) -> float:
     margin=st.sampled_from([0.0, 0.3, 5.0]),
     seed=st.integers(0, 10**6),
 )
-def test_losses_over_triplets_and_pairs(n: int, classes: int, margin: float, seed: int) -> None:
+def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
     h, q, y = normal(n, 3, seed=seed), normal(n, 3, seed=seed + 1), some_labels(n, classes, seed)
     found = float(triplet_ranking(squared_distances(h, h), y, margin))
     assert found == pytest.approx(hinges(h, y, margin), abs=1e-9)
@@ -114,7 +113,7 @@ def test_losses_over_triplets_and_pairs(n: int, classes: int, margin: float, see
 
 
 @pytest.mark.parametrize("ids", [[0, 0, 0], [0, 1, 2], [-1, -1]])
-def test_a_batch_without_triplets_costs_nothing(ids: list[int]) -> None:
+def test_a_batch_without_triplets_costs_nothing(ids):
     x, y = torch.randn(1, 4).repeat(len(ids), 1).requires_grad_(), labels_of(ids, 3)  # equal rows
     nobody = torch.zeros(len(ids), len(ids), dtype=torch.bool)
     a, p, n = group_hard_triplets(x, y, 5.0, torch.Generator())
@@ -131,7 +130,7 @@ def test_a_batch_without_triplets_costs_nothing(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("group", "margin"), [(100, 0.0), (5, 0.0), (100, 4.0)])
-def test_every_pair_takes_one_negative_that_violates_the_margin(group: int, margin: float) -> None:
+def test_every_pair_takes_one_negative_that_violates_the_margin(group, margin):
     z, y = normal(10, 4), labels_of([0, 1, 0, -1, 2, 1, 0, 2, 1, 0], 3)
     y[4, 0] = 1  # two labels
     candidates, found = defaultdict(set), defaultdict(set)
@@ -153,7 +152,7 @@ def test_every_pair_takes_one_negative_that_violates_the_margin(group: int, marg
 
 @settings(max_examples=15, deadline=None)
 @given(n=st.integers(3, 30), near=st.floats(0.01, 0.6), far=st.floats(0.01, 0.4), seed=st.integers(0, 10**6))
-def test_graph_of_a_mini_batch(n: int, near: float, far: float, seed: int) -> None:
+def test_graph_of_a_mini_batch(n, near, far, seed):
     x = normal(n, 4, seed=seed)
     neighbours, distant = batch_graph(x, near, far)
     n_near = max(1, min(round(near * n), (n - 1) // 2))
@@ -164,14 +163,14 @@ def test_graph_of_a_mini_batch(n: int, near: float, far: float, seed: int) -> No
         assert set(distant[i].nonzero()[:, 0].tolist()) == set(order[-n_far:])
 
 
-def test_entropies_have_their_ends() -> None:
+def test_entropies_have_their_ends():
     sure, unsure, collapsed = torch.eye(4), torch.full((6, 4), 0.25), torch.eye(4)[[1, 1, 1]]
     for p, wanted in ((sure, [0, 2]), (unsure, [2, 2]), (collapsed, [0, 0])):
         ends = [float(v) for v in subic.entropies(p[:, None].clamp_min(1e-20).log())]
         assert ends == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise() -> None:
+def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise():
     s = torch.tensor([0.0, 0.29, 0.31, 0.5, 0.69, 0.71, 1.0], requires_grad=True)
     out = ninh.piecewise_threshold(s, 0.2)
     assert out.tolist() == pytest.approx([0, 0, 0.31, 0.5, 0.69, 1, 1])
@@ -340,9 +339,7 @@ def ssgah_terms(method: Any, batch: TrainingBatch) -> Terms:
         *(("ssgah", digits, step, ssgah_terms) for step in (0, 2, 5, 9)),
     ],
 )
-def test_losses_are_their_terms_on_the_right_rows(
-    name: str, data: Callable[[], Dataset], step: int, terms: Callable[[Any, TrainingBatch], Terms]
-) -> None:
+def test_losses_are_their_terms_on_the_right_rows(name, data, step, terms):
     method, batch = made(name, data()).eval(), replace(first_batch(data(), 12, 9), step=step)
     with torch.no_grad():
         expected = terms(method, batch)
@@ -353,13 +350,13 @@ def test_losses_are_their_terms_on_the_right_rows(
     assert found["total"] == pytest.approx(total, rel=1e-5)
 
 
-def test_margin_and_number_of_classes_that_suit_a_method() -> None:
+def test_margin_and_number_of_classes_that_suit_a_method():
     assert [made("ninh", features(), bits=bits).margin for bits in (12, 48)] == [1, 4]
     with pytest.raises(UsageError, match="at least 2"):
         subic.SUBIC(quick_config(), features(), 8, 1)
 
 
-def test_codebooks_go_on_from_where_they_are_and_never_get_worse() -> None:
+def test_codebooks_go_on_from_where_they_are_and_never_get_worse():
     x = np.random.default_rng(0).standard_normal((300, 12)).astype(np.float32)
     first = fit_codebooks(x, 3, 16, seed=1)
     assert first.shape == (3, 16, 4)
@@ -372,7 +369,7 @@ def test_codebooks_go_on_from_where_they_are_and_never_get_worse() -> None:
         fit_codebooks(x[:15], 3, 16, seed=0)
 
 
-def test_codewords_are_the_means_of_their_items_after_training() -> None:
+def test_codewords_are_the_means_of_their_items_after_training():
     method: Any = trained("dqn").method
     # The invariant of the alternation: every codeword in use is the mean of the items nearest to it.
     assert method.seen.all()
@@ -413,7 +410,7 @@ def slow_descent(y: np.ndarray, H: np.ndarray, sweeps: int, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_the_descent_takes_newtons_step_at_every_entry_and_lowers_the_objective(several: bool) -> None:
+def test_the_descent_takes_newtons_step_at_every_entry_and_lowers_the_objective(several):
     y = sets_of_labels(9, 3, several, 4)
     fast = np.random.default_rng(1).uniform(-1, 1, (9, 4))
     slow = fast.copy()
@@ -430,7 +427,7 @@ def test_the_descent_takes_newtons_step_at_every_entry_and_lowers_the_objective(
     assert np.abs(H).max() <= 1
 
 
-def test_the_codes_are_one_a_class_and_far_apart() -> None:
+def test_the_codes_are_one_a_class_and_far_apart():
     y = sets_of_labels(200, 6, False, 1)
     codes = factorise(y, 12)
     assert codes.dtype == np.int8
@@ -445,7 +442,7 @@ def test_the_codes_are_one_a_class_and_far_apart() -> None:
     assert (codes != factorise(y, 12, seed=1)).any()
 
 
-def test_a_code_is_the_largest_activation_of_each_block() -> None:
+def test_a_code_is_the_largest_activation_of_each_block():
     method = trained("subic").method
     z = vectors(method, features(), split_of(features()).database[:50]).reshape(50, 4, 16)
     np.testing.assert_allclose(z.sum(axis=2), 1, atol=1e-5)
@@ -464,7 +461,7 @@ def groups(seed: int, n: int = 60) -> Tensor:
     return torch.randn(2 * n, 3, generator=drawn(seed)) + 40 * (torch.arange(2 * n) >= n)[:, None]
 
 
-def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_the_graph() -> None:
+def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_the_graph():
     graph, sample, x = BipartiteGraph(8, 3, 2), groups(0), groups(1, 10)
     graph.fit(sample, seed=0)
     near, weight = graph.joined(x)
@@ -483,7 +480,7 @@ def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_th
     torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
 
 
-def test_few_items_make_few_anchors() -> None:
+def test_few_items_make_few_anchors():
     graph = BipartiteGraph(50, 3, 2)
     sample = groups(0, 3)
     graph.fit(sample, seed=0)
@@ -494,7 +491,7 @@ def test_few_items_make_few_anchors() -> None:
         graph.fit(sample[:1], seed=0)
 
 
-def test_graph_waits_for_the_network_on_images_and_not_on_features() -> None:
+def test_graph_waits_for_the_network_on_images_and_not_on_features():
     for data, when in ((digits(), 3), (features(), 0)):
         method, batch = made("bgdh", data), first_batch(data, 20, 20)
         there = []
@@ -504,7 +501,7 @@ def test_graph_waits_for_the_network_on_images_and_not_on_features() -> None:
         assert there == [step >= when for step in range(5)]
 
 
-def test_the_graph_stays_while_the_network_learns_and_a_training_resumes() -> None:
+def test_the_graph_stays_while_the_network_learns_and_a_training_resumes():
     method, batch = made("bgdh", digits()), first_batch(digits(), 20, 20)
     method.before_step(3, 9, lambda n: iter([batch.x]))
     before = method.seen(batch.x).clone()
@@ -527,7 +524,7 @@ def gradients(module: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("data", [digits, features])
-def test_every_network_gets_the_gradient_of_its_own_objective_alone(data: Callable[[], Dataset]) -> None:
+def test_every_network_gets_the_gradient_of_its_own_objective_alone(data):
     """The invariant: one backward through the sum is three separate ones."""
     method, batch = made("ssgah", data()).eval(), replace(first_batch(data(), 12, 9), step=9)
     networks = method.network, method.generator, method.discriminator
@@ -551,7 +548,7 @@ def test_every_network_gets_the_gradient_of_its_own_objective_alone(data: Callab
                 torch.testing.assert_close(g, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_synthetic_items_stay_out_of_running_statistics() -> None:
+def test_synthetic_items_stay_out_of_running_statistics():
     method, batch = made("ssgah", digits()).train(), first_batch(digits(), 12, 9)
     norm = nn.BatchNorm1d(64)
     method.extractor.layers.insert(1, norm)
@@ -561,7 +558,7 @@ def test_synthetic_items_stay_out_of_running_statistics() -> None:
     torch.testing.assert_close(norm.running_mean, 0.1 * real)
 
 
-def test_image_networks_take_any_size() -> None:
+def test_image_networks_take_any_size():
     for size in (4, 7, 33):
         x, z = torch.randn(2, 3, size, size), torch.randn(2, 5)
         similar, dissimilar = ssgah.Generator(0, 5, 16)(x, z)

@@ -44,9 +44,7 @@ def assert_ranks_alike(coder: Coder, xq: Floats, codes: NDArray[np.uint8]) -> No
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=50)
-def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
-    kind: str, M: int, bits: int, d: int, seed: int
-) -> None:
+def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(kind, M, bits, d, seed):
     assume((bits, d) != (2, 2))  # Faiss has no search table for 4 codewords of 2 dimensions
     K, parts = 2**bits, 1 if kind == "sums" else M
     Z, x, xq = normal(seed, M, K, d), normal(seed + 1, 9, parts, d), normal(seed + 2, 4, parts, d)
@@ -73,7 +71,7 @@ def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
     assert_ranks_alike(coder, xq, codes)
 
 
-def test_codebooks_of_another_form_are_refused() -> None:
+def test_codebooks_of_another_form_are_refused():
     nan = normal(0, 2, 16, 4)
     nan[1, 3, 2] = np.nan
     shapes = (3, 16), (3, 12, 4), (3, 2, 4), (3, 512, 4)
@@ -86,7 +84,7 @@ def test_codebooks_of_another_form_are_refused() -> None:
 
 @given(bits=st.integers(1, 40), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=25)
-def test_sign_codes_are_signs_and_scores_hamming_distances(bits: int, seed: int) -> None:
+def test_sign_codes_are_signs_and_scores_hamming_distances(bits, seed):
     x, xq = normal(seed, 12, bits), normal(seed + 1, 5, bits)
     coder = SignCoder(bits)
     codes = coder.encode(x)
@@ -101,7 +99,7 @@ def squared_error(x: Floats, codes: NDArray[np.uint8], C: Floats) -> float:
     return float(np.square(x.astype(float) - reconstruct(codes, C)).sum(axis=1).mean())
 
 
-def test_more_sweeps_never_worsen_an_additive_code() -> None:
+def test_more_sweeps_never_worsen_an_additive_code():
     C, x = normal(0, 6, 16, 20), normal(1, 300, 20) * 3
     errors = [squared_error(x, iterated_conditional_modes(x, C, sweeps), C) for sweeps in range(6)]
     assert all(later <= earlier + 1e-4 for earlier, later in itertools.pairwise(errors))
@@ -109,7 +107,7 @@ def test_more_sweeps_never_worsen_an_additive_code() -> None:
 
 
 @pytest.mark.parametrize("weight", [1e-3, 1e-1])
-def test_updating_the_codebooks_lowers_their_objective(weight: float) -> None:
+def test_updating_the_codebooks_lowers_their_objective(weight):
     C, x = normal(0, 4, 16, 10), normal(1, 400, 10) * 2
     codes = iterated_conditional_modes(x, C)
 

@@ -3,8 +3,6 @@ codewords, score tables, and the choice between both kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -59,9 +57,7 @@ def cross_entropy(targets: Tensor, S: Tensor) -> float:
     seed=seeds,
 )
 @settings(max_examples=60, deadline=None)
-def test_a_beam_keeps_the_best_partial_sums(
-    M: int, K: int, E: int, beam: int, logits: bool, seed: int
-) -> None:
+def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
     """The same search item by item, with sorted lists; the widest beam has every code."""
     S = drawn(M, K, E, seed=seed + 1)
     targets = posteriors(4, E, 2.0, seed).double() if logits else drawn(4, E, seed=seed)
@@ -83,9 +79,7 @@ def test_a_beam_keeps_the_best_partial_sums(
     M=st.integers(1, 5), K=st.sampled_from([4, 8, 16]), d=st.integers(3, 20), E=st.integers(1, 24), seed=seeds
 )
 @settings(max_examples=60, deadline=None)
-def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(
-    M: int, K: int, d: int, E: int, seed: int
-) -> None:
+def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, seed):
     S = drawn(M, K, E, seed=seed).float()
     # Queries of norm 1 at most; one of norm 1, one of zeros.
     lengths = torch.cat([torch.tensor([1.0, 0.0]), torch.linspace(0.1, 0.9, 7)])
@@ -111,9 +105,7 @@ def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(
 
 @pytest.mark.parametrize("make", [posteriors, cloud], ids=["simplex", "gaussian"])
 @pytest.mark.parametrize("M", [1, 3, 6])
-def test_turns_end_no_worse_than_they_began(
-    make: Callable[[int], Tensor], M: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turns_end_no_worse_than_they_began(make, M, monkeypatch):
     x = make(1000)
     found = fit_codewords(x, M, 8, seed=0)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
@@ -125,7 +117,7 @@ def test_turns_end_no_worse_than_they_began(
     assert error(x, found) < error(x, start) * (1 + 1e-6 if M == 1 else 0.8)
 
 
-def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
     """No other codewords are nearer to the vectors with these codes, but for the small weight on their length."""
     x = posteriors(400)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
@@ -139,14 +131,14 @@ def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_as_many_vectors_as_codewords_are_enough_and_repeats_do_no_harm() -> None:
+def test_as_many_vectors_as_codewords_are_enough_and_repeats_do_no_harm():
     for x in (posteriors(8), torch.full((50, 4), 0.25)):
         S = fit_codewords(x, 2, 8, seed=0)
         assert torch.isfinite(S).all()
         assert error(x, S) < 1e-4
 
 
-def test_too_few_or_infinite_vectors_are_refused() -> None:
+def test_too_few_or_infinite_vectors_are_refused():
     for p in (posteriors(15, 3), posteriors(15, 40)):
         with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
             fit_class_codebooks(p, p, 2, 16, seed=0)
@@ -157,7 +149,7 @@ def test_too_few_or_infinite_vectors_are_refused() -> None:
             fit_codewords(x, 2, 8, seed=0)
 
 
-def test_turns_lower_the_cross_entropy_below_that_of_one_codebook() -> None:
+def test_turns_lower_the_cross_entropy_below_that_of_one_codebook():
     p = posteriors(300, 40)
     entropy = float(-(p * p.log()).sum(dim=1).mean())
     costs = [cross_entropy(p, fit_logit_codewords(p, M, 16, seed=0)) for M in (1, 2)]
@@ -165,7 +157,7 @@ def test_turns_lower_the_cross_entropy_below_that_of_one_codebook() -> None:
     assert costs[0] - entropy > 2 * (costs[1] - entropy) > -1e-4
 
 
-def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch):
     monkeypatch.setattr(module, "_TABLE_STEPS", 100)
     monkeypatch.setattr(module, "_ITERATIONS", 3)
     p = posteriors(300, 8)
@@ -184,7 +176,7 @@ def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch: pytest.MonkeyP
     assert loss(fitted) < loss(with_one_class_lost)
 
 
-def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch):
     monkeypatch.setattr(module, "_TABLE_STEPS", 10)
     monkeypatch.setattr(module, "_ITERATIONS", 2)
     few, p = posteriors(300, 4, 3.0), posteriors(300, 50)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import faiss
@@ -68,7 +67,7 @@ def case(name: str, bits: int) -> Case:
 
 
 @each_case
-def test_the_index_ranks_as_the_score(name: str, bits: int) -> None:
+def test_the_index_ranks_as_the_score(name, bits):
     coder, xq, xb, *_ = case(name, bits)
     if name == "lopq":
         with pytest.raises(DataError, match="Faiss has no index"):
@@ -92,7 +91,7 @@ def test_the_index_ranks_as_the_score(name: str, bits: int) -> None:
 
 
 @each_case
-def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name: str, bits: int) -> None:
+def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name, bits):
     coder, xq, xb, *_ = case(name, bits)
     codes = coder.encode(xb)
     assert (codes.dtype, codes.shape) == (np.uint8, (len(xb), coder.code_size))
@@ -110,7 +109,7 @@ def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name: str, bits:
 
 
 @each_array
-def test_array_methods_repeat_by_seed_and_rank_well_above_chance(name: str, bits: int) -> None:
+def test_array_methods_repeat_by_seed_and_rank_well_above_chance(name, bits):
     method = case(name, bits).coder
     of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     again = quick(name, bits).fit(X, Y)
@@ -125,7 +124,7 @@ def test_array_methods_repeat_by_seed_and_rank_well_above_chance(name: str, bits
 
 
 @each_deep
-def test_training_lowers_the_objective_and_ranks_better(name: str) -> None:
+def test_training_lowers_the_objective_and_ranks_better(name):
     part, left = DEEP[name]
     values = [json.loads(line)[part] for line in trained(name).run.lines]
     assert values[-1] < left * values[0], values
@@ -134,9 +133,7 @@ def test_training_lowers_the_objective_and_ranks_better(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*DEEP, "gpq"])
-def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(
-    name: str, tmp_path: Path
-) -> None:
+def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name, tmp_path):
     def cut(step: int, steps: int, figures: dict[str, float]) -> None:
         if step == 5:
             raise InterruptedError
@@ -160,7 +157,7 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(
 
 
 @pytest.mark.parametrize("name", ARRAY_METHODS)
-def test_refuses_what_cannot_be(name: str) -> None:
+def test_refuses_what_cannot_be(name):
     assert make_method(name, 24, seed=5).name == name
     with pytest.raises(UsageError, match=f"{name} trains no network"):
         make_builder(name)
@@ -191,7 +188,7 @@ def test_refuses_what_cannot_be(name: str) -> None:
             method.score(XQ, codes)
 
 
-def test_names_are_of_methods_that_are_described_and_tested_here() -> None:
+def test_names_are_of_methods_that_are_described_and_tested_here():
     assert set(DEEP) == {name for name, entry in METHODS.items() if entry.deep and entry.module != ".gpq"}
     for name, entry in METHODS.items():
         assert entry.summary

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
-from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
@@ -72,7 +71,7 @@ def floats(parts: dict[str, torch.Tensor]) -> dict[str, float]:
     return {name: value.item() for name, value in parts.items()}
 
 
-def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
+def test_the_losses_are_those_of_class_networks_and_of_pairs():
     gpq = method(loss={"lambda1": 0.9, "lambda2": 0.3}, posterior={"propagation": 0.0})
     given = batch()
     parts = floats(gpq.losses(given, amp=False))
@@ -98,7 +97,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs() -> None:
     assert parts == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone() -> None:
+def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone():
     gpq = method()
     groups = gpq.optimizer(gpq.config.training).param_groups
     rates = [(id(p), group["times"]) for group in groups for p in group["params"]]
@@ -112,7 +111,7 @@ def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone() -
     assert gpq.classes.tables.numel() + gpq.classes.feature_codewords.numel() == C, "next to no codewords"
 
 
-def test_score_tables_are_refitted_after_the_training() -> None:
+def test_score_tables_are_refitted_after_the_training():
     x = items(400)
     short = {"quantizer": {"subdim": 8}}, {"quantizer": {"codewords": 4}, "classes": 9}
     # Not to sub-vectors that are too short for them, nor with more classes than codewords.
@@ -126,7 +125,7 @@ def test_score_tables_are_refitted_after_the_training() -> None:
         assert torch.equal(as_trained, gpq.network.prototypes) != refitted
 
 
-def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path: Path) -> None:
+def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path):
     changes: dict[str, Any] = {
         "quantizer": {"codebooks": 6},
         "posterior": {"networks": 3},
@@ -163,7 +162,7 @@ def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path: Pat
 @settings(max_examples=25, deadline=None)
 @drawn(K=st.sampled_from([4, 8]), more=st.integers(1, 6), M=st.integers(1, 4), seed=st.integers(0, 1000))
 @torch.no_grad()
-def test_queries_realise_any_score_tables_but_for_one_factor(K: int, more: int, M: int, seed: int) -> None:
+def test_queries_realise_any_score_tables_but_for_one_factor(K, more, M, seed):
     """Without tables, those of the sub-prototypes: Σ_c p_c w_mc · z_mk."""
     sizes = {"codebooks": M, "codewords": K}
     net = method(quantizer=sizes | {"subdim": K + more}, training={"seed": seed}).network.eval()
@@ -186,7 +185,7 @@ def test_queries_realise_any_score_tables_but_for_one_factor(K: int, more: int, 
         method(quantizer=sizes | {"subdim": K}).network.set_queries(given_tables)
 
 
-def test_straight_through_gives_codewords_and_the_gradient_of_their_mean() -> None:
+def test_straight_through_gives_codewords_and_the_gradient_of_their_mean():
     generator = torch.Generator().manual_seed(2)
     x = torch.nn.functional.normalize(torch.randn(6, 2, 4, generator=generator), dim=2).requires_grad_()
     Z = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=generator), dim=2)
@@ -205,7 +204,7 @@ def test_straight_through_gives_codewords_and_the_gradient_of_their_mean() -> No
 
 @pytest.mark.parametrize("base", [preset("paper"), own_settings()], ids=["paper", "own settings"])
 @pytest.mark.parametrize("variant", ["gpq", "gpq-h", "gpq-t"])
-def test_a_variant_is_its_losses(variant: str, base: Config) -> None:
+def test_a_variant_is_its_losses(variant, base):
     small = {"quantizer": {"codebooks": 3, "subdim": 6}, "network": {"hidden": [24]}}
     config = merge(merge(base, small), dict(METHODS[variant].changes))
     data = open_data(np.eye(8, WIDTH, dtype=np.float32), labels=np.arange(8) % C)
@@ -231,7 +230,7 @@ def test_a_variant_is_its_losses(variant: str, base: Config) -> None:
     assert net.classifier.raw.grad.any()
 
 
-def test_gpq_f_takes_cnn_f() -> None:
+def test_gpq_f_takes_cnn_f():
     config = merge(preset("paper"), dict(METHODS["gpq-f"].changes))
     network = build_network(config, {"kind": "images", "image_size": 64}, 4)
     assert isinstance(network.backbone, CNNF)
@@ -274,7 +273,7 @@ def by_hand(gpq: GPQ, parts: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[
 
 
 @pytest.mark.parametrize("variant", ["authors", "paper"])
-def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant: str) -> None:
+def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     gpq, given = small(variant), batch()
     x = given.x.double().numpy()
     raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "authors" else [x])
@@ -304,16 +303,14 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant: 
     assert parts["total"] == pytest.approx(pairs + 0.1 * classification - 0.1 * entropy, rel=1e-5)
 
 
-def test_without_unlabelled_items_there_is_one_batch() -> None:
+def test_without_unlabelled_items_there_is_one_batch():
     given = batch()
     alone = dataclasses.replace(given, x=given.x[:LABELLED])
     apart, joint = (small(s).losses(alone, amp=False) for s in ("authors", "paper"))
     assert floats(apart) == floats(joint)
 
 
-def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(tmp_path, monkeypatch):
     ids = np.arange(60) % 2
     pixels = np.random.default_rng(0).integers(0, 180, (60, 16, 16, 3)) + 60 * ids[:, None, None, None]
     pictures = open_data(pixels.astype(np.uint8), labels=ids)
@@ -345,6 +342,6 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
     assert evaluate(model, pictures).method == "gpq (authors)"
 
 
-def test_one_unlabelled_item_has_no_statistics() -> None:
+def test_one_unlabelled_item_has_no_statistics():
     with pytest.raises(UsageError, match="one item has no batch statistics"):
         validate(merge(preset("authors"), {"training": {"batch_unlabelled": 1}}))

@@ -46,7 +46,7 @@ from gpq_faiss.nn.posterior import (
 )
 
 
-def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items() -> None:
+def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items():
     """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two classes."""
     net = network()
     raw = net.features(items(50))[1].detach()
@@ -68,7 +68,7 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
 
 @given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
 @settings(max_examples=40, deadline=None)
-def test_the_networks_are_made_as_sure_as_they_are_right(aim: float, seed: int, n: int) -> None:
+def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     """Beside feature codebooks by the square root of that power."""
     net, beside = network(), network(2)
     p = torch.softmax(4 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
@@ -86,7 +86,7 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim: float, seed: int, 
     assert float(net.tempered(p).amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
 
 
-def test_a_known_accuracy_tempers_what_is_coded() -> None:
+def test_a_known_accuracy_tempers_what_is_coded():
     made = method()
     draw = Sampler(items(600))
     made.fit_codebooks(draw)
@@ -100,7 +100,7 @@ def test_a_known_accuracy_tempers_what_is_coded() -> None:
     assert not np.allclose(made.codebooks(), first, atol=0.01)
 
 
-def test_power_and_kind_of_codes_are_kept_with_the_weights() -> None:
+def test_power_and_kind_of_codes_are_kept_with_the_weights():
     net, other = network(2), network(2)
     net.place(net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
     other.power.fill_(1.0)
@@ -115,7 +115,7 @@ def test_power_and_kind_of_codes_are_kept_with_the_weights() -> None:
 
 
 @pytest.mark.parametrize("width", [WIDTH, DIRECTIONS + 8])
-def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width: int) -> None:
+def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width):
     net = network(2, width=width)
     everything, q = (t.double().numpy() for t in seen(net, items(600, width=width)))
     features, p = seen(net, items(20, 1, width))
@@ -133,7 +133,7 @@ def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width
     np.testing.assert_allclose(found @ found.T, f @ f.T, atol=1e-4)
 
 
-def test_of_images_the_residual_is_that_of_evened_features() -> None:
+def test_of_images_the_residual_is_that_of_evened_features():
     """Their trunks have features of any scale."""
     net = build_network(config_of(2), {"kind": "images", "image_size": 8}, C).eval()
     features, p = seen(net, torch.rand(30, 3, 8, 8))
@@ -145,7 +145,7 @@ def test_of_images_the_residual_is_that_of_evened_features() -> None:
 @pytest.mark.parametrize(
     ("n", "expected"), [(1, 1), (2, 1), (5, 3), (10, 4), (21, 5), (100, 8), (242, 10), (1100, 12)]
 )
-def test_class_codebooks_grow_with_the_bits_of_the_class(n: int, expected: int) -> None:
+def test_class_codebooks_grow_with_the_bits_of_the_class(n, expected):
     assert count_class_codebooks(12, n) == expected
     assert count_class_codebooks(3, n) == min(expected, 3)
     config = merge(preset("recommended"), {"posterior": {"networks": 1}, "network": {"hidden": [4]}})
@@ -172,7 +172,7 @@ def costs(net: PosteriorNetwork, features: Tensor, p: Tensor, codes: Tensor) -> 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("A", "by_logits"), [(3, False), (3, True), (2, False), (2, True), (0, False)])
-def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A: int, by_logits: bool) -> None:
+def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, by_logits):
     """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a product quantiser adds nothing."""
     net = network(A)
     if by_logits:
@@ -198,7 +198,7 @@ def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A: 
 
 
 @torch.no_grad()
-def test_codes_are_chosen_among_the_codewords_that_are_left() -> None:
+def test_codes_are_chosen_among_the_codewords_that_are_left():
     """With fewer dimensions than the codewords have: what is lost of them must not decide."""
     net = method(quantizer={"subdim": 5}).network
     whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
@@ -211,7 +211,7 @@ def test_codes_are_chosen_among_the_codewords_that_are_left() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("A", WITH_JOINT)
-def test_an_infinite_input_gives_no_vector(A: int) -> None:
+def test_an_infinite_input_gives_no_vector(A):
     net = network(A)
     x = items(4, 1)
     x[1, 3], x[2] = float("inf"), float("nan")
@@ -222,7 +222,7 @@ def test_an_infinite_input_gives_no_vector(A: int) -> None:
 
 
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
-def test_prototypes_are_queries_for_one_class(A: int) -> None:
+def test_prototypes_are_queries_for_one_class(A):
     net = network(A)
     torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(3, C), rtol=0, atol=1e-5)
     torch.testing.assert_close(net.prototypes[..., : D - 2], net.weights[0] * net.basis[:, :C])
@@ -239,7 +239,7 @@ def test_prototypes_are_queries_for_one_class(A: int) -> None:
 
 
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
-def test_settling_fits_codebooks_to_what_the_network_believes(A: int) -> None:
+def test_settling_fits_codebooks_to_what_the_network_believes(A):
     made = method(A)
     random = made.codebooks().copy()
     draw = Sampler(items(700))
@@ -267,7 +267,7 @@ def fitted(A: int, w: float) -> PosteriorNetwork:
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
-def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
+def test_joint_codewords_add_up_to_class_and_features(w):
     """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
     net = fitted(0, w)
     assert net.A == 0
@@ -287,7 +287,7 @@ def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
-def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> None:
+def test_class_and_features_are_weighed_in_their_own_deviations(w):
     net = fitted(2, w)
     x = items(600)
     codes = net.codes(x)
@@ -305,7 +305,7 @@ def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
     return TrainingBatch(items(n + unlabelled, 5), y, 3, 10, torch.Generator())
 
 
-def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises() -> None:
+def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
     made: Any = method(2).eval()
     parts, net, beta, loss = made.losses(batch(), amp=False), made.network, made.config.beta, made.config.loss
@@ -329,7 +329,7 @@ def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the
     assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
 
 
-def test_the_class_networks_move_faster_than_a_trunk() -> None:
+def test_the_class_networks_move_faster_than_a_trunk():
     made = method(network={"hidden": [8, 16]})
     net, (slow, fast) = made.network, made.optimizer(made.config.training).param_groups
     own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ def naive_graph(x: np.ndarray, k: int) -> np.ndarray:
 
 @given(seed=st.integers(0, 10_000), n=st.integers(2, 25), width=st.integers(1, 6), k=st.integers(1, 30))
 @settings(max_examples=25, deadline=None)
-def test_the_graph_is_that_of_a_loop_over_all_pairs(seed: int, n: int, width: int, k: int) -> None:
+def test_the_graph_is_that_of_a_loop_over_all_pairs(seed, n, width, k):
     x = np.random.default_rng(seed).normal(size=(n, max(width, 2))).astype(np.float32)
     found = neighbour_graph(x, k).toarray()
     np.testing.assert_allclose(found, naive_graph(x.astype(float), k), atol=1e-4)
@@ -51,7 +50,7 @@ def test_the_graph_is_that_of_a_loop_over_all_pairs(seed: int, n: int, width: in
     assert not found.diagonal().any()
 
 
-def test_equal_items_and_zeros_leave_the_graph_whole() -> None:
+def test_equal_items_and_zeros_leave_the_graph_whole():
     """An item is told by others, be they equal to it; what has no direction has no neighbour, and is none."""
     x = np.concatenate([np.tile([[1.0, 2.0]], (6, 1)), np.zeros((2, 2)), [[-3.0, 1.0]]]).astype(np.float32)
     found = neighbour_graph(x, 3).toarray()
@@ -61,7 +60,7 @@ def test_equal_items_and_zeros_leave_the_graph_whole() -> None:
     assert not found[6:8].any()
 
 
-def test_of_many_items_nearly_all_neighbours_are_found() -> None:
+def test_of_many_items_nearly_all_neighbours_are_found():
     """Lists are searched, not all pairs."""
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(40, 8))[rng.integers(0, 40, 5000)] + rng.normal(size=(5000, 8))).astype(np.float32)
@@ -79,9 +78,7 @@ def test_of_many_items_nearly_all_neighbours_are_found() -> None:
     islands=st.integers(1, 4),
 )
 @settings(max_examples=25, deadline=None)
-def test_labels_are_handed_on_fifty_times(
-    seed: int, n: int, classes: int, several: bool, islands: int
-) -> None:
+def test_labels_are_handed_on_fifty_times(seed, n, classes, several, islands):
     rng = np.random.default_rng(seed)
     # Islands stand at right angles: nothing is handed on between them.
     x = np.zeros((n, 4 * islands), np.float32)
@@ -121,7 +118,7 @@ def moons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.cos(phase), np.sin(phase)], 1).astype(np.float32), y
 
 
-def test_one_label_a_class_is_enough_where_classes_are_connected() -> None:
+def test_one_label_a_class_is_enough_where_classes_are_connected():
     x, y = moons(600)
     labelled = np.array([0, 1])
     found = propagate(neighbour_graph(x), labelled, np.eye(2, dtype=np.float32))
@@ -130,7 +127,7 @@ def test_one_label_a_class_is_enough_where_classes_are_connected() -> None:
     assert (nearest == y).mean() < 0.9
 
 
-def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them() -> None:
+def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them():
     x, y = moons(300)
     graph, truth = neighbour_graph(x), np.eye(2, dtype=np.float32)[y]
     assert left_out_accuracy(graph, np.arange(0, 300, 3), truth[::3], 0) > 0.9
@@ -150,9 +147,7 @@ def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them() -> None
     weight=st.floats(0, 2),
 )
 @settings(max_examples=25, deadline=None)
-def test_all_labelled_items_are_compared_and_others_by_the_seed(
-    seed: int, labelled: int, others: int, room: int, weight: float
-) -> None:
+def test_all_labelled_items_are_compared_and_others_by_the_seed(seed, labelled, others, room, weight):
     asked = np.random.default_rng(seed).permutation(1000)
     every = asked[: labelled + others]
     known, rest = np.sort(every[:labelled]), np.sort(every[labelled:])
@@ -199,7 +194,7 @@ def data() -> Any:
     return open_data(7 * x, labels=y)
 
 
-def test_a_negative_weight_is_refused() -> None:
+def test_a_negative_weight_is_refused():
     with pytest.raises(UsageError, match=r"posterior\.propagation = -1"):
         config_of(-1.0)
 
@@ -218,7 +213,7 @@ def standardised(data: Any, rows: np.ndarray) -> np.ndarray:
     return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
 
 
-def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> None:
+def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
     labelled, pool = np.array([4, 9, 300, 401]), np.setdiff1d(np.arange(50, 700), [300, 401])
     made = prepared(data, config_of(), labelled, pool).eval()
     assert made.pseudo_labels.weight == pytest.approx(20 * 2 / 4)
@@ -253,7 +248,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "vgg"])
-def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: str) -> None:
+def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone):
     digits, size = open_digits(), 32 if backbone == "vgg" else 8
     labelled, rows = np.arange(0, 300, 3), np.arange(600)
     others, labels = np.setdiff1d(rows, labelled), digits.require_labels()
@@ -294,9 +289,7 @@ FEW, MANY, POOL = np.arange(4), np.arange(450), np.arange(450, 900)
         (config_of(300.0), np.arange(60), POOL, {"MOST_ITEMS": 100}),
     ],
 )
-def test_labels_are_propagated_where_they_are_few(
-    data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray, patches: Any, caplog: Any
-) -> None:
+def test_labels_are_propagated_where_they_are_few(data, config, labelled, pool, patches, caplog):
     with pytest.MonkeyPatch.context() as patched:
         for name, value in (patches or {}).items():
             patched.setattr(propagation, name, value)
@@ -308,7 +301,7 @@ def test_labels_are_propagated_where_they_are_few(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_unlabelled_items_are_worth_something_now(data: Any, tmp_path: Path, device: str) -> None:
+def test_unlabelled_items_are_worth_something_now(data, tmp_path, device):
     """Four labels: with what they say of the others a code tells the classes apart, without it does not."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
@@ -327,7 +320,7 @@ GRID = 2.0 ** (np.arange(33) / 4 - 5)
 
 
 @pytest.mark.parametrize(("n", "width"), [(30, 8), (20, 40), (300, 16)])
-def test_errors_are_those_of_ridge_cv(n: int, width: int) -> None:
+def test_errors_are_those_of_ridge_cv(n, width):
     rng = np.random.default_rng(n)
     y = np.eye(3, dtype=np.float32)[np.arange(n) % 3]
     x = (y @ rng.normal(size=(3, width)) + 2 * rng.normal(size=(n, width))).astype(np.float32)
@@ -338,14 +331,14 @@ def test_errors_are_those_of_ridge_cv(n: int, width: int) -> None:
     np.testing.assert_allclose((y - predicted) ** 2, squared, atol=1e-9)
 
 
-def test_few_rows_and_constant_columns_leave_the_noise_finite() -> None:
+def test_few_rows_and_constant_columns_leave_the_noise_finite():
     for n in (1, 5):
         with np.errstate(all="raise"):
             noise, _ = least_error(np.ones((n, 4), np.float32), np.eye(n, dtype=np.float32))
         assert 0 < noise <= 8
 
 
-def test_an_item_of_several_labels_is_a_share_right() -> None:
+def test_an_item_of_several_labels_is_a_share_right():
     """Two far groups, of which one has two labels each: either of them is half of the truth."""
     x = np.repeat([[-1.0], [1.0]], 10, axis=0).astype(np.float32)
     y = np.repeat([[1, 0, 0], [0, 1, 1]], 10, axis=0).astype(np.float32)
@@ -358,7 +351,7 @@ def test_an_item_of_several_labels_is_a_share_right() -> None:
     assert guessed.accuracy == pytest.approx(0.25, abs=0.05)
 
 
-def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_set() -> None:
+def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_set():
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 3, 400)
     data = open_data((np.eye(3, 8)[ids] * 14 + 7 * rng.normal(size=(400, 8))).astype(np.float32), labels=ids)

@@ -25,7 +25,7 @@ def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor)
 @pytest.mark.parametrize("size", [7, 8, 16])
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("typed", [torch.uint8, torch.float32])
-def test_batch_equals_loop(size: int, flip: bool, typed: torch.dtype) -> None:
+def test_batch_equals_loop(size, flip, typed):
     images = torch.randint(0, 256, (9, 3, size, size), generator=torch.Generator().manual_seed(size)).to(
         typed
     )

@@ -57,9 +57,7 @@ def vgg16_bn() -> nn.Module:
 
 
 @torch.no_grad()
-def test_vgg_takes_vgg16_bn_up_to_conv4_3(
-    vgg16_bn: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
     """From torch's cache; and an error says what to do without it."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
@@ -90,18 +88,18 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(
     assert torch.equal(vgg.head.weight, build("vgg", seed=2).head.weight)
     for size in (16, 45):
         x = images(2, size)
-        low = features[:23](torchvision.transforms.functional.normalize(x, IMAGENET_MEAN, IMAGENET_STD))  # type: ignore[index]
-        high = features[23:33](low)  # type: ignore[index]
+        low = features[:23](torchvision.transforms.functional.normalize(x, IMAGENET_MEAN, IMAGENET_STD))
+        high = features[23:33](low)
         for net, third in ((vgg, low), (pooled, torch.nn.functional.max_pool2d(low, 2))):
             want = torch.cat([third.mean((2, 3)), high.mean((2, 3))], dim=1)
             torch.testing.assert_close(net.trunk_features(net.input(x)), want)
             torch.testing.assert_close(net(x), net.head(want))
 
 
-def test_cnnf_has_the_published_shapes_and_normalisation() -> None:
+def test_cnnf_has_the_published_shapes_and_normalisation():
     net = build("cnnf", image_size=224).eval()
     x, sides = net.input(images(1, 224)), []
-    for layer in net.get_submodule("features"):  # type: ignore[attr-defined]
+    for layer in net.get_submodule("features"):
         before, x = x, layer(x)
         sides.append(x.shape[-1])
         if isinstance(layer, nn.LocalResponseNorm) and len(sides) < 4:
@@ -117,7 +115,7 @@ def test_cnnf_has_the_published_shapes_and_normalisation() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", BACKBONES)
-def test_the_seed_determines_the_weights_and_the_spec_the_shape(name: str) -> None:
+def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
     torch.manual_seed(1)
     state = torch.get_rng_state()
     net = build(name).eval()
@@ -133,7 +131,7 @@ def test_the_seed_determines_the_weights_and_the_spec_the_shape(name: str) -> No
     torch.testing.assert_close(net(x.contiguous(memory_format=torch.channels_last)), out)
 
 
-def test_mlp_is_the_layers_it_names() -> None:
+def test_mlp_is_the_layers_it_names():
     net = build("mlp", in_width=6, hidden=(10, 7), dropout=0.5)
     layers: Any = net.get_submodule("layers")
     assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, RowDropout]
@@ -143,7 +141,7 @@ def test_mlp_is_the_layers_it_names() -> None:
     torch.testing.assert_close(net(x), nn.Sequential(*layers, net.head)(x))
 
 
-def test_standardisation_has_one_deviation_for_all_dimensions() -> None:
+def test_standardisation_has_one_deviation_for_all_dimensions():
     spread = torch.tensor([1.0, 9, 0.1, 3, 0])
     x = torch.randn(101, 5, generator=torch.Generator().manual_seed(0)) * spread + 1e3
     found = build("linear", in_width=5).input
@@ -161,7 +159,7 @@ def test_standardisation_has_one_deviation_for_all_dimensions() -> None:
 @pytest.mark.parametrize(
     ("suffix", "prefix"), [(".pth", ""), (".pth", "module."), (".safetensors", "network.backbone.")]
 )
-def test_own_weights_come_back_from_a_file(suffix: str, prefix: str, tmp_path: Path) -> None:
+def test_own_weights_come_back_from_a_file(suffix, prefix, tmp_path):
     net = build("mlp", in_width=4, seed=1)
     net.input.fit(torch.rand(9, 4, generator=torch.Generator().manual_seed(0)))
     state = {prefix + k: v for k, v in net.state_dict().items()} | {"codebooks": torch.zeros(2, 4, 12)}
@@ -179,7 +177,7 @@ def test_own_weights_come_back_from_a_file(suffix: str, prefix: str, tmp_path: P
     assert wider.head.out_features == 36
 
 
-def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing() -> None:
+def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
     net = build("vgg")
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cases = {
@@ -205,9 +203,7 @@ class Evil:
         return Path.touch, (Path("evil-was-here"),)
 
 
-def test_files_that_are_no_weights_and_no_pickle_is_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"epoch": 3}, tmp_path / "log.pth")
     torch.save({"a": Evil()}, tmp_path / "evil.pth")
@@ -235,13 +231,13 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(
         ({"name": "linear", "in_width": 6}, torch.ones(1, 7), r"\[1, 7\]: float \[B, 6\] is needed"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: dict[str, Any], x: Tensor | None, message: str) -> None:
+def test_what_cannot_be_is_refused(arguments, x, message):
     with pytest.raises(UsageError, match=message) as caught:
         build(**arguments).eval()(x)
     assert "\n" not in str(caught.value)
 
 
-def test_timm_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_models_by_name(tmp_path, monkeypatch):
     timm = pytest.importorskip("timm")
     net = build("timm/test_resnet", image_size=32).eval()
     assert net(images(2, 32)).shape == (2, 12)

@@ -17,9 +17,7 @@ from gpq_faiss.nn.model import build_network
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_tf32_is_off_in_an_encoder_and_as_before_outside(
-    monkeypatch: pytest.MonkeyPatch, before: bool
-) -> None:
+def test_tf32_is_off_in_an_encoder_and_as_before_outside(monkeypatch, before):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
     seen: list[bool] = []
 
@@ -47,7 +45,7 @@ def test_tf32_is_off_in_an_encoder_and_as_before_outside(
 
 
 @pytest.mark.parametrize("most", [1, 128, 1024])
-def test_a_batch_of_images_has_bounded_pixels(most: int) -> None:
+def test_a_batch_of_images_has_bounded_pixels(most):
     assert image_batch(most, 32) == image_batch(most, 64) == most
     sizes = [image_batch(most, side) for side in range(1, 1000)]
     assert sizes == sorted(sizes, reverse=True)
@@ -57,7 +55,7 @@ def test_a_batch_of_images_has_bounded_pixels(most: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_convolutions_on_a_gpu_give_the_vectors_of_the_cpu() -> None:
+def test_convolutions_on_a_gpu_give_the_vectors_of_the_cpu():
     """TF32 would be off by a thousandth."""
     config = Config(network=NetworkConfig(backbone="vgg"))
     net = build_network(config, {"kind": "images", "image_size": 32}, 5).eval()

@@ -28,7 +28,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 @given(B=sizes, width=sizes, M=sizes, hidden=sizes, d=sizes)
 @settings(deadline=None, max_examples=30)
-def test_heads_are_m_perceptrons_side_by_side(B: int, width: int, M: int, hidden: int, d: int) -> None:
+def test_heads_are_m_perceptrons_side_by_side(B, width, M, hidden, d):
     heads = SubspaceHeads(width, M, hidden, d, generator=generator())
     with torch.no_grad():
         heads.bias.normal_(generator=generator(1))
@@ -39,7 +39,7 @@ def test_heads_are_m_perceptrons_side_by_side(B: int, width: int, M: int, hidden
         torch.testing.assert_close(out[:, m], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_noise_is_drawn_for_each_subspace_and_only_in_training() -> None:
+def test_noise_is_drawn_for_each_subspace_and_only_in_training():
     heads = SubspaceHeads(8, 3, 16, 4, noise=1.0, generator=generator())
     # The same weights in every sub-space: only the noise can tell them apart.
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_noise_is_drawn_for_each_subspace_and_only_in_training() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.5, 0.75])
-def test_dropout_leaves_out_the_same_hidden_units_for_all_items(dropout: float) -> None:
+def test_dropout_leaves_out_the_same_hidden_units_for_all_items(dropout):
     heads = SubspaceHeads(6, 2, 20, 20, dropout=dropout, generator=generator())
     with torch.no_grad():
         heads.bias.fill_(10.0)  # all units are above zero
@@ -82,13 +82,13 @@ def batch(unlabelled: int = 6) -> TrainingBatch:
     return TrainingBatch(x, torch.eye(3)[torch.arange(12) % 3], 9, 10, generator())
 
 
-def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network() -> None:
+def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network():
     """One step down the total: each side of the reversal moves the entropy its own way (eq. 4)."""
     config = replace(preset("paper"), loss=LossConfig(lambda1=0.0, lambda2=1e9))
     for side, sign in (("classifier", 1), ("backbone", -1)):
         gpq = method(config).eval()
         before = gpq.losses(batch(40), amp=False)
-        before["total"].backward()  # type: ignore[no-untyped-call]
+        before["total"].backward()
         with torch.no_grad():
             for p in getattr(gpq.network, side).parameters():
                 if p.grad is not None:
@@ -98,9 +98,9 @@ def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network() ->
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_losses_reach_every_parameter_and_bf16_stays_close(name: str) -> None:
+def test_losses_reach_every_parameter_and_bf16_stays_close(name):
     gpq = method(CONFIGS[name])
-    gpq.losses(batch(), amp=False)["total"].backward()  # type: ignore[no-untyped-call]
+    gpq.losses(batch(), amp=False)["total"].backward()
     trained = [(n, p) for n, p in gpq.named_parameters() if p.requires_grad]
     assert [n for n, p in trained if p.grad is None or not p.grad.any()] == []
     gpq.eval()
@@ -112,7 +112,7 @@ def test_losses_reach_every_parameter_and_bf16_stays_close(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_vectors_of_bf16_are_float32_unit_norm_and_close(name: str) -> None:
+def test_vectors_of_bf16_are_float32_unit_norm_and_close(name):
     """Items and queries as an encoder makes them: the backbone in bf16, all after it in float32."""
     net = method(CONFIGS[name]).exported().eval()
     x = torch.randn(20, 10, generator=generator(6))

@@ -69,7 +69,7 @@ def client_of(encoder: Any, index_file: Path, settings: Settings, **options: Any
 # Searching --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_an_item_and_a_vector_find_what_the_index_finds(served: Served, encoder: Encoder) -> None:
+def test_an_image_an_item_and_a_vector_find_what_the_index_finds(served, encoder):
     Z = encoder.model.codebooks
     for row in (0, 7, 100):
         vector, _ = encoder.embed(planes(row), queries=True)
@@ -86,7 +86,7 @@ def test_an_image_an_item_and_a_vector_find_what_the_index_finds(served: Served,
         assert said["best"] == pytest.approx(sum(float((z @ part).max()) for z, part in parts), rel=1e-5)
 
 
-def test_filters_by_ids_and_labels_are_those_of_the_index(served: Served, encoder: Encoder) -> None:
+def test_filters_by_ids_and_labels_are_those_of_the_index(served, encoder):
     filters: list[tuple[dict[str, Any], Any]] = [
         ({"allow_ids": [5, 9, 10**15, 4]}, lambda ids: np.isin(ids, [4, 5, 9])),
         ({"deny_ids": [3, 5]}, lambda ids: ~np.isin(ids, [3, 5])),
@@ -109,7 +109,7 @@ def test_filters_by_ids_and_labels_are_those_of_the_index(served: Served, encode
             assert found(served.client.post("/search", files={"image": png(3)}, data=form)) == wanted
 
 
-def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers(served: Served) -> None:
+def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers(served):
     rng = np.random.default_rng(0)
     asked: list[dict[str, Any]] = [
         {
@@ -140,7 +140,7 @@ def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers
     assert len(sizes) < 160, "no two queries were searched together"
 
 
-def test_an_item_without_an_original_is_searched_by_its_code(encoder: Encoder, index_file: Path) -> None:
+def test_an_item_without_an_original_is_searched_by_its_code(encoder, index_file):
     with client_of(encoder, index_file, Settings()) as client:
         index = open_in_memory(index_file)
         code = index.code_of(4)
@@ -165,7 +165,7 @@ def listed(served: Served, **options: Any) -> list[dict[str, Any]]:
     return items
 
 
-def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served: Served) -> None:
+def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served):
     thirty = listed(served, k=30)
     assert [one["labels"] for one in thirty] == [[str(c)] for c in range(10)] * 3
     info = served.client.get("/info").json()
@@ -183,7 +183,7 @@ def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served: 
 # Changing ---------------------------------------------------------------------------------------------------------------
 
 
-def test_items_are_added_and_removed_and_found_at_once(served: Served, encoder: Encoder) -> None:
+def test_items_are_added_and_removed_and_found_at_once(served, encoder):
     def ids(**query: Any) -> list[int]:
         return [one["id"] for one in served.search(**query)["results"]]
 
@@ -212,7 +212,7 @@ def test_items_are_added_and_removed_and_found_at_once(served: Served, encoder: 
     assert reader.snapshot.index.ntotal == len(DIGITS)
 
 
-def test_added_items_have_the_name_and_labels_that_came_with_them(served: Served) -> None:
+def test_added_items_have_the_name_and_labels_that_came_with_them(served):
     served.add(vector=VECTOR, id=5000, name="a new seven, \u00e9", labels=["7", "new", "7"])
     form = {"name": "from a form", "labels": ["a", "b"], "id": "5001"}
     sent = served.client.post("/items", files={"image": png(3)}, data=form, headers=BEARER)
@@ -233,12 +233,12 @@ def test_added_items_have_the_name_and_labels_that_came_with_them(served: Served
         served.add(vector=VECTOR, id=6001)
 
 
-def test_a_network_in_onnx_answers_searches(made: Path, served: Served, tmp_path: Path) -> None:
+def test_a_network_in_onnx_answers_searches(made, served, tmp_path):
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
     file = export_encoder(made / "model", tmp_path / "encoder.onnx")
     with client_of(open_encoder(file), made / "index.faiss", Settings()) as client:
         query = {"files": {"image": png(5)}}
-        answers = [c.post("/search", **query).json()["results"] for c in (client, served.client)]  # type: ignore[arg-type]
+        answers = [c.post("/search", **query).json()["results"] for c in (client, served.client)]
         scores = [[one["score"] for one in results] for results in answers]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
         assert client.get("/info").json()["input"] == "images"
@@ -246,7 +246,7 @@ def test_a_network_in_onnx_answers_searches(made: Path, served: Served, tmp_path
         serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
 
 
-def test_a_model_of_features_is_asked_by_features(tmp_path: Path) -> None:
+def test_a_model_of_features_is_asked_by_features(tmp_path):
     x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     model, data = make_model(tmp_path / "model"), f"features:{tmp_path / 'x.npy'}"
@@ -334,7 +334,7 @@ PATHS = [
 ]
 
 
-def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served: Served) -> None:
+def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served):
     calls: list[tuple[str, str, dict[str, Any], int, str]] = [
         *(("POST", "/search", *one) for one in SEARCHES),
         *((method, path, {}, status, why) for method, path, status, why in PATHS),
@@ -360,13 +360,8 @@ def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served: Served)
     [(DataError("no node answers"), 422, "no node answers"), (ValueError("secret"), 500, "internal error")],
 )
 def test_a_search_that_fails_is_an_error_of_its_requests_alone(
-    encoder: Encoder,
-    index_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    status: int,
-    message: str,
-) -> None:
+    encoder, index_file, monkeypatch, error, status, message
+):
     app = create_app(Service(encoder, open_live(index_file)), Settings())
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         with monkeypatch.context() as patched:
@@ -383,11 +378,11 @@ CHANGES = (("DELETE", "/items/1"), ("POST", "/items"))
 READS = ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail", "/metrics")
 
 
-def test_writing_needs_the_token_and_reading_by_others_too(encoder: Encoder, served: Served) -> None:
+def test_writing_needs_the_token_and_reading_by_others_too(encoder, served):
     for given in (None, "Bearer wrong", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer ÿ"):
         headers = {} if given is None else {"authorization": given.encode("latin-1")}
         for method, path in CHANGES:
-            answer = served.client.request(method, path, headers=headers)  # type: ignore[arg-type]
+            answer = served.client.request(method, path, headers=headers)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
     assert served.client.get("/items/1").status_code == 200
@@ -422,16 +417,14 @@ ELSEWHERE = (
 )
 
 
-def test_other_host_names_are_refused(encoder: Encoder, index_file: Path) -> None:
+def test_other_host_names_are_refused(encoder, index_file):
     with client_of(encoder, index_file, Settings(allowed_hosts=("Search.example",))) as client:
         for host in HERE + ELSEWHERE:
             status = client.get("/info", headers={"host": host}).status_code
             assert status == (200 if host in HERE else 400), host
 
 
-def test_requests_beyond_the_rate_are_refused(
-    encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_beyond_the_rate_are_refused(encoder, index_file, monkeypatch):
     with client_of(encoder, index_file, Settings(rate=0.5)) as client:
         assert [client.get("/healthz").status_code for _ in range(4)] == [200, 429, 429, 429]
         assert client.get("/healthz").headers["retry-after"] == "1"
@@ -443,9 +436,7 @@ def test_requests_beyond_the_rate_are_refused(
     assert [clients[n].get("/healthz").status_code for n in asked] == [200, 429, 200, 429, 200, 429, 200]
 
 
-def test_uploads_are_limited_by_bytes_and_pixels(
-    encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file, monkeypatch):
     assert Settings().max_pixels == 25_000_000
     written = io.BytesIO()
     Image.new("L", (200, 200)).save(written, "PNG")
@@ -473,7 +464,7 @@ def test_uploads_are_limited_by_bytes_and_pixels(
         assert answer.json() == {"error": "too many uploads at a time: try again later"}
 
 
-def test_a_slow_request_is_ended(encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_is_ended(encoder, index_file, monkeypatch):
     release = threading.Event()
     service = Service(encoder, open_live(index_file))
     inner = service._searches.run
@@ -495,7 +486,7 @@ def test_a_slow_request_is_ended(encoder: Encoder, index_file: Path, monkeypatch
 # What is beside ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_every_answer_forbids_it(served: Served) -> None:
+def test_the_page_needs_nothing_from_elsewhere_and_every_answer_forbids_it(served):
     for path in ("/", "/page/page.js", "/info", "/nothing", "/items/1/thumbnail"):
         headers = served.client.get(path).headers
         policy = headers["content-security-policy"]
@@ -514,7 +505,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_every_answer_forbids_it(serve
     assert page.text == (folder / "index.html").read_text()
 
 
-def test_thumbnails_and_names_are_those_of_the_items(served: Served, tmp_path: Path) -> None:
+def test_thumbnails_and_names_are_those_of_the_items(served, tmp_path):
     answer = served.client.get("/items/11/thumbnail")
     assert answer.headers["content-type"] == "image/png"
     shown = np.asarray(Image.open(io.BytesIO(answer.content)).convert("L"))
@@ -532,7 +523,7 @@ def test_thumbnails_and_names_are_those_of_the_items(served: Served, tmp_path: P
     assert catalogue.thumbnail(2) is None
 
 
-def test_metrics_and_the_description_for_programs(served: Served) -> None:
+def test_metrics_and_the_description_for_programs(served):
     served.search(id=1)
     for path in ("/items/3", "/nothing/at/all", "/nothing/else"):
         served.client.get(path)

@@ -44,9 +44,7 @@ def joined(transactions: list[Changes]) -> Changes:
 
 @settings(max_examples=15, deadline=None)
 @given(written=transactions, data=st.data())
-def test_the_last_change_of_an_id_holds_until_it_is_dropped(
-    written: list[Changes], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_last_change_of_an_id_holds_until_it_is_dropped(written, data, tmp_path_factory):
     index = tmp_path_factory.mktemp("changes") / "index.faiss"
     with opened(index, *written) as file:
         assert file.number == len(written)
@@ -67,7 +65,7 @@ WRITTEN: list[Changes] = [
 ]
 
 
-def test_a_changed_byte_is_never_taken_for_a_change(tmp_path: Path) -> None:
+def test_a_changed_byte_is_never_taken_for_a_change(tmp_path):
     index = tmp_path / "index.faiss"
     with opened(index, *WRITTEN):
         pass
@@ -94,7 +92,7 @@ def test_a_changed_byte_is_never_taken_for_a_change(tmp_path: Path) -> None:
         (None, "not a database"),
     ],
 )
-def test_foreign_or_damaged_files_are_one_error(tmp_path: Path, damage: str | None, message: str) -> None:
+def test_foreign_or_damaged_files_are_one_error(tmp_path, damage, message):
     index = tmp_path / "index.faiss"
     with opened(index, WRITTEN[0]):
         pass
@@ -109,7 +107,7 @@ def test_foreign_or_damaged_files_are_one_error(tmp_path: Path, damage: str | No
     assert not list(tmp_path.glob("*.lock"))
 
 
-def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path: Path) -> None:
+def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path):
     index, killed = tmp_path / "index.faiss", tmp_path / "killed"
     with opened(index, *WRITTEN):
         pass
@@ -125,7 +123,7 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path: 
         assert file.read() == {1: Change(b"abcd")}
 
 
-def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path: Path) -> None:
+def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path):
     (tmp_path / "index.faiss.log").touch()
     for read in (read_changes, ChangeFile):
         with pytest.raises(
@@ -135,7 +133,7 @@ def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["index.faiss.log"]
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_is_not_followed(tmp_path):
     changes_path(tmp_path / "index.faiss").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="symbolic link"):
         ChangeFile(tmp_path / "index.faiss", SIZE, PRINT)

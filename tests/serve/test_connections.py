@@ -43,7 +43,7 @@ def unlimited(encoder: Encoder, index_file: Path) -> Iterator[Place]:
         yield place
 
 
-def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited: Place, index_file: Path) -> None:
+def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited, index_file):
     stop, wrong, counts = threading.Event(), [], []
 
     def asking() -> None:
@@ -71,7 +71,7 @@ def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited: Place, 
     assert counts == [plain.ntotal, plain.ntotal - 50, plain.ntotal - 70]
 
 
-def test_requests_that_are_no_http_or_end_early_do_no_harm(unlimited: Place) -> None:
+def test_requests_that_are_no_http_or_end_early_do_no_harm(unlimited):
     for data in (
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -128,7 +128,7 @@ def rest(connection: socket.socket, *, drip: bytes = b"") -> bytes:
     raise AssertionError("the connection does not end")
 
 
-def test_unfinished_heads_of_a_client_stop_no_other_client_and_end(place: Place) -> None:
+def test_unfinished_heads_of_a_client_stop_no_other_client_and_end(place):
     with ExitStack() as stack:
         opened = [connect(stack, place, b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n") for _ in range(40)]
         assert status(place, "127.0.0.2") == 200
@@ -141,7 +141,7 @@ def test_unfinished_heads_of_a_client_stop_no_other_client_and_end(place: Place)
     assert status(place) == 200
 
 
-def test_a_client_has_as_many_connections_as_allowed_again_and_again(place: Place) -> None:
+def test_a_client_has_as_many_connections_as_allowed_again_and_again(place):
     for _ in range(3):
         with ExitStack() as stack:
             opened = [connect(stack, place) for _ in range(MOST + 1)]
@@ -154,13 +154,13 @@ def test_a_client_has_as_many_connections_as_allowed_again_and_again(place: Plac
 @pytest.mark.parametrize(
     "before", [b"", b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"], ids=["new", "kept"]
 )
-def test_a_head_that_comes_byte_by_byte_is_not_waited_for(place: Place, before: bytes) -> None:
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for(place, before):
     with ExitStack() as stack:
         one = connect(stack, place, before + b"GET /healthz HTTP/1.1\r\nx-slow: ")
         assert rest(one, drip=b"a").startswith(b"HTTP/1.1 200" if before else b"")
 
 
-def test_a_body_that_comes_byte_by_byte_is_not_waited_for(place: Place) -> None:
+def test_a_body_that_comes_byte_by_byte_is_not_waited_for(place):
     head = b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
     with ExitStack() as stack:
         answer = rest(connect(stack, place, head), drip=b" ")
@@ -168,7 +168,7 @@ def test_a_body_that_comes_byte_by_byte_is_not_waited_for(place: Place) -> None:
     assert b"it took longer than 1 seconds" in answer
 
 
-def test_a_client_that_does_not_read_is_cut_off(place: Place) -> None:
+def test_a_client_that_does_not_read_is_cut_off(place):
     request = b"GET /page/page.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with ExitStack() as stack:
         deaf = [connect(stack, place, request * 100, buffer=2048) for _ in range(MOST)]
@@ -184,7 +184,7 @@ def test_a_client_that_does_not_read_is_cut_off(place: Place) -> None:
         assert rest(deaf[0]).count(b"HTTP/1.1 200") < 100
 
 
-def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6() -> None:
+def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6():
     assert client_of("192.0.2.7") == "192.0.2.7"
     assert client_of("2001:db8::1") == client_of("2001:db8::ffff:1") != client_of("2001:db8:0:1::1")
     assert client_of("fe80::1%eth0") == client_of("fe80::2%eth0")

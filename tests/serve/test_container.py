@@ -25,7 +25,7 @@ def starts(arguments: list[str]) -> dict[str, Any]:
     return command.make_context(name, rest).params
 
 
-def test_the_dockerfile_is_linted() -> None:
+def test_the_dockerfile_is_linted():
     hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("needs hadolint")
@@ -33,7 +33,7 @@ def test_the_dockerfile_is_linted() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_what_it_copies_is_there_and_sent_to_the_build() -> None:
+def test_what_it_copies_is_there_and_sent_to_the_build():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
         for name in line.split()[:-1]:
@@ -41,7 +41,7 @@ def test_what_it_copies_is_there_and_sent_to_the_build() -> None:
             assert f"!{name}" in ignored
 
 
-def test_the_commands_are_those_of_gpq() -> None:
+def test_the_commands_are_those_of_gpq():
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "Dockerfile").read_text()
     found = [json.loads(m) for m in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)]

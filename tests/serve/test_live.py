@@ -144,7 +144,7 @@ class Life(RuleBasedStateMachine):
         if self.live.compact():
             self.filed, self.changed = self.items, {}
             assert self.live.snapshot.index.ntotal == len(self.filed)
-            assert read_sidecar(self.path)["kind"] == self.form  # type: ignore[index]
+            assert read_sidecar(self.path)["kind"] == self.form
         else:
             assert not self.changed or not self.items
 
@@ -202,7 +202,7 @@ TestLife.settings = settings(
 )
 
 
-def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_during_a_compaction_are_kept(tmp_path, monkeypatch):
     path = tmp_path / "index.faiss"
     items = make_index(path, range(20))
     live = open_live(path, Z, writable=True)
@@ -227,7 +227,7 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytes
     check(open_live(path, Z), items)
 
 
-def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path):
     before, work = tmp_path / "before", tmp_path / "work"
     before.mkdir()
     items = make_index(before / "index.faiss", range(20))
@@ -266,9 +266,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [False, True])
-def test_a_compaction_leaves_an_index_that_was_published_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, names: bool
-) -> None:
+def test_a_compaction_leaves_an_index_that_was_published_meanwhile(tmp_path, monkeypatch, caplog, names):
     path = tmp_path / "index.faiss"
     make_index(path, range(20))
     live = open_live(path, Z, writable=True)
@@ -292,9 +290,7 @@ def test_a_compaction_leaves_an_index_that_was_published_meanwhile(
     assert set(kept.snapshot.search(np.zeros((1, M * D)), 99)[1][0].tolist()) == {30, *range(100, 130)}
 
 
-def test_it_is_maintained_and_an_unfit_file_is_refused_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_maintained_and_an_unfit_file_is_refused_once(tmp_path, caplog):
     path = tmp_path / "index.faiss"
     items = make_index(path, range(10))
     live = open_live(path, Z, writable=True, compact_after=2)
@@ -317,7 +313,7 @@ def test_it_is_maintained_and_an_unfit_file_is_refused_once(
         open_live(path, Z)
 
 
-def test_changes_that_the_disk_refuses_are_not_made(tmp_path: Path) -> None:
+def test_changes_that_the_disk_refuses_are_not_made(tmp_path):
     path = tmp_path / "index.faiss"
     items = make_index(path, range(10))
     live = open_live(path, Z, writable=True)
@@ -334,7 +330,7 @@ def test_changes_that_the_disk_refuses_are_not_made(tmp_path: Path) -> None:
     live.close()
 
 
-def test_a_new_index_appears_together_with_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_index_appears_together_with_its_names(tmp_path, monkeypatch):
     model, path, write = (
         make_model(tmp_path / "model", width=20, M=4),
         tmp_path / "i.faiss",

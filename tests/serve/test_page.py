@@ -116,7 +116,7 @@ def nearest(site: Site, row: int, k: int, **options: Any) -> list[int]:
     return [int(i) for i in found]
 
 
-def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Site, tmp_path: Path) -> None:
+def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab, site, tmp_path):
     page = tab.page
     page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
     wanted = nearest(site, 7, 24)
@@ -128,7 +128,7 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
         page, "[...document.querySelectorAll('#results img')].slice(0, 6).every((i) => i.naturalWidth === 8)"
     )
     # A score is shown as a part of the best possible one.
-    Z = site.service.encoder.model.codebooks  # type: ignore[union-attr]
+    Z = site.service.encoder.model.codebooks
     vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([7])), queries=True)
     best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
     scores = site.service.live.snapshot.search(vector, 24)[0][0]
@@ -158,7 +158,7 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     assert tab.complaints == []
 
 
-def test_it_opens_with_items_of_every_label_which_filter_too(tab: Tab, site: Site) -> None:
+def test_it_opens_with_items_of_every_label_which_filter_too(tab, site):
     page = tab.page
     assert DIGITS.labels is not None
     classes = DIGITS.labels.class_ids()
@@ -201,7 +201,7 @@ def test_it_opens_with_items_of_every_label_which_filter_too(tab: Tab, site: Sit
     assert tab.complaints == []
 
 
-def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> None:
+def test_scrolling_shows_more_and_what_is_there_stays(tab, site):
     page = tab.page
     page.wait_for_selector("#results li")
     began = tab.results()
@@ -232,7 +232,7 @@ def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> N
     assert tab.complaints == []
 
 
-def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> None:
+def test_a_dropped_and_a_pasted_image(tab, site, tmp_path):
     for event, property_, row in (("drop", "dataTransfer", 11), ("paste", "clipboardData", 30)):
         data = list(digit(row, tmp_path / "one.png").read_bytes())
         tab.page.evaluate(
@@ -249,7 +249,7 @@ def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> N
         tab.shows(wanted)
 
 
-def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
+def test_mistakes_are_said(tab, tmp_path):
     page, error = tab.page, tab.error
     page.click("#query button[type=submit]")
     error("Choose an image, or give an item")
@@ -274,7 +274,7 @@ def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_all_of_it(browser: Any, site: Site, tmp_path: Path, scheme: str) -> None:
+def test_a_phone_shows_all_of_it(browser, site, tmp_path, scheme):
     phone = {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True}
     tab = Tab(browser, site, **phone, color_scheme=scheme).ready()
     page = tab.page
@@ -290,9 +290,7 @@ def test_a_phone_shows_all_of_it(browser: Any, site: Site, tmp_path: Path, schem
     page.context.close()
 
 
-def test_a_closed_service_asks_for_the_token(
-    browser: Any, encoder: Encoder, made: Path, tmp_path: Path
-) -> None:
+def test_a_closed_service_asks_for_the_token(browser, encoder, made, tmp_path):
     with serving(encoder, made, host="192.0.2.1", token=TOKEN) as site:
         tab = Tab(browser, site)
         page = tab.page

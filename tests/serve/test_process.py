@@ -58,7 +58,7 @@ def ended(popen: subprocess.Popen[str], port: int, item: int) -> str:
 
 
 @pytest.mark.slow
-def test_requests_of_any_form_get_documented_answers(made: Path, index_file: Path, tmp_path: Path) -> None:
+def test_requests_of_any_form_get_documented_answers(made, index_file, tmp_path):
     """Schemathesis makes requests from /openapi.json, right and wrong ones. An image or a vector without a direction is refused for what
     it holds, which no schema says: so accepted is not expected of every right one."""
     pytest.importorskip("schemathesis")
@@ -76,7 +76,7 @@ def test_requests_of_any_form_get_documented_answers(made: Path, index_file: Pat
     assert "9/9" in done.stdout
 
 
-def test_sigterm_ends_it_with_all_changes_in_the_index_file_or_beside_it(made: Path, tmp_path: Path) -> None:
+def test_sigterm_ends_it_with_all_changes_in_the_index_file_or_beside_it(made, tmp_path):
     path = tmp_path / "index.faiss"
     Z = open_in_memory(made / "index.faiss").codebooks
     MemoryIndex.build(np.zeros((20_000, 3), np.uint8), Z).save(path)
@@ -98,13 +98,13 @@ def test_sigterm_ends_it_with_all_changes_in_the_index_file_or_beside_it(made: P
     assert open_in_memory(path).ids.tolist() == [0, 1, 2, *range(5, 20_000)]
 
 
-def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_kills_lose_nothing_that_was_acknowledged(tmp_path):
     found = benchmark.campaign(tmp_path, 3, seed=1, items=200)
     assert found["kills"] == 3
     assert found["acknowledged"] > 0
 
 
-def test_a_wrong_option_is_one_line(made: Path, tmp_path: Path) -> None:
+def test_a_wrong_option_is_one_line(made, tmp_path):
     index = shutil.copy(made / "index.faiss", tmp_path)
     serve = ("serve", index, "--port", 0, "--model")
     model, limits = made / "model", tmp_path / "serve.toml"

@@ -24,7 +24,7 @@ def codebooks(seed: int = 0, m: int = M, k: int = K) -> np.ndarray:
 
 def header(kind: str = "features", **changes: Any) -> Header:
     Z = changes.pop("codebooks", codebooks())
-    made = Header(kind, "model", Z, "data", NAMES, True, {"note": "x"})  # type: ignore[arg-type]
+    made = Header(kind, "model", Z, "data", NAMES, True, {"note": "x"})
     return replace(made, **changes)
 
 
@@ -65,5 +65,5 @@ def finish(path: Path, n: int, about: Header | None = None, **options: Any) -> i
         for found, expected in zip(
             (reader.block(), reader.ids(), reader.labels()), rows("features", n), strict=True
         ):
-            np.testing.assert_array_equal(found, expected)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(found, expected)
     return before

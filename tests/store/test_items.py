@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.files import atomic_path
@@ -52,9 +51,7 @@ def seen(item: Item | None) -> object:
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(IDS, ITEMS, max_size=20), st.dictionaries(IDS, st.none() | ITEMS, max_size=6))
-def test_items_are_found_by_id_also_in_a_file_made_from_another(
-    items: dict[int, Item], changes: dict[int, Item | None]
-) -> None:
+def test_items_are_found_by_id_also_in_a_file_made_from_another(items, changes):
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("a", "again", "changed")]
         for path in paths[:2]:
@@ -75,7 +72,7 @@ def test_items_are_found_by_id_also_in_a_file_made_from_another(
                 ]
 
 
-def test_other_programs_find_items_by_name(tmp_path: Path) -> None:
+def test_other_programs_find_items_by_name(tmp_path):
     path = items_path(tmp_path / "index.faiss")
     assert path.name == "index.faiss.items.sqlite"
     names = {7: "pets/red cat.jpg", -(2**62): "pets/dog.jpg", 9: ""}
@@ -117,7 +114,7 @@ def damaged(path: Path) -> str | None:
         *((content, "items") for content in (b"", b"SQLite format 3\0", b"x" * 5000, None)),
     ],
 )
-def test_a_foreign_or_cut_file_is_one_error(tmp_path: Path, damage: str | bytes | None, message: str) -> None:
+def test_a_foreign_or_cut_file_is_one_error(tmp_path, damage, message):
     path = tmp_path / "items"
     write_items(path, [(5, Item({"name": "a"}, ("b",)))], "mine")
     if isinstance(damage, str):
@@ -130,7 +127,7 @@ def test_a_foreign_or_cut_file_is_one_error(tmp_path: Path, damage: str | bytes 
     assert message in error
 
 
-def test_a_text_that_is_too_large_is_not_written(tmp_path: Path) -> None:
+def test_a_text_that_is_too_large_is_not_written(tmp_path):
     with (
         pytest.raises(DataError, match=r"cannot write .*items: "),
         atomic_path(tmp_path / "items") as temporary,
@@ -147,7 +144,7 @@ def texts_of(folder: Path, names: list[str]) -> Path:
         return writer.finish({"name": lambda asked: as_texts(names[i] for i in asked)})
 
 
-def test_rows_hold_texts(tmp_path: Path) -> None:
+def test_rows_hold_texts(tmp_path):
     with RowReader(texts_of(tmp_path, ["seven", "drei", "日本.jpg"])) as reader:
         assert reader.text_columns == ("name",)
         assert reader.texts()["name"].tolist() == ["seven", "drei", "日本.jpg"]
@@ -168,9 +165,7 @@ def test_rows_hold_texts(tmp_path: Path) -> None:
         ("text.name", np.full(6, 255, np.uint8), "not valid UTF-8"),
     ],
 )
-def test_damaged_texts_of_rows_are_one_error(
-    tmp_path: Path, name: str, values: NDArray[np.generic], message: str
-) -> None:
+def test_damaged_texts_of_rows_are_one_error(tmp_path, name, values, message):
     path = texts_of(tmp_path, ["ab"] * 3)
     with h5py.File(path, "r+") as h5:
         del h5[name]

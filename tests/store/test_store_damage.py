@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -17,7 +16,7 @@ from gpq_faiss.store.reader import RowReader, describe
 from gpq_faiss.store.writer import RowWriter
 
 
-def test_bad_rows_are_refused(tmp_path: Path) -> None:
+def test_bad_rows_are_refused(tmp_path):
     values, ids, labels = rows("features", 10)
     nan = values.copy()
     nan[3, 2] = np.nan
@@ -45,7 +44,7 @@ def test_bad_rows_are_refused(tmp_path: Path) -> None:
             writer.append(codes | 0x10, ids)
 
 
-def test_headers_that_do_not_fit_together() -> None:
+def test_headers_that_do_not_fit_together():
     for changes, message in (
         ({"codebooks": codebooks().astype(np.float64)}, "float64"),
         ({"codebooks": np.zeros((3, 15, 12), np.float32)}, "power of two"),
@@ -53,7 +52,7 @@ def test_headers_that_do_not_fit_together() -> None:
         ({"class_names": ("a", "a")}, "repeat"),
     ):
         with pytest.raises(DataError, match=message):
-            replace(header(), **changes)  # type: ignore[arg-type]
+            replace(header(), **changes)
 
 
 def changed(h5: Any, name: str, data: Any, **options: Any) -> None:
@@ -93,7 +92,7 @@ IN_BYTES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("how", ["missing", "folder", *IN_BYTES, *IN_HDF5])
-def test_broken_files_are_one_line(tmp_path: Path, how: str) -> None:
+def test_broken_files_are_one_line(tmp_path, how):
     path = tmp_path / "a.h5"
     write(path)
     if how in IN_BYTES:
@@ -112,7 +111,7 @@ def test_broken_files_are_one_line(tmp_path: Path, how: str) -> None:
         describe(path)
 
 
-def test_flipped_bits_never_pass(tmp_path: Path) -> None:
+def test_flipped_bits_never_pass(tmp_path):
     """One flipped bit anywhere: either an error, or (unused space) the very same content."""
     path = tmp_path / "a.h5"
     written = write(path, n=20)
@@ -124,14 +123,14 @@ def test_flipped_bits_never_pass(tmp_path: Path) -> None:
                 for found, expected in zip(
                     (reader.block(), reader.ids(), reader.labels()), written, strict=True
                 ):
-                    np.testing.assert_array_equal(found, expected)  # type: ignore[arg-type]
+                    np.testing.assert_array_equal(found, expected)
                 assert reader.header.fingerprint() == header().fingerprint()
         except DataError:
             caught += 1
     assert caught > 100
 
 
-def test_the_wrong_file_is_a_mismatch(tmp_path: Path) -> None:
+def test_the_wrong_file_is_a_mismatch(tmp_path):
     path = tmp_path / "a.h5"
     write(path)
     with pytest.raises(MismatchError, match="holds features"):

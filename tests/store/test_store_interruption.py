@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from gpq_faiss.store.writer import RowWriter
 
 
 @pytest.mark.parametrize("what", ["model", "codebooks", "damaged", "short"])
-def test_a_partial_that_does_not_fit_is_discarded(
-    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_partial_that_does_not_fit_is_discarded(tmp_path, what, caplog):
     path = tmp_path / "a.h5"
     with RowWriter(path, header()) as writer:
         list(appended(writer, 10))
@@ -39,7 +36,7 @@ def test_a_partial_that_does_not_fit_is_discarded(
     assert "discarded" in caplog.text
 
 
-def test_a_kill_anywhere_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+def test_a_kill_anywhere_loses_nothing_that_was_committed(tmp_path):
     told = tmp_path / "told"
     path = tmp_path / "out" / "a.h5"
     write(path, n=5)
@@ -75,7 +72,7 @@ def test_a_kill_anywhere_loses_nothing_that_was_committed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("limit", "since"), [(20_000, 0), (250_000, 1990)])
-def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int, since: int) -> None:
+def test_disk_full_in_a_process_of_its_own(tmp_path, limit, since):
     """A file-size limit stands for a full disk: below, in appending; above, in HDF5, which must not crash."""
     path = tmp_path / "a.h5"
     path.write_bytes(b"precious")
@@ -99,9 +96,7 @@ def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int, since: in
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("where", ["raw", "hdf5"])
-def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, where: str
-) -> None:
+def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(tmp_path, monkeypatch, error, where):
     path = tmp_path / "a.h5"
     full = isinstance(error, OSError)
 
@@ -122,7 +117,7 @@ def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(
     assert finish(path, 100) == 50
 
 
-def test_rows_that_are_lost_meanwhile_are_not_made_up(tmp_path: Path) -> None:
+def test_rows_that_are_lost_meanwhile_are_not_made_up(tmp_path):
     with RowWriter(tmp_path / "a.h5", header()) as writer:
         list(appended(writer, 100))
         os.truncate(writer.folder / "features.raw", 50 * 4 * 36)
@@ -131,7 +126,7 @@ def test_rows_that_are_lost_meanwhile_are_not_made_up(tmp_path: Path) -> None:
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_commits_follow_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_follow_the_clock(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with RowWriter(tmp_path / "a.h5", header()) as writer:

@@ -1,7 +1,5 @@
 """store: what is written is read back, at constant memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -24,11 +22,11 @@ from gpq_faiss.store.writer import RowWriter
 
 
 @pytest.mark.parametrize("kind", ["features", "codes"])
-def test_round_trip(tmp_path: Path, kind: str) -> None:
+def test_round_trip(tmp_path, kind):
     path = tmp_path / "deep" / "a.h5"
     values, ids, labels = write(path, kind)
     assert os.listdir(path.parent) == ["a.h5"]
-    with RowReader(path, kind=kind, model_fingerprint="model") as reader:  # type: ignore[arg-type]
+    with RowReader(path, kind=kind, model_fingerprint="model") as reader:
         np.testing.assert_array_equal(reader.block(7, 50), values[7:50])
         assert reader.header.fingerprint() == header(kind).fingerprint()
         np.testing.assert_array_equal(reader.header.codebooks, codebooks())
@@ -58,9 +56,7 @@ def test_round_trip(tmp_path: Path, kind: str) -> None:
     nbits=st.sampled_from([2, 3, 4, 8]),
     labelled=st.booleans(),
 )
-def test_any_block_sizes_and_codebooks(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], m: int, nbits: int, labelled: bool
-) -> None:
+def test_any_block_sizes_and_codebooks(tmp_path_factory, sizes, m, nbits, labelled):
     path = tmp_path_factory.mktemp("s") / "c.h5"
     rng = np.random.default_rng(0)
     about = header("codes", codebooks=codebooks(0, m, 1 << nbits), class_names=NAMES if labelled else ())
@@ -78,10 +74,10 @@ def test_any_block_sizes_and_codebooks(
     with RowReader(path) as reader:
         np.testing.assert_array_equal(reader.block(), codes)
         np.testing.assert_array_equal(reader.ids(), np.arange(n))
-        np.testing.assert_array_equal(reader.labels(), labels)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(reader.labels(), labels)
 
 
-def test_several_chunks_and_the_longest_header(tmp_path: Path) -> None:
+def test_several_chunks_and_the_longest_header(tmp_path):
     """More than one HDF5 chunk a column (1 MiB: 131,072 ids). 65,535 class names do not fit an HDF5 object header; empty strings have no
     fixed length."""
     n = 300_001
@@ -102,7 +98,7 @@ def test_several_chunks_and_the_longest_header(tmp_path: Path) -> None:
         assert reader.header.class_names == names
 
 
-def test_codebooks_fingerprint_is_of_content_and_shape() -> None:
+def test_codebooks_fingerprint_is_of_content_and_shape():
     Z = codebooks()
     assert codebooks_fingerprint(Z) == codebooks_fingerprint(np.asfortranarray(Z)) == "4095bec9e55f7310"
     assert codebooks_fingerprint(Z) != codebooks_fingerprint(Z.reshape(M, K // 2, d * 2))
@@ -132,14 +128,14 @@ MEMORY = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_rows(tmp_path):
     text = textwrap.dedent(MEMORY).format(tests=str(Path(__file__).parent), path=str(tmp_path / "a.h5"))
     out = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     few, many = (int(peak) / 1024 for peak in out.stdout.split())
     assert many < few + 10
 
 
-def test_foreign_arrays(tmp_path: Path) -> None:
+def test_foreign_arrays(tmp_path):
     path = tmp_path / "f.h5"
     x = np.random.default_rng(0).standard_normal((5000, 7)).astype(np.float16)
     with h5py.File(path, "w") as h5:

@@ -85,7 +85,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return Done(json.loads(found), whole, killed, code, said)
 
 
-def test_two_processes_compute_as_one(done: Done) -> None:
+def test_two_processes_compute_as_one(done):
     """In float64, with uneven shares: gradients and batch norm statistics of every loss, with dropout, noise and augmentation."""
     found = done.found
     assert found["gradients"].keys() == together.CONFIGS.keys()
@@ -94,7 +94,7 @@ def test_two_processes_compute_as_one(done: Done) -> None:
     assert found["talk"] == "DataError: process 1 of 2: no such file"
 
 
-def test_two_processes_train_as_one(done: Done, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(done, tmp_path):
     """The figures of the log are those of one process, up to rounding that grows from step to step."""
     out, whole = tmp_path / "one", done.whole
     result = CliRunner().invoke(cli, arguments(out))
@@ -111,9 +111,7 @@ def test_two_processes_train_as_one(done: Done, tmp_path: Path) -> None:
     assert sorted(os.listdir(whole)) == sorted(os.listdir(out))
 
 
-def test_a_training_whose_process_is_killed_resumes(
-    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_whose_process_is_killed_resumes(done, tmp_path, monkeypatch):
     """SIGKILL of one ends both; the same command with --resume, by torchrun, gives the bytes of a training that was not killed."""
     out, partial = done.killed, done.killed.with_name(".model.partial")
     assert done.code == 1
@@ -152,9 +150,7 @@ def test_a_training_whose_process_is_killed_resumes(
         ("train digits --out m --device cuda", "torch sees no GPU"),
     ],
 )
-def test_the_first_process_says_what_is_wrong(
-    words: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_first_process_says_what_is_wrong(words, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = []
@@ -169,7 +165,7 @@ def test_the_first_process_says_what_is_wrong(
     assert os.listdir(tmp_path) == []
 
 
-def test_broken_images_of_all_processes_are_counted(tmp_path: Path) -> None:
+def test_broken_images_of_all_processes_are_counted(tmp_path):
     """Each of two processes reads half of the images; the first counts what either could not read."""
     for i in range(40):
         path = tmp_path / "images" / f"class{i % 2}" / f"{i:02}.png"
@@ -239,7 +235,7 @@ class HalfReadable:
 
 @given(seed=st.integers(0, 100), size=st.integers(2, 5), bad=st.floats(0, 0.7), unlabelled=st.booleans())
 @settings(deadline=None, max_examples=30)
-def test_shares_are_the_batches_of_one_process(seed: int, size: int, bad: float, unlabelled: bool) -> None:
+def test_shares_are_the_batches_of_one_process(seed, size, bad, unlabelled):
     """Every item that can be read is in one share, in the place that the share says, also where processes outnumber items."""
     readable = np.random.default_rng(seed).random(80) >= bad
     readable[[0, 8, 16]] = True
@@ -266,7 +262,7 @@ def test_shares_are_the_batches_of_one_process(seed: int, size: int, bad: float,
         assert at == len(whole.values)
 
 
-def test_batch_norm_of_another_kind_is_refused() -> None:
+def test_batch_norm_of_another_kind_is_refused():
     class Own(nn.BatchNorm2d):
         pass
 
@@ -277,7 +273,7 @@ def test_batch_norm_of_another_kind_is_refused() -> None:
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def test_what_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_says(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     assert launched() is None
@@ -290,7 +286,7 @@ def test_what_a_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
             launched()
 
 
-def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert own_device("cuda", Launch(3, 4, 1, 2)) == torch.device("cuda", 1)
@@ -304,7 +300,7 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_gradients_are_those_of_the_joint_batch_on_gpus() -> None:
+def test_gradients_are_those_of_the_joint_batch_on_gpus():
     """By NCCL, with torch's SyncBatchNorm."""
     (code, out, said), _ = together.ends(together.start("gradients", "cuda"))
     assert code == 0, said

@@ -39,13 +39,13 @@ def small(network: NetworkConfig | None = None, **changes: object) -> Config:
         preset("paper"),
         quantizer=QuantizerConfig(codebooks=3),
         network=network or NetworkConfig(backbone="mlp", hidden=(32,)),
-        training=TrainingConfig(**training),  # type: ignore[arg-type]
+        training=TrainingConfig(**training),
     )
 
 
 @given(n=st.integers(1, 40), batch=st.integers(1, 60), seed=st.integers(0, 5), steps=st.integers(1, 30))
 @settings(deadline=None, max_examples=60)
-def test_sampler_passes_over_every_row_once_an_epoch(n: int, batch: int, seed: int, steps: int) -> None:
+def test_sampler_passes_over_every_row_once_an_epoch(n, batch, seed, steps):
     rows = np.arange(100, 100 + n)
     sampler = EpochSampler(rows, batch, seed, 0)
     batches = [sampler.at(step) for step in range(steps)]
@@ -60,7 +60,7 @@ def test_sampler_passes_over_every_row_once_an_epoch(n: int, batch: int, seed: i
 
 @given(share=st.floats(0.05, 0.5), classes=st.integers(2, 6), seed=st.integers(0, 3))
 @settings(deadline=None, max_examples=40)
-def test_hold_out_is_a_share_of_every_class(share: float, classes: int, seed: int) -> None:
+def test_hold_out_is_a_share_of_every_class(share, classes, seed):
     ids = np.repeat(np.arange(classes), 40)
     held = hold_out(Labels.from_ids(ids), np.arange(len(ids)), share, seed)
     count = round(share * len(ids))
@@ -69,7 +69,7 @@ def test_hold_out_is_a_share_of_every_class(share: float, classes: int, seed: in
     assert counts.max() - counts.min() <= 1
 
 
-def test_steps_and_learning_rates() -> None:
+def test_steps_and_learning_rates():
     config = TrainingConfig()
     cosine = replace(config, schedule="cosine")
     assert [learning_rate(config, step, 1000) for step in (0, 99)] == [2e-4, 2e-4]
@@ -113,7 +113,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_digits(tmp_path_factory.mktemp("train") / "model", seed=1)
 
 
-def test_the_folder_holds_what_it_should(trained: Path) -> None:
+def test_the_folder_holds_what_it_should(trained):
     files = {"model.safetensors", "config.json", "metrics.jsonl", "split.json"}
     assert {p.name for p in trained.iterdir()} == files
     assert not list(trained.parent.glob(".*"))
@@ -127,10 +127,10 @@ def test_the_folder_holds_what_it_should(trained: Path) -> None:
     assert len(load_split(trained / "split.json").labelled) == 300
     model = load_model(trained)
     np.testing.assert_allclose(np.linalg.norm(model.codebooks, axis=2), 1, atol=1e-5)
-    np.testing.assert_array_equal(model.network.codebooks().detach().numpy(), model.codebooks)  # type: ignore[operator]
+    np.testing.assert_array_equal(model.network.codebooks().detach().numpy(), model.codebooks)
 
 
-def test_hidden_labels_do_not_matter(trained: Path, tmp_path: Path) -> None:
+def test_hidden_labels_do_not_matter(trained, tmp_path):
     """Labels outside the labelled set are scrambled; the model is the same to the bit."""
     dataset, split = open_digits(), load_split(trained / "split.json")
     labels = dataset.require_labels()
@@ -147,9 +147,9 @@ def test_hidden_labels_do_not_matter(trained: Path, tmp_path: Path) -> None:
     assert same_bytes(one, two)
 
 
-def test_an_interrupted_run_resumes_to_the_same_codes(trained: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_codes(trained, tmp_path):
     """``tests/test_kills.py`` has the kills in the middle of writing."""
-    out, partial, steps = tmp_path / "cut", tmp_path / ".cut.partial", []  # type: ignore[var-annotated]
+    out, partial, steps = tmp_path / "cut", tmp_path / ".cut.partial", []
     with pytest.raises(InterruptedError):
         train_digits(out, stop=6)
     assert not out.exists()
@@ -176,9 +176,9 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained: Path, tmp_path: P
         train_digits(out, resume=True)
 
 
-def test_a_run_that_replaces_a_model_can_be_resumed(trained: Path, other: Path, tmp_path: Path) -> None:
+def test_a_run_that_replaces_a_model_can_be_resumed(trained, other, tmp_path):
     """The old model stays until the new one is complete, nothing of the new one is lost, and no other model is replaced."""
-    out, partial, steps = tmp_path / "m", tmp_path / ".m.partial", []  # type: ignore[var-annotated]
+    out, partial, steps = tmp_path / "m", tmp_path / ".m.partial", []
     shutil.copytree(trained, out)
     with pytest.raises(InterruptedError):
         train_digits(out, seed=1, stop=7, overwrite=True)
@@ -201,7 +201,7 @@ def test_a_run_that_replaces_a_model_can_be_resumed(trained: Path, other: Path, 
     assert train_digits(out, seed=1, resume=True) == out
 
 
-def test_one_training_at_a_time_into_a_folder(tmp_path: Path) -> None:
+def test_one_training_at_a_time_into_a_folder(tmp_path):
     """The second ends at once, before it has read any data."""
     out, refused = tmp_path / "m", 0
 
@@ -218,9 +218,7 @@ def test_one_training_at_a_time_into_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_saves_the_step_under_way(
-    trained: Path, tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
-) -> None:
+def test_a_signal_saves_the_step_under_way(trained, tmp_path, number, request):
     """And has the effect that it would have had: here its handler of before is called."""
     found = signal.getsignal(number)
     # A shell's background jobs are born with ctrl-C ignored, and what is ignored stays so.
@@ -232,7 +230,7 @@ def test_a_signal_saves_the_step_under_way(
             for _i in range(1 if number == signal.SIGINT else 2):  # a second one changes nothing
                 os.kill(os.getpid(), number)
 
-    before, out, steps = signal.getsignal(number), tmp_path / "m", []  # type: ignore[var-annotated]
+    before, out, steps = signal.getsignal(number), tmp_path / "m", []
     with ended_by_signals(), pytest.raises(KeyboardInterrupt) as caught:
         train_digits(out, checkpoint_seconds=3600.0, progress=send)
     assert signal.getsignal(number) == before
@@ -243,7 +241,7 @@ def test_a_signal_saves_the_step_under_way(
 
 
 @pytest.mark.parametrize(("noise", "same"), [(0.0, "crop"), (0.5, "none")])
-def test_perceptrons_with_noise_see_images_as_they_are(tmp_path: Path, noise: float, same: str) -> None:
+def test_perceptrons_with_noise_see_images_as_they_are(tmp_path, noise, same):
     network = NetworkConfig(backbone="mlp", hidden=(8,), noise=noise)
     made = {
         augment: train_digits(
@@ -256,7 +254,7 @@ def test_perceptrons_with_noise_see_images_as_they_are(tmp_path: Path, noise: fl
     assert json.loads((made["auto"] / "config.json").read_text())["training"]["validation_map"] is None
 
 
-def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path):
     """As of a version that had a tensor more or less under the same settings."""
     config = small()
     net = build_network(config, {"kind": "features", "width": 4}, 3)
@@ -270,18 +268,16 @@ def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path: Path) -> N
         state.take(state.read("identity"))
 
 
-def test_diverging_is_an_error_not_a_model(tmp_path: Path) -> None:
+def test_diverging_is_an_error_not_a_model(tmp_path):
     with pytest.raises(DataError, match="learning_rate"):
         train_digits(tmp_path / "m", learning_rate=1e30, steps=50)
     assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(loop._SMALL_STEP, 1), (1.0, 2)])
-def test_small_steps_are_computed_by_one_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, threads: int
-) -> None:
+def test_small_steps_are_computed_by_one_thread(tmp_path, monkeypatch, limit, threads):
     """Several would wait for each other; what the caller has set is there again afterwards."""
-    before, seen = torch.get_num_threads(), []  # type: ignore[var-annotated]
+    before, seen = torch.get_num_threads(), []
     torch.set_num_threads(2)
     monkeypatch.setattr(loop, "_SMALL_STEP", limit)
     try:

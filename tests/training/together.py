@@ -103,7 +103,7 @@ def _gradients(method: TrainableMethod, batch: TrainingBatch, group: Group) -> d
     with torch.random.fork_rng():
         torch.manual_seed(7)
         losses = method.losses(batch, amp=False)
-    losses["total"].backward()  # type: ignore[no-untyped-call]
+    losses["total"].backward()
     group.average(method.parameters(), False)
     found = {f"gradient of {k}": p.grad for k, p in method.named_parameters() if p.grad is not None}
     found |= dict(method.named_buffers())
