@@ -17,13 +17,11 @@ from commands import done, refused
 from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
 
+from gpq_faiss import Allow, Deny, MemoryIndex, search
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.indexes.filters import Allow, Deny
-from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search import search
 from gpq_faiss.stages.search_result import SearchResult
 
 N = 6000

@@ -11,20 +11,17 @@ import pytest
 import torch
 
 import gpq_faiss as gpq
-from gpq_faiss import evaluate, train
+from gpq_faiss import Encoder, RowReader, evaluate, rank_codes, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import MismatchError, UsageError
-from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.stages.evaluation_result import Evaluation
 from gpq_faiss.stages.queries import parse_rows
 from gpq_faiss.stages.search_result import SearchResult
-from gpq_faiss.store.reader import RowReader
 
 
 def quick() -> Config:

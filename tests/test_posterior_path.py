@@ -11,16 +11,12 @@ import torch
 from model_factory import make_model, random_input
 from posterior_factory import CLASS_CODEBOOKS, D, config_of, few_steps, scored  # noqa: F401  # an autouse fixture
 
-from gpq_faiss import encode, search
+from gpq_faiss import Encoder, RowReader, encode, index, search, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError
 from gpq_faiss.nn.posterior import PosteriorNetwork
-from gpq_faiss.stages.index import index
-from gpq_faiss.stages.train import train
-from gpq_faiss.store.reader import RowReader
 
 
 @pytest.fixture(scope="module", params=CLASS_CODEBOOKS)

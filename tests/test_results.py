@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpq_faiss import evaluate, train
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.stages.evaluate import evaluate
-from gpq_faiss.stages.train import train
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from index_factory import IDS, codebooks, features, make_model, make_rows
 
+from gpq_faiss import MemoryIndex, index
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio.header import IndexFile
 from gpq_faiss.faissio.io import load_index, sidecar_path
 from gpq_faiss.faissio.storage import FORMS, faiss_index
 from gpq_faiss.indexes.file import open_file
-from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.stages.index import index
 
 
 @pytest.fixture

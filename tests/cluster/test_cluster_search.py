@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from shard_factory import Made, codebooks, make, same
 
+from gpq_faiss import Allow, MemoryIndex, open_index
 from gpq_faiss.cluster.search import ClusterIndex, Holder, Holders
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.manifest import update_manifest
-from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.opening import open_index
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 from ray_kills import Nodes, kill

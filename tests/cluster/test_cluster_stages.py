@@ -19,17 +19,13 @@ import pytest
 from commands import content, done, refused
 from model_factory import make_model
 
+from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data, open_index
 from gpq_faiss.cluster.connect import connected
 from gpq_faiss.cluster.tasks import run_all
-from gpq_faiss.data.open import open_data
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.indexes.manifest import read_manifest
-from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages import encode as stage
-from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.stages.index import _build_shard, index, index_shards
-from gpq_faiss.store.reader import RowReader
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 from ray_kills import kill

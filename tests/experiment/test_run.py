@@ -21,16 +21,13 @@ import numpy as np
 import pytest
 from experiment.experiments import DIGITS, ONE, PQ, SMALL, WHOLE, assert_same, made, small_grid
 
-from gpq_faiss import files
+from gpq_faiss import files, open_data, rank_scores, run_experiment
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import BusyError, DataError, GpqError
-from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.grid import Grid
-from gpq_faiss.experiment.run import run_experiment
 from gpq_faiss.experiment.runs import RunSpec, read_run
 from gpq_faiss.methods import codewords
 from gpq_faiss.signals import Terminated, ended_by_signals

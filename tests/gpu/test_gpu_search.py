@@ -16,14 +16,13 @@ from gpu_helpers import NO_GPU, ON_GPU, Made, items, on_devices, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss import Allow, Deny, MemoryIndex
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
 from gpq_faiss.gpu.tensors import device_of
-from gpq_faiss.indexes.filters import Allow, Deny
-from gpq_faiss.indexes.memory import MemoryIndex
 
 
 def ranking(made: Made, allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import RidgeCV
 
-from gpq_faiss import evaluate, train
+from gpq_faiss import evaluate, open_data, train
 from gpq_faiss.config import Config, merge, preset
-from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import UsageError

@@ -11,13 +11,11 @@ from model_factory import make_model
 from served import TOKEN, Served, open_live
 from starlette.testclient import TestClient
 
+from gpq_faiss import Encoder, encode, index
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.service import Service
-from gpq_faiss.stages.encode import encode
-from gpq_faiss.stages.index import index
 
 
 @pytest.fixture(scope="session")

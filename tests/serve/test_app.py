@@ -20,10 +20,9 @@ from PIL import Image
 from served import BEARER, TOKEN, Served, open_live
 
 import gpq_faiss as gpq
+from gpq_faiss import Encoder, export_encoder, open_data, open_encoder
 from gpq_faiss.codes.encode import decode
-from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.encoder import Encoder, open_encoder
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve import guard
@@ -33,7 +32,6 @@ from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import Snapshot
 from gpq_faiss.serve.run import serve
 from gpq_faiss.serve.service import Service
-from gpq_faiss.stages.export_encoder import export_encoder
 
 DIGITS = open_digits()
 assert DIGITS.labels is not None

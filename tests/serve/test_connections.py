@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from served import listening, open_live
 
-from gpq_faiss.encoder import Encoder
-from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss import Encoder, MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve import run
 from gpq_faiss.serve.guard import Settings, client_of

@@ -18,6 +18,7 @@ from model_factory import make_model
 from served import open_live
 
 import gpq_faiss as gpq
+from gpq_faiss import Allow, Deny, MemoryIndex
 from gpq_faiss.build.item_files import ItemSources
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
@@ -26,8 +27,6 @@ from gpq_faiss.faissio import io
 from gpq_faiss.faissio.io import read_sidecar
 from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.files import write_json
-from gpq_faiss.indexes.filters import Allow, Deny
-from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import Changes
 from gpq_faiss.serve.live import ChangeError, LiveIndex, Where

@@ -16,15 +16,12 @@ from model_factory import make_model, random_input
 from PIL import Image
 
 import gpq_faiss.stages.encode as stage
+from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import Dataset, sampled_content
-from gpq_faiss.data.open import open_data
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.store import raw
-from gpq_faiss.store.reader import RowReader
 from gpq_faiss.store.writer import RowWriter
 
 N = 1000

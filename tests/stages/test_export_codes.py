@@ -15,8 +15,7 @@ import pytest
 from model_factory import make_model
 
 import gpq_faiss as gpq
-from gpq_faiss.errors import GpqError
-from gpq_faiss.store.reader import RowReader
+from gpq_faiss import GpqError, RowReader
 
 pq = pytest.importorskip("pyarrow.parquet")
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,11 @@ import torch
 from commands import done
 from model_factory import make_model, random_input
 
-from gpq_faiss.encoder import Encoder
+from gpq_faiss import Encoder, export_encoder
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.exported import read_encoder_metadata
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.stages import export_encoder as module
-from gpq_faiss.stages.export_encoder import export_encoder
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")

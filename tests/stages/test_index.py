@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from index_factory import IDS, M, codebooks, d, features, make_model, make_rows, n
 
+from gpq_faiss import export, export_faiss, index
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, read_sidecar
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.stages.export import export, export_faiss
-from gpq_faiss.stages.index import index
 
 FORMS = ["flat", "fused", "fastscan", "ivf"]
 

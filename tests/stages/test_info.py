@@ -16,19 +16,13 @@ from commands import done
 from model_factory import make_model, random_input
 
 import gpq_faiss as gpq
+from gpq_faiss import Encoder, MemoryIndex, RowReader, export_encoder, export_faiss, info, load_model
 from gpq_faiss.data.protocols import load_split
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.exported import read_encoder_metadata
 from gpq_faiss.faissio.storage import FORMS
-from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.nn.model import load_model
-from gpq_faiss.stages.export import export_faiss
-from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.info import info
-from gpq_faiss.store.reader import RowReader
 from gpq_faiss.store.writer import RowWriter
 
 M, K, D, N = 5, 16, 12, 23

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from model_factory import make_model
 
+from gpq_faiss import MemoryIndex, search
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search import search
 
 N = 20_000
 

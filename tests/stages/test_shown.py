@@ -12,8 +12,7 @@ from commands import done
 from PIL import Image
 
 import gpq_faiss as gpq
-from gpq_faiss.evaluation.ranking import rank_scores
-from gpq_faiss.evaluation.tables import render
+from gpq_faiss import rank_scores, render
 from gpq_faiss.stages.search_result import SearchResult
 
 
