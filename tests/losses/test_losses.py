@@ -233,12 +233,7 @@ def test_half_precision_region_computes_in_full():
 
     def all_losses() -> list[Tensor]:
         q = soft_assign(x, W, 20.0)
-        return [
-            npair(x, q, y),
-            triplet(x, q, y),
-            subspace_classification(x, W, y),
-            subspace_entropy(x, W),
-        ]
+        return [npair(x, q, y), triplet(x, q, y), subspace_classification(x, W, y), subspace_entropy(x, W)]
 
     plain = all_losses()
     with torch.autocast("cpu", dtype=torch.bfloat16):

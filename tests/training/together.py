@@ -79,10 +79,7 @@ def ends(children: list[Process]) -> list[tuple[int, str, str]]:
 VGG = {"network": {"backbone": "vgg", "image_size": 16}}
 MLP = {"network": {"backbone": "mlp", "hidden": [16], "noise": 0.2}}
 CLASSES = {"network": {"backbone": "mlp", "hidden": [16, 8], "noise": 0.2}}
-SMALL: dict[str, Any] = {
-    "quantizer": {"codebooks": 2},
-    "posterior": {"networks": 2},
-}
+SMALL: dict[str, Any] = {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}}
 CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
     "npair": (preset("paper"), MLP),
     "triplet": (merge(preset("paper"), {"gpq": {"variant": "triplet"}}), MLP),
