@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import done, refused
-from gpu_helpers import NO_GPU, ON_GPU
+from commands import done
+from gpu_helpers import ON_GPU
 from model_factory import make_model
 
 from gpq_faiss import Allow, Deny, MemoryIndex, search
@@ -119,16 +119,6 @@ def test_a_gpu_without_memory_is_one_line(shop, monkeypatch, where):
     with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
         asked(shop, "flat", on_device=True)
     assert ("--memory" in str(caught.value)) == (where == "open_index")
-
-
-@NO_GPU
-def test_without_a_gpu_the_command_line_says_so(shop):
-    for call in (
-        ("search", shop / "model", shop / "flat.faiss", shop / "queries.npy"),
-        ("evaluate", shop / "model", "digits"),
-    ):
-        why = refused(*call, "--device", "cuda")
-        assert why == "device 'cuda' was requested, but torch sees no GPU here: use --device cpu"
 
 
 @ON_GPU[0]

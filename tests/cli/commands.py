@@ -137,6 +137,7 @@ STAGES = {
     "train": ("out", f"train DATA --labels LABELS {TRAIN}"),
     "encode": ("codes.h5", "encode MODEL DATA --labels LABELS"),
     "export-faiss": ("out.faiss", "export-faiss MODEL"),
+    "export": ("out.npz", "export MODEL --to numpy"),
     "index": ("out.faiss", "index MODEL CODES"),
     "search json": ("out.json", "search MODEL INDEX QUERIES -k 3 --format json"),
     "search png": (

@@ -15,7 +15,7 @@ from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import OutputExistsError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index
 from gpq_faiss.faissio.model import read_model
@@ -171,14 +171,3 @@ def test_what_cannot_be_is_refused(tmp_path):
     assert "fused" not in np.load(export(wide, tmp_path / "n.npz", to="numpy"))
     large = np.load(export(make_model(tmp_path / "large", M=2, K=256), tmp_path / "l.npz", to="lancedb"))
     assert large["pq_codebook"].shape[:2] == (2, 256)
-
-
-def test_an_output_is_the_same_each_time_and_none_is_replaced_unasked(tmp_path):
-    model, out = make_model(tmp_path / "model"), tmp_path / "o"
-    out.write_bytes(b"mine")
-    with pytest.raises(OutputExistsError):
-        export(model, out, to="numpy")
-    assert out.read_bytes() == b"mine"
-    for to in ("factory", "numpy", "nanopq", "lancedb"):
-        first, second = (export(model, out, to=to, overwrite=True).read_bytes() for _ in range(2))
-        assert first == second

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
 from gpq_faiss.codes.codebooks import fuse, inject
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
@@ -142,38 +140,6 @@ def test_conversions_that_cannot_be_are_refused():
             index.to_faiss(form)
     with pytest.raises(DataError, match="is empty"):
         of_faiss(inject(codebooks(3)))
-
-
-def test_an_existing_index_or_sidecar_is_not_replaced(saved):
-    before = saved.read_bytes()
-    with pytest.raises(OutputExistsError):
-        save_index(inject(codebooks(1)), saved)
-    saved.rename(saved.with_name("elsewhere"))
-    with pytest.raises(OutputExistsError):
-        save_index(inject(codebooks(1)), saved)
-    saved.with_name("elsewhere").rename(saved)
-    assert saved.read_bytes() == before
-    save_index(inject(codebooks(1)), saved, overwrite=True)
-    assert load_index(saved)[1]["ntotal"] == 0
-
-
-def test_a_full_disk_leaves_the_old_files(saved):
-    """A limit on file size is the nearest thing to a full disk that a test can have."""
-    before = saved.read_bytes(), sidecar_path(saved).read_bytes()
-    big = inject(codebooks(3))
-    big.add_sa_codes(np.zeros((200_000, 2), np.uint8))
-    old_limit, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old_limit[1]))
-    try:
-        with pytest.raises(DataError, match="cannot write") as caught:
-            save_index(big, saved, overwrite=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
-        signal.signal(signal.SIGXFSZ, old_handler)
-    assert str(saved) in str(caught.value)
-    assert (saved.read_bytes(), sidecar_path(saved).read_bytes()) == before
-    assert len(list(saved.parent.iterdir())) == 2
 
 
 def test_a_sidecar_that_does_not_fit_is_refused(saved):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -192,37 +191,6 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant):
         nothing = loss(x, torch.zeros_like(labels))
         assert nothing.item() == 0
         assert torch.equal(torch.autograd.grad(nothing, x)[0], torch.zeros_like(x))
-
-
-def test_gradients():
-    """gradcheck of each loss through normalisation, soft assignment and z'."""
-    generator = torch.Generator().manual_seed(0)
-
-    def parameter(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-    raw, Z, W = parameter(4, 6), parameter(2, 3, 3), parameter(2, 3, 3)
-    labels = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
-
-    def pairs(raw: Tensor, Z: Tensor, W: Tensor) -> Tensor:
-        x = intra_normalize(raw, 2)
-        return npair(x, soft_assign(x, reexpress(Z, W, 3.0), 3.0), labels)
-
-    assert torch.autograd.gradcheck(pairs, (raw, Z, W))
-    y = shares(labels, raw)
-    for variant in ("paper", "code"):
-
-        def classified(r: Tensor, w: Tensor, variant: Any = variant) -> Tensor:
-            x = intra_normalize(r, 2)
-            return subspace_classification(x, w, y, 2.0, variant) + subspace_entropy(x, w, 2.0, variant)
-
-        assert torch.autograd.gradcheck(classified, (raw, W))
-
-    def mined(r: Tensor, z: Tensor) -> Tensor:
-        x = intra_normalize(r, 2)
-        return triplet(x, soft_assign(x, z, 3.0), labels)
-
-    assert torch.autograd.gradcheck(mined, (raw, Z))
 
 
 def test_half_precision_region_computes_in_full():

@@ -21,13 +21,11 @@ from deep_training import (
     quick_config,
     split_of,
     trained,
-    vectors,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods import ninh, pqn, ssgah, subic
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
@@ -161,13 +159,6 @@ def test_graph_of_a_mini_batch(n, near, far, seed):
         order = sorted((j for j in range(n) if j != i), key=lambda j: apart(x, i, j))
         assert set(neighbours[i].nonzero()[:, 0].tolist()) == set(order[:n_near])
         assert set(distant[i].nonzero()[:, 0].tolist()) == set(order[-n_far:])
-
-
-def test_entropies_have_their_ends():
-    sure, unsure, collapsed = torch.eye(4), torch.full((6, 4), 0.25), torch.eye(4)[[1, 1, 1]]
-    for p, wanted in ((sure, [0, 2]), (unsure, [2, 2]), (collapsed, [0, 0])):
-        ends = [float(v) for v in subic.entropies(p[:, None].clamp_min(1e-20).log())]
-        assert ends == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise():
@@ -440,17 +431,6 @@ def test_the_codes_are_one_a_class_and_far_apart():
     assert (inner.sum() - 6 * 12) / 30 == pytest.approx(-12 / 5, abs=0.5)
     np.testing.assert_array_equal(codes, factorise(y, 12))
     assert (codes != factorise(y, 12, seed=1)).any()
-
-
-def test_a_code_is_the_largest_activation_of_each_block():
-    method = trained("subic").method
-    z = vectors(method, features(), split_of(features()).database[:50]).reshape(50, 4, 16)
-    np.testing.assert_allclose(z.sum(axis=2), 1, atol=1e-5)
-    codes = method.coder().encode(z.reshape(50, -1))
-    chosen = unpack_codes(codes, 4, 16)
-    np.testing.assert_array_equal(chosen, z.argmax(axis=2))
-    naive = [[sum(z[q, m, chosen[i, m]] for m in range(4)) for i in range(50)] for q in range(3)]
-    np.testing.assert_allclose(method.coder().score(z[:3].reshape(3, -1), codes), naive, rtol=1e-5)
 
 
 # BGDH ---------------------------------------------------------------------------------------------------------------

@@ -221,6 +221,13 @@ def test_a_variant_is_its_losses(variant, base):
         kind: Any = "paper" if config.gpq.variant == "printed" else "code"
         expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
         expected["entropy"] = subspace_entropy(others, W, beta)
+        # Raised by the classifier, lowered by the network (eq. 4).
+        for parameter, sign in ((W, 1), (net.backbone.head.weight, -1)):
+            ours, plain = (
+                torch.autograd.grad(v["entropy"], parameter, retain_graph=True)[0] for v in (parts, expected)
+            )
+            torch.testing.assert_close(ours, sign * plain)
+            assert plain.any()
     for name, value in expected.items():
         torch.testing.assert_close(parts[name], value)
     assert set(parts) == {"total", *weights}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,28 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from posterior_factory import (
-    CLASS_CODEBOOKS,
-    WIDTH,
-    WITH_JOINT,
-    C,
-    D,
-    Sampler,
-    config_of,
-    few_steps,  # noqa: F401  # an autouse fixture
-    items,
-    method,
-    network,
-    scored,
-    seen,
-)
 from torch import Tensor
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
+from gpq_faiss.methods import codewords
 from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
@@ -44,6 +33,86 @@ from gpq_faiss.nn.posterior import (
     PosteriorNetwork,
     count_class_codebooks,
 )
+
+C, WIDTH, D = 5, 9, 18
+CLASS_CODEBOOKS = (3, 2)
+"""Of three: with and without a feature codebook. With 0 they are joint ones."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_steps() -> Iterator[None]:
+    """Score tables are fitted in fewer steps than by default: the tests ask what they are, not how good."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(codewords, "_TABLE_STEPS", 60)
+        patched.setattr(codewords, "_LOGIT_STEPS", 10)
+        yield
+
+
+def config_of(A: int = 3) -> Config:
+    features = {"feature_weight": 0.0} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
+    changes = {"quantizer": {"codebooks": 3}, "loss": {"lambda2": 0.1}, "network": {"hidden": [16]}}
+    changes |= {"posterior": {"networks": 4, **features}}
+    return validate(merge(preset("recommended"), changes))
+
+
+def method(A: int = 3, *, width: int = WIDTH, **changes: dict[str, object]) -> PosteriorCodes:
+    config = merge(config_of(A), changes)
+    net = build_network(config, {"kind": "features", "width": width}, C)
+    assert isinstance(net, PosteriorNetwork)
+    return PosteriorCodes(net, config)
+
+
+def network(A: int = 3, *, width: int = WIDTH) -> PosteriorNetwork:
+    """A network that means nothing, with codebooks fitted to what it says."""
+    return copy.deepcopy(_network(A, width))
+
+
+@functools.cache
+def _network(A: int, width: int) -> PosteriorNetwork:
+    made = method(A, width=width)
+    made.fit_codebooks(Sampler(items(600, width=width)))
+    return made.network.eval()
+
+
+def items(n: int, seed: int = 0, width: int = WIDTH) -> Tensor:
+    """Features whose directions are of unlike weight, float32 [n, width]."""
+    x = np.random.default_rng([seed, n]).normal(size=(n, width)) * np.linspace(2, 0.5, width) + 0.3
+    return torch.from_numpy(x).float()
+
+
+def seen(net: PosteriorNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and posteriors."""
+    with torch.no_grad():
+        features, raw = net.features(x)
+        return features, net.posterior(raw)
+
+
+def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
+    """Scores by definition, float [Q, n]: the weighted sum of two inner products, each by the longest codeword of its part."""
+    features, p = seen(net, ask)
+    A = net.A
+    if not A:
+        coded = net.feature_codewords[torch.arange(net.M), codes].sum(1)
+        return net.feature_targets(features, p) @ coded.T / net.feature_codewords.norm(dim=2).max()
+    total = net.weights[0] * p @ net.tables[torch.arange(A), codes[:, :A]].sum(1).T
+    total = total / net.tables.norm(dim=2).max()
+    if A < net.M:
+        words = net.feature_codewords
+        likeness = net.residual(features, p) @ words[torch.arange(net.M - A), codes[:, A:]].sum(1).T
+        total = total + net.weights[1] * likeness / words.norm(dim=2).max()
+    return total
+
+
+class Sampler:
+    """What :meth:`fit_codebooks` draws from; remembers how many items it was requested."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.asked: list[int] = []
+
+    def __call__(self, n: int) -> Iterator[Tensor]:
+        self.asked.append(n)
+        yield from torch.split(self.x[:n], 100)
 
 
 def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items():
@@ -210,7 +279,7 @@ def test_codes_are_chosen_among_the_codewords_that_are_left():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("A", WITH_JOINT)
+@pytest.mark.parametrize("A", [*CLASS_CODEBOOKS, 0])
 def test_an_infinite_input_gives_no_vector(A):
     net = network(A)
     x = items(4, 1)
