@@ -19,7 +19,7 @@ from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
 from gpq_faiss.codes.codebooks import fuse, inject
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
@@ -131,7 +131,7 @@ def test_fastscan_blocks_of_any_height_are_unpacked():
         assert np.array_equal(unpack_blocks(pack_blocks(codes, M, rows), n, M, rows), codes)
 
 
-def test_conversions_that_cannot_be_are_refused():
+def test_conversions_that_cannot_be_and_an_existing_file_are_refused(tmp_path):
     wide, one = (MemoryIndex.build(some(M, K)[0], codebooks(M, K)) for M, K in ((3, 32), (1, 16)))
     calls = [(wide, form, "needs 16 codewords") for form in FORMS[1:]]
     calls += [(one, "fused", "needs two codebooks"), (one, "hnsw", "choose from")]
@@ -140,6 +140,10 @@ def test_conversions_that_cannot_be_are_refused():
             index.to_faiss(form)
     with pytest.raises(DataError, match="is empty"):
         of_faiss(inject(codebooks(3)))
+    before = wide.save(tmp_path / "i.faiss").read_bytes()
+    with pytest.raises(OutputExistsError):
+        one.save(tmp_path / "i.faiss")
+    assert (tmp_path / "i.faiss").read_bytes() == before
 
 
 def test_a_sidecar_that_does_not_fit_is_refused(saved):

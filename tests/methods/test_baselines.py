@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods import ninh, pqn, ssgah, subic
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
@@ -222,6 +223,8 @@ def pqn_terms(method: Any, batch: TrainingBatch) -> Terms:
 def subic_terms(method: Any, batch: TrainingBatch) -> Terms:
     method.gamma, method.mu = 0.3, 0.7
     z = method.network(batch.x[:12])
+    chosen = unpack_codes(method.coder().encode(z.numpy()), 4, 16)
+    np.testing.assert_array_equal(chosen, z.reshape(12, 4, 16).argmax(dim=2))
     log_p = method.classifier(z).log_softmax(dim=1)
     naive = -(log_p * batch.y).sum() / 12 / math.log(10)
 
