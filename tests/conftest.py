@@ -1,18 +1,19 @@
 """Collection of the tests without Python's garbage collector, which takes half of its time: modules stay until the end. And the order."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np
 import pytest
 from commands import SETTINGS, Shop, clusters, done
+from hypothesis import settings
 from PIL import Image
 
 _FIRST = ("cluster", "test_several_processes", "test_notebooks", "experiment")
 """Folders and files whose tests share what takes long to start: a cluster of Ray, processes, a kernel, finished experiments."""
 
 gc.disable()
+settings.register_profile("tests", max_examples=60, deadline=None)  # what a test does not say otherwise
+settings.load_profile("tests")
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,5 @@
 """Indexes on devices for tests: the same code on the CPU (asked for by name) and, marked ``gpu``, on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

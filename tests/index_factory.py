@@ -1,7 +1,5 @@
 """Codes, model folders and files of rows for tests of indexes and of the stages that make them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

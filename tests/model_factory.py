@@ -1,7 +1,5 @@
 """Small model folders without a training: real networks with random weights, for tests of what comes after it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +46,7 @@ def make_model(
 
     With class ``networks``, of one hidden layer, queries have vectors of their own.
     """
-    settings: dict[str, Any] = {
+    settings = {
         "method": "posterior" if networks else "gpq",
         "quantizer": {"codebooks": M, "codewords": K, "subdim": d},
         "network": {"backbone": backbone, "hidden": [*hidden, 16] if networks else list(hidden)},
@@ -59,7 +57,7 @@ def make_model(
         settings["network"]["image_size"] = image_size
     config = merge(Config(preset="paper"), settings)
     images = {"kind": "images", "image_size": image_size}
-    input_: dict[str, Any] = images if kind == "images" else {"kind": "features", "width": width}
+    input_ = images if kind == "images" else {"kind": "features", "width": width}
     network = build_network(config, input_, len(class_names))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

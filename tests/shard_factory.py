@@ -1,7 +1,5 @@
 """An index in one file, and the same items in the shards of a manifest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

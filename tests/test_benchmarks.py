@@ -1,48 +1,44 @@
-"""The benchmarks: every script starts, and what they compute of their own is that of a plain loop."""
-
-from __future__ import annotations
+"""The benchmarks: every script starts, and what they compute of their own is that of a plain loop. In short runs: ``kills.py``, a few
+kills of every stage that goes on after one and replaces an output, and ``tools/fuzz.py``, of which a long one has 10,000 cases."""
 
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
+import images
 import numpy as np
 import pytest
 import torch
 
 from gpq_faiss.methods.trainable import TrainingBatch
+from tools.fuzz import mutate, run
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_says_how_to_call_it(load, name, monkeypatch, capsys):
+def test_every_script_says_how_to_call_it(name, monkeypatch, capsys):
     if name == "ray_kills":
         pytest.importorskip("ray")
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit, match="0"):
-        load(name).main()
+        importlib.import_module(name).main()
     assert f"python benchmarks/{name}.py" in capsys.readouterr().out
 
 
-def test_probabilities_are_ranked_by_the_chance_of_one_class(load):
+def test_probabilities_are_ranked_by_the_chance_of_one_class():
     rng = np.random.default_rng(0)
     x, xq = (rng.dirichlet(np.ones(7), n).astype(np.float32) for n in (50, 4))
-    coder = load("images").ProbabilityCoder(7)
+    coder = images.ProbabilityCoder(7)
     codes = coder.encode(x)
     assert codes.shape == (50, coder.code_size)
     np.testing.assert_allclose(coder.score(xq, codes), xq @ x.T, rtol=1e-5)
 
 
-def test_the_classifier_learns_the_shares_of_the_labels(load):
-    images = load("images")
+def test_the_classifier_learns_the_shares_of_the_labels():
     torch.manual_seed(0)
     method = images.SupervisedClassifier(images.ClassNetwork(torch.nn.Linear(5, 3)), 3)
     x = torch.randn(6, 5)
@@ -52,3 +48,31 @@ def test_the_classifier_learns_the_shares_of_the_labels(load):
     naive = -sum(float(y[i, c] / y[i].sum()) * float(p[i, c].log()) for i in range(6) for c in range(3)) / 6
     loss = method.losses(TrainingBatch(x, y, 0, 1, torch.Generator()), amp=False)["total"]
     assert float(loss.detach()) == pytest.approx(naive, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_killed_commands_end_in_equal_products_and_leave_nothing():
+    """In a process of its own: it forks, which one with threads must not."""
+    script = [sys.executable, str(FOLDER / "kills.py"), "--kills", "4", "--only", "replacing"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert "equal products, no leftovers" in last
+    assert int(last.split()[0]) >= 4
+
+
+def test_mutated_files_neither_crash_nor_hang_nor_pass_for_sound():
+    outcome = run(496)
+    assert outcome.failed == []
+    assert outcome.read > 20
+    assert outcome.refused > 100
+    assert len(outcome.forms) > 50
+
+
+def test_a_case_is_made_from_its_number():
+    data = bytes(range(256)) * 20
+    for text in (False, True):
+        broken = [mutate(data, case, text=text) for case in range(40)]
+        assert broken == [mutate(data, case, text=text) for case in range(40)]
+        assert all(mutant != data for mutant in broken)

@@ -1,9 +1,5 @@
 """Compiled code in files: damaged or unwritable ones never stop a search."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numba
 
 from gpq_faiss.compiled import compiled
@@ -16,7 +12,7 @@ def test_damaged_or_unwritable_compiled_code_is_compiled_again(tmp_path, monkeyp
         return x + x
 
     def hits() -> int:
-        made: Any = compiled(twice)
+        made = compiled(twice)
         assert made(4) == 8
         return sum(made.stats.cache_hits.values())
 
@@ -28,7 +24,7 @@ def test_damaged_or_unwritable_compiled_code_is_compiled_again(tmp_path, monkeyp
                 file.write_bytes(content)
             assert hits() == 0
             assert hits() == 1
-    made: Any = compiled(twice)
+    made = compiled(twice)
     (folder,) = tmp_path.iterdir()
     folder.rename(tmp_path / "elsewhere")
     folder.write_bytes(b"")  # no file can be written below it

@@ -1,10 +1,10 @@
 """What the documents say is held to the code: settings, snippets, commands."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
+import doctest
 import functools
+import importlib
 import re
 import shlex
 import subprocess
@@ -80,7 +80,7 @@ def model(shop: Path) -> Path:
 
 def play(page: str, *numbers: int) -> Names:
     """Run the snippets of a page in order, or those of its Python with these numbers; the names that they leave."""
-    names: Names = {}
+    names = {}
     chosen = [blocks(page, "python")[number] for number in numbers] or blocks(page)
     for language, text in chosen:
         if language == "python":
@@ -203,3 +203,28 @@ def test_the_map_names_every_room_and_it_and_the_readme_files_that_are_there():
     assert results
     named += results
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+# Docstrings ----------------------------------------------------------------------------------------------------------
+
+WITH_EXAMPLES = sorted(
+    f for f in (ROOT / "gpq_faiss").rglob("*.py") if ">>> " in f.read_text(encoding="utf-8")
+)
+
+
+def module_of(file: Path) -> Any:
+    return importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_the_examples_of_a_module_run(file):
+    found = doctest.testmod(module_of(file))
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_the_main_functions_have_examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    names = {test.name.rpartition(".")[2] for file in WITH_EXAMPLES for test in finder.find(module_of(file))}
+    assert {"Allow", "Deny", "open_index", "build", "preset", "with_settings", "render", "open_data"} <= names
+    assert {"rank_codes", "rank_scores", "pack_codes", "inject", "encode"} <= names

@@ -1,19 +1,16 @@
 """Outputs that are replaced wholly or not at all, whatever kills the process, whoever has put links in the way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from killing import every_kill, run_killed
+from kills import every_kill, run_killed
 
 from gpq_faiss import files
 from gpq_faiss.errors import DataError
@@ -258,7 +255,7 @@ def test_a_locked_folder_is_refused_in_one_line(tmp_path):
 def test_a_lock_is_of_the_file_that_is_there(tmp_path, monkeypatch):
     """Between our opening and our locking, its owner may have ended and removed it: two would have it then."""
     lock = tmp_path / "lock"
-    real: Callable[[int, int], None] = files.fcntl.flock
+    real = files.fcntl.flock
     calls = []
 
     def late(descriptor: int, operation: int) -> None:

@@ -1,7 +1,5 @@
 """Imports go one way: a room imports only rooms listed before it, and heavy libraries stay in their rooms."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,11 +52,8 @@ def imports() -> Iterator[tuple[str, str, str]]:
                 yield room_of(file), f"{file}:{getattr(node, 'lineno', 0)} imports {name}", name
 
 
-def test_every_file_belongs_to_a_layer():
+def test_every_file_belongs_to_a_layer_and_imports_point_upward():
     assert set(map(room_of, FILES)) - {"__init__"} <= set(LAYERS)
-
-
-def test_imports_point_upward():
     allowed = {room: {*LAYERS[: LAYERS.index(room) + 1], "__version__"} for room in LAYERS}
     own = [(room, where, name) for room, where, name in imports() if name.startswith("gpq_faiss.")]
     assert len(own) > 300

@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom, keep their promises, and the files in the repository are those of the scripts."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 
 
-spec: Any = importlib.util.spec_from_file_location("notebooks_build", FOLDER / "build.py")
-build: Any = importlib.util.module_from_spec(spec)
+spec = importlib.util.spec_from_file_location("notebooks_build", FOLDER / "build.py")
+build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 
 
@@ -77,7 +75,7 @@ def executed(test: Any) -> Any:
 
 @executed
 def test_01_from_images_to_faiss(done):
-    index: Any = faiss.read_index(str(done.made / "index.faiss"))
+    index = faiss.read_index(str(done.made / "index.faiss"))
     assert index.ntotal == 1797
     assert faiss.downcast_index(index.index).sa_code_size() == 6
     assert faiss.read_index(str(done.made / "empty.faiss")).ntotal == 0

@@ -4,8 +4,6 @@ Without a GPU the same code runs by torch on the CPU, which is requested by name
 command line.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -115,7 +113,7 @@ def test_a_gpu_without_memory_is_one_line(shop, monkeypatch, where):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
     monkeypatch.setattr(f"gpq_faiss.stages.search.{where}", full)
-    error: type[Exception] = DeviceError if where == "open_index" else torch.OutOfMemoryError
+    error = DeviceError if where == "open_index" else torch.OutOfMemoryError
     with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
         asked(shop, "flat", on_device=True)
     assert ("--memory" in str(caught.value)) == (where == "open_index")

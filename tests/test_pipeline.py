@@ -1,7 +1,5 @@
 """The whole path in one call, what evaluation refuses, and the same on a GPU where there is one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -125,7 +123,7 @@ def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path):
 def test_rows_as_slices_and_lists():
     n = 20
     for text in ("0:8", "3,5,9", "10:20:3", ":4", "-1", "0,2:4"):
-        expected: list[int] = []
+        expected = []
         for part in text.split(","):
             numbers = [int(x) if x else None for x in part.split(":")]
             expected += np.arange(n)[slice(*numbers)].tolist() if ":" in part else [np.arange(n)[int(part)]]

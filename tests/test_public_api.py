@@ -25,9 +25,7 @@ def test_every_public_name_is_a_documented_function_or_class():
         if name != "__version__":
             assert callable(value), name
             assert inspect.getdoc(value), name
-
-
-def test_type_checkers_see_the_same_names_as_programs():
+    # Type checkers see the same names.
     tree = ast.parse((ROOT / "gpq_faiss" / "__init__.py").read_text())
     typed = {
         alias.asname or alias.name: node.module

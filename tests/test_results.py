@@ -1,7 +1,5 @@
 """Figures: those of README and docs are in the committed files that they name, and short trainings of the presets rank as before."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -42,8 +40,8 @@ MAIN, FEW, ALL = "default-cifar10", "default-cifar10-few", "table2"
 @cache
 def tables(name: str) -> list[list[dict[str, str]]]:
     """The tables of a results file: rows of column -> cell; the first column is "" and has no sizes of codes."""
-    found: list[list[dict[str, str]]] = []
-    head: list[str] = []
+    found = []
+    head = []
     for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.startswith("|"):

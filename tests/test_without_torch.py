@@ -1,12 +1,9 @@
 """What a machine that only searches does without torch: an installation of the extra ``search`` alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +128,7 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop, tmp_
     own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
     made = shop / "index.faiss", shop / "items.h5"
     mine, other, index, codes = (shop / "encoder.onnx", tmp_path / "other.onnx", *made)
-    calls: list[tuple[type[GpqError], str, Callable[[], object]]] = [
+    calls = [
         (UsageError, "queries only", lambda: encoder.embed(queries)),
         (UsageError, "runs on the CPU", lambda: gpq.open_encoder(mine, "cuda")),
         (UsageError, "queries only", lambda: gpq.evaluate(mine, f"features:{shop}/queries.npy")),

@@ -1,7 +1,5 @@
 """Building in a stream: against the same done in memory, cut off and gone on with, within its budget, and from unfit sources."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -72,7 +70,7 @@ def interrupt(*_: object, **__: object) -> Any:
 def test_a_build_that_was_cut_off_goes_on(tmp_path, monkeypatch, form):
     parts, out = shards(tmp_path, np.arange(3000) * 2, 4), tmp_path / "i.faiss"
     whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), form).read_bytes()
-    read: list[str] = []
+    read = []
     real = Shard.blocks
 
     def blocks(self: Shard, size: int) -> Any:

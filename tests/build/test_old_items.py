@@ -1,7 +1,5 @@
 """Names in the form of earlier versions (HDF5) are converted once, when they are read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.build import item_files
@@ -53,14 +51,13 @@ def write_old(
 
 
 def write_sidecar(index: Path, extra: dict[str, str]) -> None:
-    stated: dict[str, Any] = dict.fromkeys(("codebooks_fingerprint", "model_fingerprint", "sha256"), "0")
+    stated = dict.fromkeys(("codebooks_fingerprint", "model_fingerprint", "sha256"), "0")
     stated |= dict.fromkeys(("format_version", "ntotal", "codebooks", "codewords", "subdim", "bytes"), 1)
     Path(f"{index}.json").write_text(
         json.dumps({**stated, "kind": "IndexPQ", "versions": {}, "extra": extra})
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(data=st.data(), ids=IDS | st.integers(1, 9).map(range), named=st.booleans(), labelled=st.booleans())
 def test_old_names_are_those_of_the_converted_file(data, ids, named, labelled):
     n = len(ids)
@@ -120,7 +117,7 @@ def test_what_another_process_publishes_meanwhile_stays(tmp_path, monkeypatch, b
     assert items_path(index).exists() == (by == "conversion")
 
 
-DAMAGE: dict[str, Any] = {
+DAMAGE = {
     "row out of range": lambda h5: h5["rows"].write_direct(np.array([0, 1, 3])),
     "repeated id": lambda h5: h5["ids"].write_direct(np.array([5, 5, 9])),
     "claimed rows": lambda h5: h5.attrs.update(ntotal=1 << 60),

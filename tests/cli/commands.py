@@ -1,7 +1,5 @@
 """Running ``gpq`` in this process, the folder of small products that the tests of the command line share, and a call of every stage."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

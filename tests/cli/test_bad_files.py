@@ -1,8 +1,6 @@
 """Files that are broken, claim more than they hold, never end or do not belong: one clear line before any memory is taken, the right exit
 code, nothing half-written and what was there untouched."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -14,7 +12,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -78,20 +75,20 @@ def other_places(good: bytes) -> bytes:
     return good[:end] + at.to_bytes(4, "little") + good[end + 4 :]
 
 
-PLACES: dict[str, Callable[[Path], object]] = {
+PLACES = {
     "missing": lambda path: None,
     "folder": Path.mkdir,
     "pipe": os.mkfifo,  # that nobody writes to
     "device": lambda path: path.symlink_to("/dev/zero"),
 }
-BREAKS: dict[str, Change] = {
+BREAKS = {
     "empty": lambda good: b"",
     "header alone": lambda good: good[:16],
     "truncated": lambda good: good[: len(good) * 2 // 3],
     "text": lambda good: b"no such thing, just words.\n" * 40,
     "random": lambda good: np.random.default_rng(0).bytes(len(good)),
 }
-OWN_BREAKS: dict[str, dict[str, Change]] = {
+OWN_BREAKS = {
     "npy": {
         "a zip archive": lambda good: b"PK\x03\x04" + good[:40] + b"PK\x05\x06" + bytes(18),
         # The parser of the header meets the end of the text inside brackets: tokenize.TokenError.
@@ -258,7 +255,7 @@ SWAPS = {
 }
 TEXTS = ("[]", "{}", '"config"', '{"model_fingerprint": 5, "codebooks_fingerprint": []}')
 FILES = {"config.json": EVERY, "model.safetensors": EVERY, "split.json": "evaluate BAD DATA --labels LABELS"}
-MODELS: dict[str, tuple[str, Callable[[Path], object]]] = {
+MODELS = {
     "no folder": (EVERY, shutil.rmtree),
     "empty folder": (EVERY, lambda folder: [path.unlink() for path in folder.iterdir()]),
     "flipped bit": (NETWORK, flip),
@@ -356,7 +353,7 @@ def test_rows_that_are_not_stored_are_one_line(shop, tmp_path, rows, keep):
             h5.attrs["ntotal"] = rows
             for key in set(h5) - {"codebooks"}:
                 stored = h5.pop(key)[()]
-                options: dict[str, Any] = {"compression": "gzip", "fletcher32": True}
+                options = {"compression": "gzip", "fletcher32": True}
                 width = stored.shape[1:]
                 made = h5.create_dataset(
                     key, (rows, *width), stored.dtype, chunks=(1 << 16, *width), **options

@@ -1,7 +1,5 @@
 """A machine that does not go along: full disks, folders that cannot be written, missing GPUs, and ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

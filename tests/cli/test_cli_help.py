@@ -1,7 +1,5 @@
 """The commands explain themselves: help, examples that parse, options that say what they do, and a place in the README."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -24,7 +22,7 @@ HEAVY = ("torch", "torchvision", "faiss", "h5py", "numpy", "sklearn", "matplotli
 
 
 def command(*names: str) -> click.Command:
-    found: click.Command | None = cli
+    found = cli
     for name in names:
         assert isinstance(found, click.Group)
         found = found.get_command(click.Context(found), name)
@@ -67,16 +65,13 @@ def test_a_command_says_what_it_does_with_an_example_that_it_takes(name):
             assert shown in (*SELF_EVIDENT, "FOLDER", "GRID") or f"{shown} is" in (found.help or "")
 
 
-def test_commands_are_listed_in_the_order_of_the_path():
+def test_commands_are_listed_in_the_order_of_the_path_and_the_readme_shows_each():
     result = CliRunner().invoke(cli, ["--help"], prog_name="gpq")
     assert result.exit_code == 0
     listed = re.findall(r"^  ([a-z-]+)  +\S", result.stdout.split("Commands:")[1], re.MULTILINE)
     assert listed == list(COMMANDS)
     check_calls(list(examples(result.stdout)))
     assert __version__ in CliRunner().invoke(cli, ["--version"], prog_name="gpq").stdout
-
-
-def test_the_readme_shows_every_command_and_its_calls_are_right():
     calls = list(examples(README.read_text(encoding="utf-8")))
     assert {call[0] for call in calls} == set(COMMANDS)
     check_calls(calls)

@@ -1,11 +1,7 @@
 """The fixed plain forms of the commands, end to end: scripts rely on them, on what they print and on the keys of their JSON."""
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import faiss
@@ -140,14 +136,6 @@ def test_every_protocol_trains_and_evaluates(shop, tmp_path, protocol):
     found = answer(f"evaluate {tmp_path}/model {tmp_path}/x.npz --protocol {name}")
     assert (found["protocol"], 0 < found["map"] <= 1) == (name, True)
     assert name != "1" or found["n_queries"] == 17 * 4
-
-
-def test_gpq_is_a_program_too(shop):
-    """Through a shell's eyes: python -m works, results on stdout, the log on stderr."""
-    command = [sys.executable, "-m", "gpq_cli", "-q", "info", str(shop.codes), "--format", "json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout)["kind"] == "codes"
-    assert ran.stderr == ""
 
 
 # Searches that are no plain ones -----------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """What a command says while it works: on a terminal, in a pipe, and where -q and -v may stand."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -118,7 +116,7 @@ def test_quiet_and_verbose_stand_before_or_after_the_command(shop, tmp_path, fla
 
 def test_a_command_says_what_it_is_at(shop, tmp_path, monkeypatch):
     """The stages of a command, each with its name, however short."""
-    seen: list[Stage] = []
+    seen = []
     real = stages.Stage
     monkeypatch.setattr(stages, "Stage", lambda *args: seen.append(real(*args)) or seen[-1])
     model, codes = f"{tmp_path}/m", f"{tmp_path}/codes.h5"

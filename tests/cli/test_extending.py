@@ -1,7 +1,5 @@
 """What other packages add: the example package runs from the command line, and one clear line where a package cannot be used."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,16 +1,10 @@
 """A real cluster on this machine, with ports and folders of its own; nothing of it is left."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,12 @@
 """Shards held by actors on two nodes answer as one file, whatever dies meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from shard_factory import Made, codebooks, make, same
+from shard_factory import codebooks, make, same
 
 from gpq_faiss import Allow, MemoryIndex, open_index
 from gpq_faiss.cluster.search import ClusterIndex, Holder, Holders
@@ -98,8 +96,8 @@ def test_a_search_waits_no_longer_than_it_should(holders, tmp_path):
 
 
 def test_a_shard_is_replaced_while_searches_go_on(holders, tmp_path):
-    made: Made = make(tmp_path, 8, 300, 4)
-    wrong: list[Exception] = []
+    made = make(tmp_path, 8, 300, 4)
+    wrong = []
     with ClusterIndex(made.manifest, holders) as old:
         before = old.search(made.queries, 30)
         end = threading.Event()

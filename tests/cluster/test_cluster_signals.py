@@ -1,7 +1,5 @@
 """A signal while Ray starts, or while its tasks are waited for, has the exit code and the line of all commands."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Encoding, building, searching and evaluating on two nodes: the products of the plain commands, whatever is killed meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -57,7 +55,7 @@ def arguments(shop: Path) -> dict[str, str]:
 
 
 def encoded(shop: Path, out: Path, ray: str | None) -> list[Path]:
-    options: dict[str, Any] = {"data_args": arguments(shop), "shard_items": SHARD, "batch_size": BATCH}
+    options = {"data_args": arguments(shop), "shard_items": SHARD, "batch_size": BATCH}
     return encode_shards(shop / "model", data(shop), out, ray=ray, **options)
 
 
@@ -85,7 +83,7 @@ def test_the_shards_hold_the_rows_of_the_plain_command(shop, codes):
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
 def test_shards_that_are_built_apart_answer_as_one_index_of_all(shop, codes, kind):
-    options: dict[str, Any] = {"kind": kind, "memory": "20MB"}
+    options = {"kind": kind, "memory": "20MB"}
     single = index(shop / "model", codes, shop / f"{kind}.faiss", **options)
     manifest = index_shards(shop / "model", codes[:4], shop / f"{kind}.json", **options)
     assert read_manifest(manifest).ntotal == 4 * SHARD
@@ -168,7 +166,7 @@ def test_a_worker_loads_the_model_once(nodes, shop, tmp_path, monkeypatch):
             return stage._encode_shard(*call)
 
     monkeypatch.setattr(stage, "_encode_shard", counted)
-    options: dict[str, Any] = {"shard_items": SHARD, "batch_size": BATCH, "workers": 1}
+    options = {"shard_items": SHARD, "batch_size": BATCH, "workers": 1}
     encode_shards(shop / "model", data(shop), tmp_path / "codes", ray=nodes.address, **options)
     loaded = loads.read_text().split()
     assert len(set(loaded)) == len(loaded) < N // SHARD

@@ -1,11 +1,9 @@
 """Codes, packing, fusing and scores against loops written from the definitions, and against Faiss itself."""
 
-from __future__ import annotations
-
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.codes import encode as encoding
@@ -66,7 +64,6 @@ def test_the_lowest_of_equal_codewords_wins(K, d):
     assert not assignment[:, 1].any()
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 999), scale=st.floats(-37, 37), each=st.booleans(), K=st.sampled_from([4, 16]))
 def test_the_length_of_a_vector_changes_no_code(seed, scale, each, K):
     """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or all but the 1."""
@@ -100,7 +97,6 @@ def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(monkeypatc
         encode(x, Z)
 
 
-@settings(max_examples=60, deadline=None)
 @given(nbits=st.integers(2, 8), M=st.integers(1, 13), n=st.integers(0, 9), seed=st.integers(0, 1000))
 def test_packing_is_that_of_faiss_and_inverts(nbits, M, n, seed):
     K = 1 << nbits

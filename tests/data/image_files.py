@@ -1,7 +1,5 @@
 """Small images, tables and other sources for the tests of data."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every source on what it cannot use: one line that says what, where and what to do, whichever the form."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -52,7 +50,7 @@ def named(name: str, why: str) -> str:
     return f"(?s)(?=.*{re.escape(name)})(?=.*({why}))"
 
 
-VECTORS: list[tuple[str, Any, str]] = [
+VECTORS = [
     ("a.xyz", b"1 2", "not from .xyz"),
     ("a.parquet", b"PAR1" + b"x" * 99, "is not a Parquet file"),
     ("a.npy", npy(X) + b"x", "truncated or damaged"),
@@ -74,7 +72,7 @@ VECTORS: list[tuple[str, Any, str]] = [
     ("a.parquet", floats(), r"\[0, 0\]"),
     ("a.parquet", {"features": ROWS, "id": [1, None]}, r"ids are float64 \[2\], not whole"),
 ]
-LABELS: list[tuple[str, Any, str]] = [
+LABELS = [
     ("l.npy", np.zeros(3, int), "3 labels, the data has 4 items"),
     ("l.npy", np.array(3), "not a list of labels|needed"),
     ("l.npy", np.array([0, 1, 0.5, 0]), "row 2 are not whole"),
@@ -93,7 +91,7 @@ LABELS: list[tuple[str, Any, str]] = [
     ("l.csv", "id,label\n77,cat\n", "no value of the column 'id' with a label is an id or name of the data"),
     ("l.parquet", {"title": ["a"], "label": ["cat"]}, "has no column 'ids or .*'title'"),
 ]
-LISTS: list[tuple[str, Any, str]] = [
+LISTS = [
     ("bad.txt", "a.png 1 0\n\nb.png 1 0 1\n", "line 3: 2 labels"),
     ("bad.txt", "a.png 1 0\nb.png 1 2\n", "line 2: 2 labels"),
     ("bad.txt", "a.png 5\nb.png\n", "line 2: one class number"),
@@ -112,7 +110,7 @@ LISTS: list[tuple[str, Any, str]] = [
     ("bad.parquet", {"image": [1, 2]}, "has 1 in row 0 of column"),
     ("bad.parquet", {"image": ["a.png", None]}, "has None in row 1"),
 ]
-ARCHIVES: list[tuple[Any, str]] = [
+ARCHIVES = [
     *[(tar(name), "points outside") for name in ("../a/x.png", "/a/x.png", "a\\x.png")],
     *[(tar("a/x.png", k, b""), "no images") for k in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)],
     (raw_tar(("a/x.png", tarfile.REGTYPE, png(0)), ("a/x.png", tarfile.REGTYPE, png(1))), "two members"),
@@ -122,7 +120,7 @@ ARCHIVES: list[tuple[Any, str]] = [
     (gzip.compress(tar("a/x.png"))[:-30], "not a tar"),
     (gzip.compress(tar("readme.md")), "no images"),
 ]
-GIVEN: list[tuple[str, dict[str, Any], str]] = [
+GIVEN = [
     ("no-*.npy", {}, "no file matches"),
     ("features:x.npy", {"keep": "title"}, "x.npy has no column 'title'"),
     ("features:x.npy", {"vectors": ["x", "y"]}, "only of a table in memory"),
@@ -153,9 +151,7 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-CASES: list[
-    tuple[str, Any, str, dict[str, Any], str]
-] = [  # what to write, and to open, and what the refusal says
+CASES = [  # what to write, and to open, and what the refusal says
     *[(name, content, f"features:{name}", {}, named(name, why)) for name, content, why in VECTORS],
     *[(name, content, "features:x.npy", {"labels": name}, named(name, why)) for name, content, why in LABELS],
     *[(name, content, f"{FORM_OF[name[4:]]}:{name}", {}, why) for name, content, why in LISTS],
@@ -224,7 +220,7 @@ class Stream(IterableDataset[Any]):
         yield from X
 
 
-OBJECTS: list[tuple[Any, dict[str, Any], str]] = [
+OBJECTS = [
     (frame(), {}, "which column holds the vectors.*it has id, path, label"),
     (frame(v=list(X40), w=list(X40)), {}, r"which column holds the vectors\? .there are: v, w"),
     (frame(v=list(X40)), {"labels": "kind"}, r"no column 'kind' \(it has 'id', 'path', 'label', 'v'\)"),

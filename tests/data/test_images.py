@@ -1,7 +1,5 @@
 """Decoding, resizing and batches: every pixel format and form, hostile files, and the same result with any threads."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib
@@ -63,7 +61,7 @@ def turned(orientation: int, column: bool, y: int, x: int) -> tuple[bytes, Any]:
     return encoded(PIXELS, exif=exif), (PIXELS.transpose(1, 0, 2) if column else PIXELS)[::y, ::x]
 
 
-EXACT: list[tuple[bytes, Any]] = [
+EXACT = [
     *[(encoded(PIXELS, form), PIXELS) for form in ("PNG", "BMP", "TIFF", "PPM")],
     (encoded(PIXELS, "WEBP", lossless=True), PIXELS),
     *[turned(orientation, *view) for orientation, view in enumerate(VIEWS, 1)],
@@ -73,7 +71,7 @@ EXACT: list[tuple[bytes, Any]] = [
     # Every 16-bit grey is rounded to 8 bits.
     *[(encoded(GREY, f), np.rint(GREY * (255 / 65535))[..., None].repeat(3, 2)) for f in ("PNG", "PPM")],
 ]
-NEAR: list[tuple[bytes, Any]] = [
+NEAR = [
     (encoded(RED, "JPEG", quality=100), np.full((8, 8, 3), [255, 0, 0])),
     # Transparency is laid over white.
     (encoded(SEEN), [[[255, 255, 255], [200, 0, 0]], [[227, 127, 127], [200, 0, 0]]]),
@@ -91,7 +89,7 @@ def test_images_look_as_in_a_viewer(data, expected, most):
     assert np.abs(pixels - np.asarray(expected, float)).max() <= most
 
 
-NO_IMAGES: list[tuple[Any, str]] = [
+NO_IMAGES = [
     ("nowhere.png", "not found"),
     ([b"no image"], "image 0"),
     (np.zeros((2, 5, 5, 4), np.uint8), "expected"),
@@ -99,7 +97,7 @@ NO_IMAGES: list[tuple[Any, str]] = [
     ([np.zeros((5, 5, 3), np.uint8), {"x": 1}], "image 1"),
     (7, "expected"),
 ]
-BAD_BYTES: list[tuple[bytes, str]] = [
+BAD_BYTES = [
     (b"", "not an image"),
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     (encoded(random_rgb(40, 40), "JPEG")[:300], "cannot be decoded"),

@@ -1,13 +1,11 @@
 """Labels as packed rows against dense matrices; labels, ids and names beside the data and in its columns; every wrong one named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from image_files import put, save
@@ -24,7 +22,6 @@ BAD = np.ones((20, 3), np.float32)
 BAD[[4, 9]], BAD[7, 1] = 0, np.nan
 
 
-@settings(max_examples=60, deadline=None)
 @given(arrays(np.bool_, st.tuples(st.integers(0, 30), st.integers(1, 20))))
 def test_packed_equals_dense(dense):
     labels = Labels.from_multihot(dense)
@@ -49,7 +46,6 @@ def test_packed_equals_dense(dense):
         np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-1, 40), max_size=50))
 def test_ids_round_trip(ids):
     labels = Labels.from_ids(ids)
@@ -142,7 +138,6 @@ def test_labels_of_texts_and_of_columns(tmp_path, content, expected):
 WRITTEN = (",;\t", ["utf-8", "utf-8-sig", "utf-16"], ["csv", "txt", "tsv"], ["id", "Key", "item"])
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.permutations([10, 20, 30, 40, 77]), st.tuples(*map(st.sampled_from, WRITTEN)))
 def test_labels_follow_the_ids_in_any_order(tmp_path_factory, order, written):
     """As programs and spreadsheets write them."""
@@ -160,7 +155,7 @@ def test_labels_follow_the_ids_in_any_order(tmp_path_factory, order, written):
 
 def test_images_by_name_and_a_column_that_is_named(tmp_path):
     put(tmp_path / "images", "a.png", f"{NFD}/b.png", "c.png")
-    table: dict[str, Any] = {"path": ["c.png", "a.png", f"{NFC}/b.png"], "kind": ["k", "", "l"]}
+    table = {"path": ["c.png", "a.png", f"{NFC}/b.png"], "kind": ["k", "", "l"]}
     table["labels"] = [["x", "y"], ["y"], None]
     given = str(save(tmp_path / "l.parquet", table))
     found = open_data(tmp_path / "images", labels=given)
@@ -178,7 +173,7 @@ def test_ids_and_names(tmp_path):
     put(folder, "cat/a.png")
     assert open_data(folder, id_from="path").ids[1:].tolist() == before
     assert open_data(folder).ids.tolist() == [0, 1, 2]
-    given: dict[str, Any] = {"ids": str(save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n"))}
+    given = {"ids": str(save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n"))}
     given["names"] = str(save(tmp_path / "names.txt", "one\ntwo\nthree\n"))
     data = open_data(folder, **given, labels=np.array([1, -1, 0]))
     assert (data.ids.tolist(), data.texts["name"].tolist()) == ([70, -5, 70], ["one", "two", "three"])

@@ -1,10 +1,7 @@
 """protocols: exact sizes, disjoint roles, the same split for the same seed, and nothing learnt from hidden labels."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -176,7 +173,7 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path):
     ):
         for path, rows in given_.items():
             np.save(path, rows)
-        options: Any = {key: path for key, path in (("labelled", file), ("queries", q)) if path in given_}
+        options = {key: path for key, path in (("labelled", file), ("queries", q)) if path in given_}
         with pytest.raises(DataError, match=message):
             make_split(of, **options)
 

@@ -1,12 +1,9 @@
 """Digits, CIFAR-10, Fashion-MNIST and NUS-WIDE: what each reads, and what it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +91,7 @@ def test_fashion_mnist_from_idx_files(tmp_path):
     for prefix, rows in (("train", slice(0, 6)), ("t10k", slice(6, 9))):
         save(folder / f"{prefix}-images-idx3-ubyte", idx(x[rows]))
         save(folder / f"{prefix}-labels-idx1-ubyte", idx(y[rows]))
-    dataset: Any = open_data(f"fashion-mnist:{tmp_path}", download=False)
+    dataset = open_data(f"fashion-mnist:{tmp_path}", download=False)
     assert np.array_equal(dataset.pixels, x)
     assert dataset.labels.class_ids().tolist() == y.tolist()
     assert dataset.labels.class_names[-1] == "Ankle boot"
@@ -182,5 +179,5 @@ def test_nuswide_damaged_parts(file, text, why, tmp_path):
         save(tmp_path / file, text)
     refused(f"nuswide:{tmp_path}", why, concepts=5)
     if file.endswith("png"):
-        dataset: Any = open_data(tmp_path, concepts=5, max_bad=0.04)
+        dataset = open_data(tmp_path, concepts=5, max_bad=0.04)
         assert (len(dataset), dataset.ids[dataset.bad.positions].tolist()) == (27, [3])

@@ -1,7 +1,5 @@
 """Data at URLs, from a server that the test starts: copied once into the cache, checked at each opening, never half there."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import sys

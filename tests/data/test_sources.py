@@ -1,7 +1,5 @@
 """Images and vectors out of every form, of files, tables and objects, are the same items; damage follows the limit; nothing is held."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -38,7 +36,7 @@ KINDS = ("ant", "bee", "cat")
 Y = np.sort(np.arange(N) % 3)
 NAMES = [f"{KINDS[y]}/{i:02d}.png" for i, y in enumerate(Y)]
 PIXELS = np.stack([decode_image(png(i, 8)) for i in range(N)])
-COLUMNS: Any = {"image": [{"bytes": png(i, 8), "path": None} for i in range(N)], "label": Y.tolist()}
+COLUMNS = {"image": [{"bytes": png(i, 8), "path": None} for i in range(N)], "label": Y.tolist()}
 HUB = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(KINDS))}
 
 # Vectors are of the same kinds, but some have no label.
@@ -81,7 +79,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 PLANES = torch.from_numpy(PIXELS).permute(0, 3, 1, 2)
-OBJECTS: dict[str, Any] = {
+OBJECTS = {
     "Dataset": lambda: hub(HUB, **COLUMNS),
     "items": lambda: Items([(Image.fromarray(p), KINDS[y]) for p, y in zip(PIXELS, Y, strict=True)]),
     "targets": lambda: Items(list(PLANES), targets=Y.tolist(), classes=list(KINDS)),
@@ -136,7 +134,7 @@ def test_folder_of_classes(tmp_path):
     put(tmp_path, "cat/2.png", "cat/1.PNG", "ant/x/deep.png", "bee/0.jpg", ".hidden/a.png", "bee/._0.jpg")
     save(tmp_path / "cat" / "notes.txt", "no image")
     (tmp_path / "ant" / "loop").symlink_to(tmp_path)
-    dataset: Any = open_data(tmp_path)
+    dataset = open_data(tmp_path)
     names = ["ant/x/deep.png", "bee/0.jpg", "cat/1.PNG", "cat/2.png"]
     assert [os.path.relpath(path, tmp_path) for path in dataset.paths] == names
     assert dataset.labels.class_ids().tolist() == [0, 1, 2, 2]
@@ -218,8 +216,8 @@ def test_texts_that_are_kept_and_a_chosen_image(tmp_path):
     np.testing.assert_array_equal(dataset.read(slice(0, 1))[0], decode_image(png(50)))
 
 
-BROKEN: Any = [{"bytes": b"no image" if i == 1 else png(i), "path": None} for i in range(20)]
-GONE: Any = [OSError("the disk\nis gone") if i == 1 else (PIXELS[i], 0) for i in range(20)]
+BROKEN = [{"bytes": b"no image" if i == 1 else png(i), "path": None} for i in range(20)]
+GONE = [OSError("the disk\nis gone") if i == 1 else (PIXELS[i], 0) for i in range(20)]
 ONE_OF_20 = r"1 of 20 images cannot be read \("
 NO_JSON = r"a.tar!000001\.json is not a JSON object"
 
@@ -254,7 +252,7 @@ TEXT = st.characters(codec="utf-8", exclude_characters="/\\.\0", exclude_categor
 @given(st.dictionaries(st.text(TEXT, min_size=1, max_size=4), st.integers(-1, 5), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
 def test_any_keys_and_labels_come_back(tmp_path_factory, given_):
-    members: dict[str, Any] = {}
+    members = {}
     for i, (key, label) in enumerate(given_.items()):
         members |= {f"a/{key}.png": png(i), f"a/{key}.json": json.dumps({"label": label}).encode()}
     dataset = open_data(shard(tmp_path_factory.mktemp("any") / "a.tar", members))
@@ -361,7 +359,7 @@ def test_tables_with_a_column_of_vectors(tmp_path):
 def test_columns_that_are_named():
     numbers = {f"x{i}": X[:, i] for i in range(W)}
     table = frame(**numbers).rename(columns={"label": "kind", "id": "row", "path": "where"})
-    given_: dict[str, Any] = {"labels": "kind", "ids": "row", "names": "where", "vectors": list(numbers)}
+    given_ = {"labels": "kind", "ids": "row", "names": "where", "vectors": list(numbers)}
     data = open_data(table.assign(noise=1.0), **given_, keep="noise")
     check(data, ids=True, names=True)
     assert set(data.texts["noise"].tolist()) == {"1.0"}
@@ -408,7 +406,6 @@ def test_our_own_features_file(tmp_path):
 # Several files, fingerprints, memory ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_rows_of_several_files_are_rows_of_their_concatenation(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("shards")

@@ -1,21 +1,17 @@
 """Likeness against an oracle that goes through every order of ties, and neighbours against exact fractions."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.evaluation.likeness import likeness, nearest, spaced_queries
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.registry import make_method
-
-SETTINGS = settings(max_examples=60, deadline=None)
 
 
 def expected_share(scores: np.ndarray, wanted: list[int], k: int) -> float:
@@ -38,7 +34,6 @@ def cosine_order(query: np.ndarray, items: np.ndarray) -> list[int]:
     return sorted(range(len(items)), key=key)
 
 
-@SETTINGS
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 5]))
 def test_neighbours_are_those_of_exact_arithmetic_whatever_the_blocks(seed, n):
     r = np.random.default_rng(seed)
@@ -50,7 +45,6 @@ def test_neighbours_are_those_of_exact_arithmetic_whatever_the_blocks(seed, n):
         assert found.tolist() == [(cosine_order(query, xb) + [-1] * n)[:n] for query in xq]
 
 
-@SETTINGS
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.booleans())
 def test_shares_are_the_mean_over_every_order_of_ties(seed, n, neighbours, k, function):
     r = np.random.default_rng(seed)

@@ -15,7 +15,6 @@ from gpq_faiss.evaluation.grouping import distinct_rows
 from gpq_faiss.evaluation.ranking import Ranking, rank_codes, rank_scores
 from gpq_faiss.evaluation.ties import RECALL_LEVELS, harmonic_numbers
 
-SETTINGS = settings(max_examples=40, deadline=None)
 TIES = ("expected", "id", "best", "worst")
 KS = [1, 3, 10, 500]
 MOST = np.finfo(np.float32).max
@@ -125,7 +124,6 @@ def problem(seed, *, n=70, q=9, m=3, size=4, classes=5, share=None, spread=3):
 # Measures ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
 def test_measures_are_the_mean_over_all_orders_of_ties(pairs):
     scores, hits = np.array([[s for s, _ in pairs]]), [r for _, r in pairs]
@@ -252,7 +250,6 @@ def test_labels_in_every_form_mean_the_same_and_none_are_relevant_to_nothing():
     )
 
 
-@SETTINGS
 @given(st.integers(0, 2**32), st.integers(1, 19), st.integers(0, 60))
 def test_distinct_rows_are_those_of_numpy(seed, width, n):
     rows = np.random.default_rng(seed).integers(0, 2, (n, width)).astype(np.uint8)

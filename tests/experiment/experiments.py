@@ -1,7 +1,5 @@
 """Small experiments that the tests share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,12 @@ from gpq_faiss.experiment.run import Summary, run_experiment
 from gpq_faiss.store.hdf5 import read_arrays
 
 DIGITS = open_data("digits")
-SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40}
+SMALL = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40}
 SHORT = {"training": SMALL | {"steps": 2}}
-PQ: dict[str, Any] = {"methods": ["pq"], "seeds": [0]}
-ONE: dict[str, Any] = PQ | {"bits": [12]}
+PQ = {"methods": ["pq"], "seeds": [0]}
+ONE = PQ | {"bits": [12]}
 NO_ENTROPY = {"name": "λ2 = 0", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.0}}}
-WHOLE: dict[str, Any] = {
+WHOLE = {
     "methods": ["float", "pq", "gpq", "gpq-f"],
     "variation": [{}, NO_ENTROPY],
     "vectors": 30,
@@ -27,7 +25,7 @@ WHOLE: dict[str, Any] = {
 
 def small_grid(**changes: Any) -> Grid:
     """A grid over digits that takes a second or two."""
-    values: dict[str, Any] = {
+    values = {
         "name": "small",
         "title": "Small",
         "methods": ["gpq", "pq", "float"],

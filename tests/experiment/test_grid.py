@@ -1,7 +1,5 @@
 """Grids: what a TOML means, what is refused in it, and which runs it has."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
@@ -60,6 +58,16 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path):
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
     # In the order of the tables, whatever the order in the file.
     assert other.methods_of(other.variations[0]) == ["gpq", "pq"]
+    # An error names the file.
+    (tmp_path / "a.toml").write_text("bits = [0]")
+    (tmp_path / "b.toml").write_text("methods = [")
+    for name, message in (
+        ("a.toml", r"a\.toml: bits\.0 = 0"),
+        ("b.toml", r"b\.toml is not TOML"),
+        ("c", "no grid"),
+    ):
+        with pytest.raises(GpqError, match=message):
+            read_grid(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +101,6 @@ def test_what_a_grid_cannot_be(values, message):
         grid_from({"name": "g", "methods": ["pq"]} | values)
 
 
-def test_errors_in_a_file_name_it(tmp_path):
-    (tmp_path / "a.toml").write_text("bits = [0]")
-    (tmp_path / "b.toml").write_text("methods = [")
-    for name, message in (
-        ("a.toml", r"a\.toml: bits\.0 = 0"),
-        ("b.toml", r"b\.toml is not TOML"),
-        ("c", "no grid"),
-    ):
-        with pytest.raises(GpqError, match=message):
-            read_grid(tmp_path / name)
-
-
 # Plans ------------------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +128,7 @@ def test_a_run_is_another_when_anything_that_matters_is(monkeypatch):
 
     same = identity()
     assert identity(title="another title", kind="ablation") == same
-    changes: list[dict[str, Any]] = [
+    changes = [
         *({"bits": [24]}, {"seeds": [1]}, {"vectors": 5}, {"methods": ["gpq-h"]}, {"methods": ["pq"]}),
         *({"labelled": "10-per-class"}, {"queries": "5-per-class"}, {"preset": "recommended"}),
         *({"protocol": protocol} for protocol in ("2", "transfer", "transfer:8,9")),

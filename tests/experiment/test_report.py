@@ -1,7 +1,5 @@
 """Reports are the files of the runs, in every form; pictures are drawn of what is there."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -207,7 +205,7 @@ def test_pictures_of_a_table_are_in_its_reports(done, tmp_path):
 def test_sensitivity_has_a_picture_for_each_method(tmp_path):
     product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1], "training.learning_rate": [1e-4]}
     both = {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
-    grid: dict[str, Any] = {"bits": [12], "seeds": [0], "config": SHORT, "product": product}
+    grid = {"bits": [12], "seeds": [0], "config": SHORT, "product": product}
     made(tmp_path, methods=["gpq", "gpq-t", "pq"], **grid)
     assert draw_kind(tmp_path, "sensitivity", tmp_path).keys() == both
     assert len(tables(tmp_path)["map"]) == 9

@@ -1,7 +1,5 @@
 """Runs: made once, taken up after a kill, counted when they fail, and enough to be ranked again."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -177,7 +175,7 @@ def test_what_does_not_belong_in_a_folder_and_calls_that_cannot_be(done, tmp_pat
         ({}, {"jobs": 0}, "0 jobs"),
         ({}, {"jobs": 2}, "give its name"),
     ):
-        arguments: dict[str, Any] = {"data": DIGITS, "out": done} | options
+        arguments = {"data": DIGITS, "out": done} | options
         with pytest.raises(GpqError, match=message):
             run_experiment(small_grid(**WHOLE).with_options(**change), **arguments)
     held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
@@ -196,7 +194,7 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(tmp_path, monke
     """With ``overwrite`` every run has a file all the time."""
     made(tmp_path, **PQ)
     old = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
-    again: list[str] = []
+    again = []
 
     def watched(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
         there = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
@@ -251,7 +249,7 @@ def two_trainings(steps: int) -> Grid:
 
 
 def test_where_one_process_is_killed_the_others_end(tmp_path):
-    late: list[Any] = []
+    late = []
 
     def kill() -> None:
         while len(list(tmp_path.glob(".partial/*/checkpoint.safetensors"))) < 2:

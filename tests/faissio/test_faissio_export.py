@@ -1,10 +1,7 @@
 """Codebooks for other tools: each form is loaded by the tool it is for, and ranks the same data alike."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -128,9 +125,9 @@ def test_factory_strings_search_as_faiss_does(model, tmp_path, string):
         string = string.format(M=M, half=M // 2)
     out = export(model, tmp_path / "empty.faiss", to="factory", factory=string)
     assert load_index(out)[1]["codebooks_fingerprint"] == read_model(model).codebooks_fingerprint
-    index: Any = faiss.read_index(str(out))
+    index = faiss.read_index(str(out))
     # What the string means to Faiss is what was written.
-    made: Any = faiss.index_factory(index.d, string or f"IDMap2,PQ{M}x4", faiss.METRIC_INNER_PRODUCT)
+    made = faiss.index_factory(index.d, string or f"IDMap2,PQ{M}x4", faiss.METRIC_INNER_PRODUCT)
     assert (type(made), index.ntotal) == (type(index), 0)
     x, xq, codes, exact = truth(model)
     rows, ids = pad_vectors(x, index.d), np.arange(N)
@@ -158,7 +155,7 @@ def test_factory_strings_search_as_faiss_does(model, tmp_path, string):
 def test_what_cannot_be_is_refused(tmp_path):
     model, wide = make_model(tmp_path / "model"), make_model(tmp_path / "wide", M=2, K=32)
     strings = ("PQ7x4", "PQ6x5", "PQ3x8fs", "IVF3,PQ6x4", "OPQ6,PQ6x4", "PQ6x4,RFlat", "PQ6x4fsnp", "")
-    calls: list[tuple[Path, Any, str | None, str]] = [
+    calls = [
         *((model, "factory", string, "codebooks go into") for string in strings),
         (model, "numpy", "PQ6x4", "belongs to"),
         (model, "pickle", None, "choose from"),

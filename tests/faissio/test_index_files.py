@@ -1,10 +1,7 @@
 """Index files: every form there and back, as Faiss has it, and every kind of damage refused in one line."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +210,7 @@ def test_indexes_that_contradict_gpq_are_refused(tmp_path):
         values[[one, other]] = values[[other, one]]
         faiss.copy_array_to_vector(values, vector)
 
-    changes: tuple[Callable[[Any, Any, Any], object], ...] = (
+    changes = (
         lambda outer, inner, moved: setattr(inner, "by_residual", False),
         lambda outer, inner, moved: setattr(outer, "ntotal", 5),
         lambda outer, inner, moved: swap(moved.map, 0, 1),

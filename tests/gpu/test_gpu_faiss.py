@@ -1,14 +1,13 @@
 """Faiss' form for GPUs: its scores without a GPU, and the search on one; and the benchmark from end to end."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 
 import faiss
+import gpu as benchmark
 import numpy as np
 import pytest
+from common import run_main
 from gpu_helpers import NO_GPU, ON_GPU, items
 
 from gpq_faiss.codes.codebooks import pad_vectors
@@ -16,11 +15,6 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists
 from gpq_faiss.indexes.memory import MemoryIndex
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-import gpu as benchmark
-from common import run_main
 
 
 @pytest.mark.parametrize("n", [500, 5000])

@@ -3,9 +3,6 @@
 The same code runs on the CPU (asked for by name) and, marked ``gpu``, on a GPU.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import faiss
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_helpers import NO_GPU, ON_GPU, Made, items, on_devices, same
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss import Allow, Deny, MemoryIndex
@@ -47,7 +44,6 @@ def within(made: Made, allowed: np.ndarray, least: float) -> tuple[np.ndarray, n
 
 
 @on_devices
-@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 99),
     shape=st.sampled_from(
@@ -78,7 +74,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch):
     codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=6)
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
     index = to_gpu(MemoryIndex.build(codes, Z, ids), "cpu", memory=1 << 26)
-    read: list[int] = []
+    read = []
     found = DeviceIndex._items
 
     def watched(*args: Any) -> Any:
@@ -126,7 +122,7 @@ def test_memory_bounds_the_blocks(memory, k, monkeypatch):
     codes, Z, ids, xq = items(14, 6, n=5000, queries=30)
     held = MemoryIndex.build(codes, Z, ids)
     index = to_gpu(held, "cpu", memory=memory)
-    seen: list[tuple[int, int]] = []
+    seen = []
     joined = device_index.merged
 
     def watched(best: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -169,7 +165,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch):
     nan = xq.copy()
     nan[3, 1] = np.nan
     huge = xq / np.abs(xq).max() * np.float32(3e38)
-    calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    calls = [
         (DataError, match, lambda x=x, given=given: index.search(given(x), 5))
         for given in (np.asarray, torch.from_numpy)
         for x, match in (

@@ -1,7 +1,5 @@
 """An application developer: a folder of pictures and a table of labels; a service that finds similar ones by upload."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -56,7 +54,7 @@ def service(photos: Path) -> Iterator[httpx.Client]:
         text=True,
     )
     assert popen.stderr is not None
-    said: list[str] = []
+    said = []
     while not said or "serving 150 items at " not in said[-1]:
         said.append(popen.stderr.readline())
         assert said[-1], "".join(said)

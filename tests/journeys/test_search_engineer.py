@@ -1,7 +1,5 @@
 """A search engineer: embeddings in Faiss, in shards, with ids and names; a smaller index in the same pipeline, and more items later."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ def write_table(name: str, ids: np.ndarray, classes: np.ndarray) -> None:
 
 def found(line: str) -> list[dict[str, Any]]:
     """The answers of a search in the working folder."""
-    answers: list[dict[str, Any]] = json.loads(done(f"search model {line} --format json"))["queries"]
+    answers = json.loads(done(f"search model {line} --format json"))["queries"]
     return answers
 
 

@@ -1,12 +1,10 @@
 """Intra-normalisation, assignments, z' and the losses against naive loops written from the equations (float64), and gradcheck."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -84,7 +82,6 @@ def naive_triplet(x: Tensor, q: Tensor, labels: Tensor) -> float:
     return mean(losses)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.tuples(*(st.integers(1, most) for most in (4, 4, 5, 6, 5))),
     seed=st.integers(0, 2**32),
@@ -157,7 +154,6 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, q, 3 * normal(M, C, d), torch.tensor(labels, dtype=torch.uint8)
 
 
-@settings(max_examples=60, deadline=None)
 @given(batches(), st.sampled_from(["paper", "code"]), st.floats(0.1, 6))
 def test_losses_are_the_equations(batch, variant, beta):
     x, q, W, labels = batch
@@ -220,7 +216,6 @@ def probabilities(n: int, C: int, generator: torch.Generator) -> Tensor:
     return p
 
 
-@settings(max_examples=60, deadline=None)
 @given(A=st.integers(1, 6), B=st.integers(1, 7), C=st.integers(1, 5), seed=st.integers(0, 10_000))
 def test_soft_npair_is_the_loop_over_queries_and_items(A, B, C, seed):
     generator = torch.Generator().manual_seed(seed)

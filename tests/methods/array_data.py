@@ -1,7 +1,8 @@
 """Vectors around three centres, for the tests of methods that learn from a matrix of them."""
 
-from __future__ import annotations
+from typing import Any
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,3 +35,19 @@ def quick(name: str, bits: int, seed: int = 0, steps: int = 40) -> Coder:
     if isinstance(method, Classifier):
         method.steps, method.batch, method.hidden = steps, 64, 64
     return method
+
+
+def assert_index_ranks_alike(coder: Coder, xq: NDArray[Any], xb: NDArray[Any]) -> Any:
+    """The index finds every item, with the distance that the score is; returns it."""
+    codes, index = coder.encode(xb), coder.index()
+    assert (index.is_trained, index.ntotal) == (True, 0)
+    if isinstance(index, faiss.IndexPQ):
+        index.add_sa_codes(codes)
+    else:
+        index.add(coder.search_input(xb))  # whatever stands before the codes
+    distances, ids = index.search(coder.search_input(xq), len(xb))
+    assert (np.sort(ids, axis=1) == np.arange(len(xb))).all()
+    scores = np.take_along_axis(coder.score(xq, codes), ids, axis=1)
+    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
+    np.testing.assert_allclose(scores, sign * distances.astype(np.float64), rtol=1e-5, atol=2e-5)
+    return index

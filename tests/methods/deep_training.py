@@ -1,7 +1,5 @@
 """Short trainings on digits, as images and as features, for the tests of methods that learn by gradient."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -43,7 +41,7 @@ def split_of(dataset: Dataset) -> Split:
 def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any) -> Config:
     """What a comparison gives to a trained method beside GPQ, with a small network and few steps."""
     quick = {"steps": steps, "seed": seed, "batch_labelled": 60, "batch_unlabelled": 60, "validation": 0.0}
-    changes: dict[str, Any] = {
+    changes = {
         "quantizer": {"codebooks": bits // 4},
         "network": {"hidden": [64], "noise": 0.0},
         "training": {**quick, "learning_rate": 3e-3, **training},

@@ -1,7 +1,5 @@
 """What makes each of the methods that learn from a matrix of vectors that method."""
 
-from __future__ import annotations
-
 import itertools
 
 import faiss

@@ -1,7 +1,5 @@
 """The trained baselines: their losses against plain loops, each the weighted sum of its terms on the right rows, and what they keep."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict
@@ -81,7 +79,6 @@ def hinges(h: Tensor, y: Tensor, margin: float) -> float:
     return mean([max(0.0, margin + apart(h, a, p) - apart(h, a, n)) for a, p, n in triplets_of(y)])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(1, 9),
     classes=st.integers(1, 4),
@@ -364,7 +361,7 @@ def test_codebooks_go_on_from_where_they_are_and_never_get_worse():
 
 
 def test_codewords_are_the_means_of_their_items_after_training():
-    method: Any = trained("dqn").method
+    method = trained("dqn").method
     # The invariant of the alternation: every codeword in use is the mean of the items nearest to it.
     assert method.seen.all()
     assert method.rows.tolist() == split_of(features()).labelled.tolist()

@@ -1,12 +1,10 @@
 """Codewords that add up to vectors, or to logits: the search for codes, the same codes as codes of a product quantiser, the places of the
 codewords, score tables, and the choice between both kinds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +54,6 @@ def cross_entropy(targets: Tensor, S: Tensor) -> float:
     logits=st.booleans(),
     seed=seeds,
 )
-@settings(max_examples=60, deadline=None)
 def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
     """The same search item by item, with sorted lists; the widest beam has every code."""
     S = drawn(M, K, E, seed=seed + 1)
@@ -69,7 +66,7 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
             total = sums(S[: len(code)], torch.tensor([code]))[0]
             return float(-(t * total.log_softmax(dim=0)).sum() if logits else (t - total).square().sum())
 
-        kept: list[tuple[int, ...]] = [()]
+        kept = [()]
         for _ in range(M):
             kept = sorted([(*code, k) for code in kept for k in range(K)], key=cost)[:beam]
         assert cost(tuple(codes)) == pytest.approx(cost(kept[0]), rel=1e-9, abs=1e-12)
@@ -78,7 +75,6 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
 @given(
     M=st.integers(1, 5), K=st.sampled_from([4, 8, 16]), d=st.integers(3, 20), E=st.integers(1, 24), seed=seeds
 )
-@settings(max_examples=60, deadline=None)
 def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, seed):
     S = drawn(M, K, E, seed=seed).float()
     # Queries of norm 1 at most; one of norm 1, one of zeros.
@@ -131,14 +127,11 @@ def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
     )
 
 
-def test_as_many_vectors_as_codewords_are_enough_and_repeats_do_no_harm():
+def test_as_many_vectors_as_codewords_are_enough_and_too_few_or_infinite_ones_are_refused():
     for x in (posteriors(8), torch.full((50, 4), 0.25)):
         S = fit_codewords(x, 2, 8, seed=0)
         assert torch.isfinite(S).all()
         assert error(x, S) < 1e-4
-
-
-def test_too_few_or_infinite_vectors_are_refused():
     for p in (posteriors(15, 3), posteriors(15, 40)):
         with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
             fit_class_codebooks(p, p, 2, 16, seed=0)

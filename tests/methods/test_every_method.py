@@ -1,7 +1,5 @@
 """What every method must do: rank by class, score as its Faiss index, give equal codes equal scores, repeat itself, refuse bad input."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any, NamedTuple
@@ -10,7 +8,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from array_data import XB, XQ, YB, YQ, X, Y, quick
+from array_data import XB, XQ, YB, YQ, X, Y, assert_index_ranks_alike, quick
 from deep_training import codes_of, digits, features, fitted, made, quick_config, split_of, trained, vectors
 from numpy.typing import NDArray
 
@@ -73,21 +71,10 @@ def test_the_index_ranks_as_the_score(name, bits):
         with pytest.raises(DataError, match="Faiss has no index"):
             coder.index()
         return
-    codes, index = coder.encode(xb), coder.index()
-    assert (index.is_trained, index.ntotal) == (True, 0)
+    index = assert_index_ranks_alike(coder, xq, xb)
     kind = {"quantiser": faiss.IndexPQ, "binary": faiss.IndexBinary}.get(METHODS[name].code)
     if name in DEEP:
         assert isinstance(index, faiss.IndexPQ if name == "subic" else kind)
-    if isinstance(index, faiss.IndexPQ):
-        index.add_sa_codes(codes)
-    else:
-        index.add(coder.search_input(xb))  # whatever stands before the codes
-    distances, ids = index.search(coder.search_input(xq), len(xb))
-    scores = np.take_along_axis(coder.score(xq, codes), ids, axis=1)
-    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
-    atol = 0 if isinstance(index, faiss.IndexBinary) else 2e-5 * max(1, float(np.abs(scores).max()))
-    np.testing.assert_allclose(scores, sign * distances.astype(np.float64), rtol=0, atol=atol)
-    assert (np.sort(ids, axis=1) == np.arange(len(xb))).all()
 
 
 @each_case

@@ -1,7 +1,5 @@
 """GPQ and its variants by their equations; with soft targets its network and the way from images to Faiss; the preset ``authors``."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -51,7 +49,7 @@ def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
         "posterior": {"networks": 2},
     }
     config = merge(merge(preset("gpq"), small), sections)
-    net: Any = build_network(config, {"kind": "features", "width": WIDTH}, classes)
+    net = build_network(config, {"kind": "features", "width": WIDTH}, classes)
     return SoftGPQ(net, config).train()
 
 
@@ -81,7 +79,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs():
         p = net.eval().posterior(given.x)
         x, Z, W = net.subvectors(p), net.codewords(), net.classifier()
         told = torch.cat([given.y, p[LABELLED:]])
-        expected: dict[str, float] = {
+        expected = {
             "classification": float(subspace_classification(x, W, told, 20.0)),
             "entropy": float(subspace_entropy(x[LABELLED:], W, 20.0)),
         }
@@ -126,7 +124,7 @@ def test_score_tables_are_refitted_after_the_training():
 
 
 def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path):
-    changes: dict[str, Any] = {
+    changes = {
         "quantizer": {"codebooks": 6},
         "posterior": {"networks": 3},
         "network": {"hidden": [64]},
@@ -208,7 +206,7 @@ def test_a_variant_is_its_losses(variant, base):
     small = {"quantizer": {"codebooks": 3, "subdim": 6}, "network": {"hidden": [24]}}
     config = merge(merge(base, small), dict(METHODS[variant].changes))
     data = open_data(np.eye(8, WIDTH, dtype=np.float32), labels=np.arange(8) % C)
-    gpq: Any = make_builder(variant)(config, data, 0, C).eval()
+    gpq = make_builder(variant)(config, data, 0, C).eval()
     x, y, net = batch().x, batch().y, gpq.network
     parts = gpq.losses(batch(), amp=False)
     labelled = intra_normalize(net.backbone(x[:12]), 3)
@@ -218,7 +216,7 @@ def test_a_variant_is_its_losses(variant, base):
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
         W, beta, others = net.classifier.raw, config.beta, intra_normalize(net.backbone(x[12:]), 3)
-        kind: Any = "paper" if config.gpq.variant == "printed" else "code"
+        kind = "paper" if config.gpq.variant == "printed" else "code"
         expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
         expected["entropy"] = subspace_entropy(others, W, beta)
         # Raised by the classifier, lowered by the network (eq. 4).
@@ -257,7 +255,7 @@ def small(variant: str = "authors") -> GPQ:
         "gpq": {"variant": variant},
     }
     config = validate(merge(preset("authors"), changes))
-    net: Any = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     norm = torch.nn.BatchNorm1d(HIDDEN)
     net.backbone.layers.insert(1, norm)
     with torch.no_grad():
@@ -285,7 +283,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     x = given.x.double().numpy()
     raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "authors" else [x])
     parts = floats(gpq.losses(given, amp=False))
-    norm: Any = gpq.network.backbone.get_submodule("layers.1")
+    norm = gpq.network.backbone.get_submodule("layers.1")
     np.testing.assert_allclose(np.stack([norm.running_mean, norm.running_var]), averages, rtol=1e-4)
     split = raw.reshape(ITEMS, M, D)
     directions = split / np.linalg.norm(split, axis=2, keepdims=True)
@@ -328,7 +326,7 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
     vgg = build_backbone(spec, generator=torch.Generator().manual_seed(99))
     state = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.")}
     torch.save(state, place)
-    seen: list[torch.Tensor] = []
+    seen = []
 
     def spy(x: torch.Tensor, *args: Any, colour: torch.Tensor, **options: Any) -> torch.Tensor:
         seen.append(colour.flatten())
@@ -344,11 +342,6 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
         if "running" not in name and "num_batches" not in name:
             torch.testing.assert_close(trained[f"network.backbone.{name}"], tensor, atol=1e-7, rtol=0)
     assert int(trained["network.backbone.features.1.num_batches_tracked"]) == 2, "a batch each, one step"
-    backbone: Any = Encoder.load(model).model.network.get_submodule("backbone")
+    backbone = Encoder.load(model).model.network.get_submodule("backbone")
     assert (type(backbone), backbone.spec.tap) == (VGG, "pool"), "as it was trained"
     assert evaluate(model, pictures).method == "gpq (authors)"
-
-
-def test_one_unlabelled_item_has_no_statistics():
-    with pytest.raises(UsageError, match="one item has no batch statistics"):
-        validate(merge(preset("authors"), {"training": {"batch_unlabelled": 1}}))

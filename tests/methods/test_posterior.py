@@ -1,16 +1,13 @@
 """Class-posterior codes: class probabilities, what is coded, vectors of items and queries; losses and codebooks fitted to the network."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -108,7 +105,7 @@ class Sampler:
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
-        self.asked: list[int] = []
+        self.asked = []
 
     def __call__(self, n: int) -> Iterator[Tensor]:
         self.asked.append(n)
@@ -136,7 +133,6 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
 
 
 @given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
-@settings(max_examples=40, deadline=None)
 def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     """Beside feature codebooks by the square root of that power."""
     net, beside = network(), network(2)
@@ -376,7 +372,7 @@ def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
 
 def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
-    made: Any = method(2).eval()
+    made = method(2).eval()
     parts, net, beta, loss = made.losses(batch(), amp=False), made.network, made.config.beta, made.config.loss
     v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
     v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw

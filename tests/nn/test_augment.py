@@ -1,7 +1,5 @@
 """The batched flip and crop against a loop over images."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Backbones: torchvision's shapes and values, weights from files, sizes, exports, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 import urllib.error
 from dataclasses import replace
@@ -35,7 +33,7 @@ def build(name: str, weights: str | Path = "none", seed: int = 0, **more: Any) -
     """Of images with 16 pixels per side, or of features where ``in_width`` is given."""
     size = 0 if "in_width" in more else 64 if name == "cnnf" else 16
     kind = "features" if "in_width" in more else "images"
-    options: dict[str, Any] = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **more}
+    options = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **more}
     generator = torch.Generator().manual_seed(seed)
     return build_backbone(BackboneSpec(name, **options), str(weights), generator=generator)
 
@@ -133,7 +131,7 @@ def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
 
 def test_mlp_is_the_layers_it_names():
     net = build("mlp", in_width=6, hidden=(10, 7), dropout=0.5)
-    layers: Any = net.get_submodule("layers")
+    layers = net.get_submodule("layers")
     assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, RowDropout]
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(net(x), net(x))  # dropout

@@ -1,14 +1,8 @@
 """Float32 as float32, and batches of images that fit."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from model_factory import random_input
+from model_factory import make_model, random_input
 
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.encoder import Encoder
@@ -17,29 +11,22 @@ from gpq_faiss.nn.model import build_network
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_tf32_is_off_in_an_encoder_and_as_before_outside(monkeypatch, before):
+def test_tf32_is_off_in_an_encoder_and_as_before_outside(tmp_path, monkeypatch, before):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
-    seen: list[bool] = []
+    encoder, seen = Encoder.load(make_model(tmp_path / "model")), []
+    real = encoder.model.network.raw
 
-    class Network:
-        M = 12
+    def raw(*args, **options):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        if len(seen) == 2:
+            raise ValueError("inside")
+        return real(*args, **options)
 
-        def raw(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
-            seen.append(torch.backends.cudnn.allow_tf32)
-            if len(seen) == 2:
-                raise ValueError("inside")
-            return torch.ones(len(x), 144)
-
-        def finish(self, raw: torch.Tensor) -> torch.Tensor:
-            return raw
-
-    about: dict[str, Any] = {"source": Path("m"), "shape": (12, 16, 12), "input_width": 0, "fingerprint": ""}
-    about |= {"input_kind": "images", "image_size": 32, "codebooks_fingerprint": ""}
-    model: Any = type("Model", (), {"network": Network()})
-    encoder = Encoder(**about, model=model, device=torch.device("cpu"))
-    encoder.embed(np.zeros((2, 3, 32, 32), np.uint8))
+    monkeypatch.setattr(encoder.model.network, "raw", raw)
+    encoder.embed(random_input("features", 2))
+    assert torch.backends.cudnn.allow_tf32 is before
     with pytest.raises(ValueError, match="inside"):
-        encoder.embed(np.zeros((2, 3, 32, 32), np.uint8))
+        encoder.embed(random_input("features", 2))
     assert seen == [False, False]
     assert torch.backends.cudnn.allow_tf32 is before
 

@@ -1,11 +1,9 @@
 """Networks side by side for the sub-spaces, the losses of GPQ, and what holds of every preset."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_factory import own_settings
 
@@ -25,7 +23,6 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @given(B=sizes, width=sizes, M=sizes, hidden=sizes, d=sizes)
-@settings(deadline=None, max_examples=30)
 def test_heads_are_m_perceptrons_side_by_side(B, width, M, hidden, d):
     heads = SubspaceHeads(width, M, hidden, d, generator=generator())
     with torch.no_grad():

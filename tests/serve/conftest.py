@@ -1,7 +1,5 @@
 """A model of random weights, digits in an index, and the service over them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

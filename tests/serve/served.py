@@ -1,7 +1,5 @@
 """What the tests of the service share."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -43,7 +41,7 @@ class Served:
         """The answer to a search that is right."""
         answer = self.client.post("/search", json=body)
         assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
+        found = answer.json()
         return found
 
     def add(self, **body: Any) -> int:

@@ -1,7 +1,5 @@
 """The service over HTTP, in this process: answers, limits, and one clear line for whatever is wrong."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading
@@ -85,7 +83,7 @@ def test_an_image_an_item_and_a_vector_find_what_the_index_finds(served, encoder
 
 
 def test_filters_by_ids_and_labels_are_those_of_the_index(served, encoder):
-    filters: list[tuple[dict[str, Any], Any]] = [
+    filters = [
         ({"allow_ids": [5, 9, 10**15, 4]}, lambda ids: np.isin(ids, [4, 5, 9])),
         ({"deny_ids": [3, 5]}, lambda ids: ~np.isin(ids, [3, 5])),
         ({"allow_labels": ["3", "8"]}, lambda ids: np.isin(CLASSES[ids], [3, 8])),
@@ -109,7 +107,7 @@ def test_filters_by_ids_and_labels_are_those_of_the_index(served, encoder):
 
 def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers(served):
     rng = np.random.default_rng(0)
-    asked: list[dict[str, Any]] = [
+    asked = [
         {
             **({"id": row} if row % 2 else {"vector": rng.standard_normal(72).tolist()}),
             **({"deny_ids": [5]} if row % 3 else {}),
@@ -118,7 +116,7 @@ def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers
         for row in range(40)
     ]
     alone = [served.search(**one)["results"] for one in asked]
-    sizes: list[int] = []
+    sizes = []
     run = served.service._searches.run
 
     def seen(batch: Any) -> Any:
@@ -159,7 +157,7 @@ def test_an_item_without_an_original_is_searched_by_its_code(encoder, index_file
 def listed(served: Served, **options: Any) -> list[dict[str, Any]]:
     answer = served.client.get("/items", params=options)
     assert answer.status_code == 200, answer.text
-    items: list[dict[str, Any]] = answer.json()["items"]
+    items = answer.json()["items"]
     return items
 
 
@@ -274,7 +272,7 @@ def test_a_model_of_features_is_asked_by_features(tmp_path):
 # What is wrong ----------------------------------------------------------------------------------------------------------
 
 JSON = {"content-type": "application/json"}
-SEARCHES: list[tuple[dict[str, Any], int, str]] = [
+SEARCHES = [
     ({"content": b"hello", "headers": {"content-type": "text/plain"}}, 415, "content-type"),
     ({"content": b'{"id": "\xff"}', "headers": JSON}, 400, "the body is not application/json"),
     ({"content": b"[" * 100_000, "headers": JSON}, 400, "nested"),
@@ -302,7 +300,7 @@ SEARCHES: list[tuple[dict[str, Any], int, str]] = [
     ({"data": {"k": "ten"}, "files": {"image": png(1)}}, 422, "k"),
     ({"data": {"id": "1"}, "files": {"image": png(1)}}, 422, "give one of"),
 ]
-ADDITIONS: list[tuple[dict[str, Any], int, str]] = [
+ADDITIONS = [
     ({"id": -1}, 422, "-1 marks"),
     ({"id": 5}, 409, "in use"),
     ({"k": 5}, 422, "k"),
@@ -333,7 +331,7 @@ PATHS = [
 
 
 def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served):
-    calls: list[tuple[str, str, dict[str, Any], int, str]] = [
+    calls = [
         *(("POST", "/search", *one) for one in SEARCHES),
         *((method, path, {}, status, why) for method, path, status, why in PATHS),
     ]
@@ -438,7 +436,7 @@ def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file, monkeypatc
     assert Settings().max_pixels == 25_000_000
     written = io.BytesIO()
     Image.new("L", (200, 200)).save(written, "PNG")
-    decoded: list[object] = []
+    decoded = []
 
     def endless() -> Iterator[bytes]:
         for _ in range(100):

@@ -1,7 +1,5 @@
 """The changes beside an index: what is written is read, what is torn never was, what is damaged is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sqlite3
@@ -58,7 +56,7 @@ def test_the_last_change_of_an_id_holds_until_it_is_dropped(written, data, tmp_p
         assert read_changes(index, SIZE, PRINT) == later
 
 
-WRITTEN: list[Changes] = [
+WRITTEN = [
     {1: Change(b"abc", Item({"name": "one"}, ("a",))), 2: Change(b"\0\0\0")},
     {1: Change(None)},
     {3: Change(b"\1\1\1", Item({"name": "two"}))},
@@ -123,7 +121,7 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path):
         assert file.read() == {1: Change(b"abcd")}
 
 
-def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path):
+def test_changes_in_the_form_of_an_earlier_version_are_not_ignored_and_a_link_is_not_followed(tmp_path):
     (tmp_path / "index.faiss.log").touch()
     for read in (read_changes, ChangeFile):
         with pytest.raises(
@@ -131,10 +129,7 @@ def test_changes_in_the_form_of_an_earlier_version_are_not_ignored(tmp_path):
         ):
             read(tmp_path / "index.faiss", SIZE, PRINT)
     assert [path.name for path in tmp_path.iterdir()] == ["index.faiss.log"]
-
-
-def test_a_link_is_not_followed(tmp_path):
-    changes_path(tmp_path / "index.faiss").symlink_to(tmp_path / "elsewhere")
+    changes_path(tmp_path / "other.faiss").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="symbolic link"):
-        ChangeFile(tmp_path / "index.faiss", SIZE, PRINT)
+        ChangeFile(tmp_path / "other.faiss", SIZE, PRINT)
     assert not (tmp_path / "elsewhere").exists()

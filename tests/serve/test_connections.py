@@ -1,7 +1,5 @@
 """The service on a socket: an index that is replaced under load; connections without a right request end, and stop nobody else."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

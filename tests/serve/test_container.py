@@ -1,7 +1,5 @@
 """The Dockerfile and the compose file: linted, and what they start is a command that there is. (No image is built here.)"""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """An index that changes: its answers are those of brute force over what is there, through compactions, reloads and kills."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from killing import run_killed
+from kills import run_killed
 from model_factory import make_model
 from served import open_live
 
@@ -75,7 +73,7 @@ def check(live: LiveIndex, items: Items, seed: int = 0) -> None:
     assert snapshot.ntotal == len(items)
     xq = rng.standard_normal((3, M * D)).astype(np.float32)
     some = rng.choice(60, 20, replace=False)
-    filters: list[Where] = [None, Allow(some), Deny(some), Allow([]), Deny([])]
+    filters = [None, Allow(some), Deny(some), Allow([]), Deny([])]
     for where in filters:
         for k in (7, 1000):
             D_, found = snapshot.search(xq, k, where)
@@ -111,12 +109,12 @@ class Life(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.path, self.form = Path(self.folder.name) / "index.faiss", form
         self.put(sorted(numbers), 1)
-        self.changed: dict[int, Any] = {}
+        self.changed = {}
         self.live = open_live(self.path, Z, writable=True)
 
     def put(self, numbers: Iterable[int], seed: int) -> None:
         made = make_index(self.path, numbers, seed, form=self.form)
-        self.filed: dict[int, Any] = {number: (code.tobytes(), None) for number, code in made.items()}
+        self.filed = {number: (code.tobytes(), None) for number, code in made.items()}
 
     @property
     def items(self) -> dict[int, Any]:

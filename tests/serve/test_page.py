@@ -1,7 +1,5 @@
 """The page in a real browser: items to begin with, upload, search, click-through, scrolling, filters, errors, keyboard, phone."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator
@@ -71,15 +69,15 @@ class Tab:
         options.setdefault("viewport", {"width": 800, "height": 500})
         self.page = browser.new_context(**options).new_page()
         self.page.set_default_timeout(15_000)
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
+        self.complaints = []
+        self.requests = []
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.address = site.address
         self.page.goto(site.address)
 
-    def ready(self) -> Tab:
+    def ready(self):
         self.page.wait_for_selector("body[data-ready]")
         return self
 

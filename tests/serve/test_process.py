@@ -1,7 +1,5 @@
 """The service as a real process: signals, kills, requests of any form; and the options of ``gpq serve``."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import shutil
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import serve as benchmark
 from commands import refused
 from model_factory import make_model
 from served import BEARER, TOKEN, open_live
@@ -22,10 +21,6 @@ from served import BEARER, TOKEN, open_live
 from gpq_faiss.indexes.manifest import update_manifest
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-import serve as benchmark
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Encoding that is broken off and gone on with, and the first choice of a network."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tarfile
@@ -95,7 +93,7 @@ def test_the_network_that_is_chosen():
         (NetworkConfig(hidden=(7,)), features, "mlp", [7]),
         (NetworkConfig(backbone="mlp"), features, "mlp", [512]),
     ):
-        backbone: Any = build_network(Config(network=network), input_, 3).backbone
+        backbone = build_network(Config(network=network), input_, 3).backbone
         assert backbone.spec.name == name
         layers = getattr(backbone, "layers", ())
         assert [layer.out_features for layer in layers if hasattr(layer, "out_features")] == hidden

@@ -1,7 +1,5 @@
 """Several models in one table: the figures of each alone, names that tell them apart, and splits that must agree."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

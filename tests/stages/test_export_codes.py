@@ -1,7 +1,5 @@
 """Codes as Parquet: the same rows, read by others, and taken back by ``gpq index``."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
@@ -66,7 +64,7 @@ def test_the_table_has_the_rows_of_the_codes(folder, tmp_path):
 def run_example(name: str, k: int) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """What a file in ``examples/`` has in the end, run in the working folder; scores and ids by the index of its query."""
     Path("codebooks.npz").unlink(missing_ok=True)  # each writes it
-    names: dict[str, Any] = {}
+    names = {}
     exec((ROOT / "examples" / name).read_text(), names)  # noqa: S102
     (scores,), (ids,) = gpq.open_index("index.faiss").search(names["xq"], k)
     return names, scores, ids

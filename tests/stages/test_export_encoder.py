@@ -1,7 +1,5 @@
 """The exported graph gives the model's vectors, elsewhere and for any batch, or there is no file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

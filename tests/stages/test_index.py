@@ -1,7 +1,5 @@
 """The two stages: model -> empty trained index, codes or features -> filled index."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,13 +1,10 @@
 """``info`` names everything that the stages write, and refuses what is damaged or foreign."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +61,7 @@ ENCODER = {
     "classes": 3,
 }
 X = {"shape": [N, M * D], "dtype": "float32"}
-SAID: dict[str, dict[str, Any]] = {
+SAID = {
     "model": {
         **CODES,
         **{"kind": "model", "backbone": "mlp", "classes": 3, "class_names": list(CLASSES)},
@@ -88,7 +85,7 @@ SAID: dict[str, dict[str, Any]] = {
 def test_everything_is_described_in_json_and_as_a_table(files, name):
     path, model = files[name], load_model(files["model"])
     found = info(path)
-    expected: dict[str, Any] = {"path": str(path), **SAID[name]}
+    expected = {"path": str(path), **SAID[name]}
     if name[0] != "x":
         expected["codebooks_fingerprint"] = model.description["codebooks_fingerprint"]
         expected = {"model_fingerprint": model.fingerprint, **expected}

@@ -1,7 +1,5 @@
 """Names, labels and kept columns from the data to the results, through every form of an index."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

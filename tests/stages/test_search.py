@@ -1,7 +1,5 @@
 """How a search is done where the user names no kind, and that it says so."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

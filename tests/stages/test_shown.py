@@ -1,7 +1,5 @@
 """Results print as the tables of the commands, and in notebooks as HTML."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """Files of rows for the tests of the store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names, labels and kept columns of items: files of rows hold them, and an index finds them by id."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import tempfile
@@ -11,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError
@@ -49,7 +47,6 @@ def seen(item: Item | None) -> object:
     return None if item is None else (item.name, item.texts.get("title"), item.labels)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(IDS, ITEMS, max_size=20), st.dictionaries(IDS, st.none() | ITEMS, max_size=6))
 def test_items_are_found_by_id_also_in_a_file_made_from_another(items, changes):
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,5 @@
 """store: whatever happens while a file is written, nothing that was committed is lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -10,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from killing import every_kill, run_killed
+from kills import every_kill, run_killed
 from store_files import appended, codebooks, finish, header, write
 
 from gpq_faiss.errors import DataError
@@ -24,7 +22,7 @@ def test_a_partial_that_does_not_fit_is_discarded(tmp_path, what, caplog):
     with RowWriter(path, header()) as writer:
         list(appended(writer, 10))
     partial = tmp_path / ".a.h5.partial"
-    changes: dict[str, Any] = {
+    changes = {
         "model": {"model_fingerprint": "other"},
         "codebooks": {"codebooks": codebooks(9)},
     }.get(what, {})

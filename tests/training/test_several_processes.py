@@ -1,7 +1,5 @@
 """Training in several processes is that of one: batches, losses, gradients, batch norm, the command, whatever ends a process."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,7 +15,7 @@ import together
 import torch
 from click.testing import CliRunner
 from gpq_cli.main import cli
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -173,7 +171,7 @@ def test_broken_images_of_all_processes_are_counted(tmp_path):
         Image.new("RGB", (16, 16), (i, 0, 0)).save(path)
         if i in (3, 36, 37):
             path.write_bytes(b"no picture")
-    memory: dict[int, NDArray[np.uint8]] = {}
+    memory = {}
 
     class Two(Readers):
         def memory(self, size: int) -> NDArray[np.uint8]:
@@ -203,7 +201,7 @@ class Shared:
 
     def __init__(self, rank: int, size: int, readable: NDArray[np.bool_]) -> None:
         self.rank, self.size, self.main, self.readable = rank, size, rank == 0, readable
-        self.rows: list[NDArray[np.int64]] = []
+        self.rows = []
 
     def of(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return Group(rank=rank, size=self.size).share(rows)
@@ -234,7 +232,6 @@ class HalfReadable:
 
 
 @given(seed=st.integers(0, 100), size=st.integers(2, 5), bad=st.floats(0, 0.7), unlabelled=st.booleans())
-@settings(deadline=None, max_examples=30)
 def test_shares_are_the_batches_of_one_process(seed, size, bad, unlabelled):
     """Every item that can be read is in one share, in the place that the share says, also where processes outnumber items."""
     readable = np.random.default_rng(seed).random(80) >= bad

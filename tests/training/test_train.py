@@ -1,7 +1,5 @@
 """The training loop: sampling, hidden labels, validation, checkpoints, and that a killed run reaches the same codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
@@ -44,7 +42,6 @@ def small(network: NetworkConfig | None = None, **changes: object) -> Config:
 
 
 @given(n=st.integers(1, 40), batch=st.integers(1, 60), seed=st.integers(0, 5), steps=st.integers(1, 30))
-@settings(deadline=None, max_examples=60)
 def test_sampler_passes_over_every_row_once_an_epoch(n, batch, seed, steps):
     rows = np.arange(100, 100 + n)
     sampler = EpochSampler(rows, batch, seed, 0)
@@ -59,7 +56,6 @@ def test_sampler_passes_over_every_row_once_an_epoch(n, batch, seed, steps):
 
 
 @given(share=st.floats(0.05, 0.5), classes=st.integers(2, 6), seed=st.integers(0, 3))
-@settings(deadline=None, max_examples=40)
 def test_hold_out_is_a_share_of_every_class(share, classes, seed):
     ids = np.repeat(np.arange(classes), 40)
     held = hold_out(Labels.from_ids(ids), np.arange(len(ids)), share, seed)
@@ -92,7 +88,7 @@ def train_digits(
         if step == stop:
             raise InterruptedError
 
-    how: dict[str, Any] = {"progress": progress, "checkpoint_seconds": 0.0, "labelled": "30-per-class"}
+    how = {"progress": progress, "checkpoint_seconds": 0.0, "labelled": "30-per-class"}
     names = ("resume", "overwrite", "progress", "checkpoint_seconds", "labelled")
     how |= {name: options.pop(name) for name in names if name in options}
     return train(open_digits(), out, config=config or small(**options), validate_every=4, **how)
@@ -148,7 +144,7 @@ def test_hidden_labels_do_not_matter(trained, tmp_path):
 
 
 def test_an_interrupted_run_resumes_to_the_same_codes(trained, tmp_path):
-    """``tests/test_kills.py`` has the kills in the middle of writing."""
+    """``tests/test_benchmarks.py`` has the kills in the middle of writing."""
     out, partial, steps = tmp_path / "cut", tmp_path / ".cut.partial", []
     with pytest.raises(InterruptedError):
         train_digits(out, stop=6)

@@ -1,7 +1,5 @@
 """What processes of one training do together: a script for :func:`start`, which starts it as ``torchrun`` would."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -11,13 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.config import merge, preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
@@ -79,8 +76,8 @@ def ends(children: list[Process]) -> list[tuple[int, str, str]]:
 VGG = {"network": {"backbone": "vgg", "image_size": 16}}
 MLP = {"network": {"backbone": "mlp", "hidden": [16], "noise": 0.2}}
 CLASSES = {"network": {"backbone": "mlp", "hidden": [16, 8], "noise": 0.2}}
-SMALL: dict[str, Any] = {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}}
-CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
+SMALL = {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}}
+CONFIGS = {
     "npair": (preset("paper"), MLP),
     "triplet": (merge(preset("paper"), {"gpq": {"variant": "triplet"}}), MLP),
     "npair, batch norm": (preset("paper"), VGG),
