@@ -91,12 +91,12 @@ def in_place(index: FileIndex, xq: Any) -> dict[str, Any]:
     index.search(xq[:SINGLE], K)
     warming = time.perf_counter() - start
     read.append(lists.read)
-    lists.scored = lists.searched = 0
+    lists.visited = lists.searched = 0
     found = times(partial(index.search, k=K, threads=1), xq)
     return found | {
         "first_ms": 1e3 * first,
         "warming_s": warming,
-        "scored": lists.scored / lists.searched / index.ntotal,
+        "visited": lists.visited / lists.searched / index.ntotal,
         "read_first": read[0],
         "read_64": read[1],
         "read": lists.read,
@@ -193,11 +193,12 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Faiss {machine['versions']['faiss']}; one thread, "
         f"k = {K}; budget {result['settings']['memory']}. Milliseconds a query: median of {SINGLE} single ones / batch of {BATCH:,}. "
         "In place: exact search of the file of kind `ivf`, warm, its lists kept within the budget; `first`: ms of the first query; "
-        f"`read`: bytes that it, and then {SINGLE} queries, read. In memory: exact; above {_DEEP:,} items from the file, with a budget "
+        f"`read`: bytes that it, and then {SINGLE} queries, read; `visited`: share of the items in lists that are visited. "
+        f"In memory: exact; above {_DEEP:,} items from the file, with a budget "
         f"of {_LARGE}. FastScan, HNSW (of the reconstructed vectors) and the lists of the file searched by plain Faiss are not exact: "
         "share of the true ten, by scores (of two queries above that size). Made by `benchmarks/large.py`.",
         "",
-        "| items | in place | first | read | scored | in memory | FastScan | recall | HNSW | recall | lists in plain Faiss | recall | "
+        "| items | in place | first | read | visited | in memory | FastScan | recall | HNSW | recall | lists in plain Faiss | recall | "
         "build | file, flat |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -213,7 +214,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {int(n):,} | {shown(place)} | {place['first_ms']:.0f} | "
             f"{place['read_first'] / 1e6:,.0f}, {place['read_64'] / 1e6:,.0f} MB | "
-            f"{place['scored']:.3%} | {shown(cell.get('memory'))} | {shown(cell['fastscan'])} | {share(cell['fastscan'])} | "
+            f"{place['visited']:.3%} | {shown(cell.get('memory'))} | {shown(cell['fastscan'])} | {share(cell['fastscan'])} | "
             f"{shown(cell.get('hnsw'))} | {share(cell.get('hnsw'))} | {shown(cell['faiss_lists'])} (nprobe "
             f"{cell['faiss_lists']['nprobe']:,} of {cell['lists']:,}) | {cell['faiss_lists']['recall']:.3f} | {cell['build_s']:.0f} s | "
             f"{cell['file_bytes'] / 1e9:.2f} GB, {cell['flat_bytes'] / 1e9:.2f} GB |"

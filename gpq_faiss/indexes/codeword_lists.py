@@ -99,7 +99,7 @@ class ListSearch:
     Attributes:
         lists: number of lists.
         sizes: int64 [lists], codes of each.
-        scored: codes of the lists that searches have visited so far, and
+        visited: codes of the lists that searches have visited so far, and
         searched: number of queries so far: for benchmarks.
     """
 
@@ -113,7 +113,7 @@ class ListSearch:
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self.P, self.names, self.lists = P, names, len(names)
         self.T = columns_per_code(self.M, self.K)
-        self.scored = self.searched = 0
+        self.visited = self.searched = 0
         self._ZT = np.ascontiguousarray(Z.transpose(2, 0, 1))
         cells = np.zeros(1, np.int64)
         if P >= 2:
@@ -150,7 +150,7 @@ class ListSearch:
         self, xq: Floats, lists: Ids, at: Ids, passing: NDArray[np.bool_], k: int, floor: Floats, *out: Any
     ) -> None:
         """Visit lists for all queries (:func:`.kernels.visit`)."""
-        self.scored += kernels.visit(
+        self.visited += kernels.visit(
             xq, self._ZT, self.P, self.names, lists, at, self._ends, self._rows, passing, k, floor, *out
         )
 
@@ -161,7 +161,7 @@ class ListSearch:
 
         def run(*own: Any) -> None:
             about = self._ZT, self.P, self.names, self._cells, self._pieces, self._ends, self._rows
-            self.scored += kernels.search(*about, passing, k, *own)
+            self.visited += kernels.search(*about, passing, k, *own)
 
         given_up = np.empty(len(xq), np.bool_)
         in_parallel(run, (xq, floor, D, found, given_up), count)

@@ -23,10 +23,11 @@ _SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
     ("+avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("+avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("+ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
-    ("+neon", 16, "llvm.aarch64.neon.tbl1.v16i8"),
+    ("aarch64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
+    ("arm64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
     ("", 16, None),  # any other processor
 )
-"""Feature of a processor, bytes that it looks up at once, and the instruction."""
+"""A feature or kind of processors, bytes that they look up at once, and the instruction."""
 
 
 def put(blocks: Codes, row: int, columns: Codes) -> None:
@@ -53,10 +54,9 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, early: Any) -> An
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        features = context.codegen().magic_tuple()[2].split(",")
-        lanes, shuffle = next(
-            (lanes, name) for feature, lanes, name in _SHUFFLES if not feature or feature in features
-        )
+        triple, _, features = context.codegen().magic_tuple()
+        known = ("", triple.partition("-")[0], *features.split(","))
+        lanes, shuffle = next((lanes, name) for what, lanes, name in _SHUFFLES if what in known)
         byte, long = ir.IntType(8), ir.IntType(64)
         table, vector = ir.VectorType(byte, 16), ir.VectorType(byte, lanes)
         everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lane % 16 for lane in range(lanes)])
