@@ -150,9 +150,8 @@ class ListSearch:
         self, xq: Floats, lists: Ids, at: Ids, passing: NDArray[np.bool_], k: int, floor: Floats, *out: Any
     ) -> None:
         """Visit lists for all queries (:func:`.kernels.visit`)."""
-        self.visited += kernels.visit(
-            xq, self._ZT, self.P, self.names, lists, at, self._ends, self._rows, passing, k, floor, *out
-        )
+        about = self._ZT, self.P, self.names
+        self.visited += kernels.visit(xq, *about, lists, at, self._ends, self._rows, passing, k, floor, *out)
 
     def _listed(
         self, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
@@ -160,8 +159,8 @@ class ListSearch:
         """Fill the results by the lists that are there, in ``count`` threads; the queries that reach others."""
 
         def run(*own: Any) -> None:
-            about = self._ZT, self.P, self.names, self._cells, self._pieces, self._ends, self._rows
-            self.visited += kernels.search(*about, passing, k, *own)
+            lists = self._ZT, self.P, self.names, self._cells, self._pieces
+            self.visited += kernels.search(*lists, self._ends, self._rows, passing, k, *own)
 
         given_up = np.empty(len(xq), np.bool_)
         in_parallel(run, (xq, floor, D, found, given_up), count)

@@ -20,6 +20,8 @@ Number = Any
 _EPS = float(np.finfo(np.float32).eps)
 _LEAST = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # steps are made anew where they would be finer by this
+_JUMP = np.int64(8)  # blocks
+_ZERO = np.int64(0)
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
 _WHOLE = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
@@ -212,14 +214,34 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
 
 
 @inner
-def _next(blocks: Codes, block: Number, end: Number, steps: Any, early: Number) -> tuple[Number, Number]:
+def _steps_of(blocks: Codes, block: Number, lane: Number, steps: Any, first: Number, last: Number) -> Number:
+    """The steps of a code's columns ``first:last``, at most 255."""
+    total = np.int64(0)
+    for t in range(first, last):
+        code = blocks[block, t, lane]
+        total += steps[2 * t, code & 15] + steps[2 * t + 1, code >> 4]
+    return min(total, np.int64(255))
+
+
+@inner
+def _next(
+    blocks: Codes, block: Number, end: Number, steps: Any, base: Number, first: Number
+) -> tuple[Number, Number]:
     """The next block before ``end`` with codes that may be results, and which (:func:`.near.near`); none: 0."""
-    passed = np.uint64(0)
+    early, passed = min(max(np.int64(2), first + 1), blocks.shape[1]), np.uint64(0)
     while block < end:
-        passed = near(blocks, block, steps, early)
+        passed = near(blocks, block, steps, np.uint8(base), first, early)
         if passed != 0:
             break
         block += 1
+        while (  # codes between two that are the same in a column are, too: all columns before are, and codes are in order
+            first > 0
+            and block % _JUMP == 0
+            and block + _JUMP < end
+            and blocks[block, first, 0] == blocks[block + _JUMP - 1, first, BLOCK - 1]
+            and base + _steps_of(blocks, block, _ZERO, steps, first, first + 1) > 254
+        ):
+            block += _JUMP
     return block, passed
 
 
@@ -261,21 +283,24 @@ def _rows(
     """Score what may be a result among rows ``first:last``; codes with at least ``least`` enter the results (:func:`_enter`).
 
     Args:
-        query: tables, what any code can score at most, steps (:func:`_make_steps`), their reach, float32 [1], and after how many columns
-            most blocks are known to have no result.
+        query: tables, what any code can score at most, steps (:func:`_make_steps`), their reach, float32 [1], and the columns that are the
+            same in all these rows; if there are any, the rows are in order.
         rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
             are ``members[starts[row]:starts[row + 1]]``, ascending.
         passing: bool [items], or empty if all pass.
         out: D and found, and n, the items in them.
     """
-    tables, top, steps, reach, early = query
+    tables, top, steps, reach, varied = query
     blocks, D = rows[0], out[0]
     paired = tables.shape[1] <= 16
     block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
+    if first == last:
+        return n, least
+    base = _steps_of(blocks, block, first % BLOCK, steps, _ZERO, varied)
     while block < end:
         passed = _WHOLE
         if paired:
-            block, passed = _next(blocks, block, end, steps, early)
+            block, passed = _next(blocks, block, end, steps, base, varied)
             if passed == 0:
                 break
         start = block * BLOCK
@@ -284,7 +309,7 @@ def _rows(
         if start + BLOCK > last:
             passed &= _WHOLE >> np.uint64(start + BLOCK - last)
         while passed != 0:
-            lane = trailing_zeros(passed)  # type: ignore[call-arg]
+            lane = trailing_zeros(passed)  # type: ignore[call-arg,var-annotated]
             passed &= passed - np.uint64(1)
             score = _score(blocks, np.uint64(block), lane, tables)
             if score >= least:
@@ -295,6 +320,7 @@ def _rows(
         if paired and left < _FINER * reach[0]:
             reach[0] = left
             _make_steps(tables, left, steps)
+            base = _steps_of(blocks, first // BLOCK, first % BLOCK, steps, _ZERO, varied)
         block += 1
     return n, least
 
@@ -388,7 +414,7 @@ def visit(
         if k and n == k:
             least = max(least, D[q, k - 1])
         top, behind, _ = _begin(xq[q], ZT, P, least, room)
-        query = tables, top, steps, reach, 2 + P // 4
+        query = tables, top, steps, reach, P // 2
         out = held if k else (D[q], found[q])
         for i in range(n if k else 0):
             held[0][i], held[1][i] = D[q, i], found[q, i]
@@ -456,7 +482,7 @@ def search(
     for q in range(len(xq)):
         n, least = np.int64(0), floor[q]
         every, behind, most = _begin(xq[q], ZT, P, least, room)
-        query = tables, every, steps, reach, 2 + P // 4
+        query = tables, every, steps, reach, P // 2
         best = 0
         for c in range(len(value)):
             bounds[c] = _cell(tables, value[c], P)

@@ -44,13 +44,14 @@ def put(blocks: Codes, row: int, columns: Codes) -> None:
         blocks[block + whole, :, :left] = columns[n - left :].T
 
 
-def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, early: Any) -> Any:
-    """A bit for each code of a block: whether it has at most 254 steps.
+def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first: Any, early: Any) -> Any:
+    """A bit for each code of a block: whether it has at most 254 steps, with ``base`` in place of the columns before the first.
 
     Args:
         blocks: uint8 [blocks, T, 64], two codewords of 4 bits in a byte.
         steps: uint8 [2 * T, 16].
-        early: columns after which the others are not read if no code is left.
+        base, first: uint8 and int64.
+        early: a column, at most T, from which on none is read if no code is left.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -92,7 +93,13 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, early: Any) -> An
         entries = context.make_array(signature.args[2])(context, builder, arguments[2]).data
         T = cgutils.unpack_tuple(builder, array.shape)[1]
         codes = builder.gep(array.data, [builder.mul(arguments[1], builder.mul(T, number(BLOCK)))])
+        start = builder.insert_element(bytes_of(0), arguments[3], ir.Constant(ir.IntType(32), 0))
+        start = builder.shuffle_vector(
+            start, start, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        )
         sums = [cgutils.alloca_once_value(builder, bytes_of(0)) for _ in range(2 * BLOCK // lanes)]
+        for part in range(BLOCK // lanes):
+            builder.store(start, sums[2 * part])
 
         def add_columns(first: Any, last: Any) -> Any:
             """Add the steps of some columns; the result so far."""
@@ -118,13 +125,12 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, early: Any) -> An
                 bits = builder.or_(bits, passed)
             return bits
 
-        some = builder.select(builder.icmp_signed("<", T, arguments[3]), T, arguments[3])
-        bits = cgutils.alloca_once_value(builder, add_columns(number(0), some))
+        bits = cgutils.alloca_once_value(builder, add_columns(arguments[4], arguments[5]))
         with builder.if_then(builder.icmp_unsigned("!=", builder.load(bits), number(0))):
-            builder.store(add_columns(some, T), bits)
+            builder.store(add_columns(arguments[5], T), bits)
         return builder.load(bits)
 
-    return types.uint64(blocks, types.int64, steps, types.int64), generate
+    return types.uint64(blocks, types.int64, steps, types.uint8, types.int64, types.int64), generate
 
 
 near: Any = intrinsic(_near)

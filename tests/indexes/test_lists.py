@@ -73,8 +73,8 @@ def test_codes_are_near_up_to_254_steps_on_every_processor(
     test = intrinsic(near._near)
 
     @numba.njit
-    def passed(blocks, block, steps, early):
-        return test(blocks, block, steps, early)
+    def passed(*arguments):
+        return test(*arguments)
 
     rng = np.random.default_rng(processor)
     for T in (1, 2, 3, 6, 40):
@@ -87,18 +87,17 @@ def test_codes_are_near_up_to_254_steps_on_every_processor(
             cuts = [0, *sorted(rng.integers(0, 300, 3).tolist()), 300]
             for first, last in itertools.pairwise(cuts):
                 near.put(blocks, first + 70, codes[first:last])
-            sums = sum(
+            first, base = rng.integers(T), rng.integers(256)
+            sums = base + sum(
                 steps[2 * t + half, codes[:, t] >> 4 * half & 15].astype(int)
-                for t in range(T)
+                for t in range(first, T)
                 for half in range(2)
             )
-            found = np.array(
-                [
-                    passed(blocks, block, steps, 1 + block % 3) >> lane & 1
-                    for block in range(7)
-                    for lane in range(64)
-                ]
-            )
+            bits = [
+                passed(blocks, block, steps, np.uint8(base), first, rng.integers(first, T + 1))
+                for block in range(7)
+            ]
+            found = np.array([each >> lane & 1 for each in bits for lane in range(64)])
             assert np.array_equal(found[70:370], sums < 255)
 
 
@@ -119,6 +118,26 @@ def test_codes_without_structure_are_searched_as_exactly(K: int) -> None:
     scores, rows = best(xq, codes, Z, 10)
     assert np.array_equal(found, rows)
     assert np.array_equal(D, scores)
+
+
+@pytest.mark.parametrize("form", storage.FORMS)
+def test_long_runs_of_codes_that_begin_alike_are_passed_over_as_exactly(
+    form: storage.Form, tmp_path: Path
+) -> None:
+    """In memory, and in place, where only kind ivf is in order."""
+    rng = np.random.default_rng(7)
+    words = rng.integers(0, 16, (20_000, 12))
+    for columns, kinds in ((slice(4), 2), (slice(4, 6), 8)):
+        words[:, columns] = words[rng.integers(0, kinds, 20_000), columns]
+    words[rng.random(20_000) < 0.01] = 3
+    Z, codes, xq = books(12), pack_codes(words, 16), queries(50, 48)
+    index = MemoryIndex.build(codes, Z, rng.permutation(20_000))
+    scores, rows = best(xq, index.codes, Z, 10)
+    with open_file(index.save(tmp_path / "i.faiss", form), 10_000_000) as placed:
+        for one in (index, placed):
+            D, found = one.search(xq, 10)
+            assert np.array_equal(found, rows)
+            assert np.array_equal(D, scores)
 
 
 def test_arguments_that_cannot_be_are_refused() -> None:
