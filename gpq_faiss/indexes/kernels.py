@@ -219,7 +219,7 @@ def _steps_of(blocks: Codes, block: Number, lane: Number, steps: Any, first: Num
     total = np.int64(0)
     for t in range(first, last):
         code = blocks[block, t, lane]
-        total += steps[2 * t, code & 15] + steps[2 * t + 1, code >> 4]
+        total += np.int64(steps[2 * t, code & 15]) + np.int64(steps[2 * t + 1, code >> 4])
     return min(total, np.int64(255))
 
 
@@ -234,7 +234,7 @@ def _next(
         if passed != 0:
             break
         block += 1
-        while (  # codes between two that are the same in a column are, too: all columns before are, and codes are in order
+        while (  # all columns before the first are the same, and codes are in order: so are those between two with one value in it
             first > 0
             and block % _JUMP == 0
             and block + _JUMP < end
