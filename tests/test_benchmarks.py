@@ -68,9 +68,7 @@ def test_mutated_files_neither_crash_nor_hang_nor_pass_for_sound():
     assert outcome.read > 20
     assert outcome.refused > 100
     assert len(outcome.forms) > 50
-
-
-def test_a_case_is_made_from_its_number():
+    # A case is made from its number.
     data = bytes(range(256)) * 20
     for text in (False, True):
         broken = [mutate(data, case, text=text) for case in range(40)]

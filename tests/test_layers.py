@@ -52,16 +52,13 @@ def imports() -> Iterator[tuple[str, str, str]]:
                 yield room_of(file), f"{file}:{getattr(node, 'lineno', 0)} imports {name}", name
 
 
-def test_every_file_belongs_to_a_layer_and_imports_point_upward():
+def test_every_file_belongs_to_a_layer_imports_point_upward_and_libraries_stay_in_their_rooms():
     assert set(map(room_of, FILES)) - {"__init__"} <= set(LAYERS)
     allowed = {room: {*LAYERS[: LAYERS.index(room) + 1], "__version__"} for room in LAYERS}
     own = [(room, where, name) for room, where, name in imports() if name.startswith("gpq_faiss.")]
     assert len(own) > 300
     wrong = [where for room, where, name in own if name.split(".")[1] not in allowed.get(room, set(LAYERS))]
     assert not wrong
-
-
-def test_libraries_stay_in_their_rooms():
     wrong = []
     for room, where, name in imports():
         top = name.split(".")[0]

@@ -60,10 +60,7 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     assert products.results.ids.shape == (8, 10)
     assert next(iter(products.evaluation.measured.values())).bits == 24
     assert products.evaluation.measured["pq"].ranking.map > 0.5
-
-
-def test_evaluation_is_the_ranking_of_the_stored_codes(products):
-    """The figure from ``evaluate`` against the codes that ``encode`` wrote, ranked by hand."""
+    # The figure of ``evaluate`` is that of the codes that ``encode`` wrote, ranked by hand.
     split = load_split(products.model / "split.json")
     encoder = Encoder.load(products.model)
     Z = encoder.model.codebooks
@@ -78,14 +75,11 @@ def test_evaluation_is_the_ranking_of_the_stored_codes(products):
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
 
 
-def test_queries_that_may_have_been_trained_on_are_refused(products):
+def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_split_anew(products):
     with pytest.raises(MismatchError, match="protocol 1"):
         evaluate(products.model, open_digits(), protocol="2")
     same = evaluate(products.model, open_digits(), protocol="1")
     assert same.ranking.map == products.evaluation.ranking.map
-
-
-def test_other_data_are_split_anew_and_said_to_be(products):
     digits = open_digits()
     other = replace(digits, fingerprint="another", name="copy")
     result = evaluate(products.model, other, protocol="transfer")

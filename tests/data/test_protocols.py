@@ -113,7 +113,7 @@ def test_roles(n, c, several, seed, protocol, spec):
     assert spec not in (None, "all") or not unlabelled
 
 
-def test_transfer_and_protocol2_of_a_seed_have_the_same_queries():
+def test_transfer_and_protocol2_of_a_seed_have_the_same_queries_and_unseen_classes_have_names():
     assert sizes(make_split(CIFAR, "transfer", seed=3)) == (9000, 42_000, 0, 9000)
     few = make_split(CIFAR, "transfer", seed=3, labelled="500-per-class")
     assert sizes(few) == (9000, 3500, 38_500, 9000)
@@ -124,9 +124,6 @@ def test_transfer_and_protocol2_of_a_seed_have_the_same_queries():
         assert np.isin(one.database, two.database).all()
         assert np.isin(two.labelled, one.labelled).all()
     assert make_split(CIFAR, "transfer").hash != make_split(CIFAR, "transfer", seed=1).hash
-
-
-def test_unseen_classes_by_name():
     for spec, seen in (("Balinese-*", (2, 3, 4)), ("Latin-?1, N_Ko,", (0, 1, 3)), ("[BL]*", (4,))):
         split = make_split(TYPES, f"transfer:{spec}")
         assert (split.seen_classes, split.name) == (seen, f"transfer:{spec}")

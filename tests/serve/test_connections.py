@@ -148,21 +148,20 @@ def test_a_client_has_as_many_connections_as_allowed_again_and_again(place):
                 assert rest(one).startswith(b"HTTP/1.1 200")
 
 
+HEAD, SLOW = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", b"GET /healthz HTTP/1.1\r\nx-slow: "
+BODY = b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
+
+
 @pytest.mark.parametrize(
-    "before", [b"", b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"], ids=["new", "kept"]
+    ("data", "drip", "answer"),
+    [(SLOW, b"a", b""), (HEAD + SLOW, b"a", b"HTTP/1.1 200"), (BODY, b" ", b"HTTP/1.1 503")],
+    ids=["new", "kept", "body"],
 )
-def test_a_head_that_comes_byte_by_byte_is_not_waited_for(place, before):
+def test_a_head_or_a_body_that_comes_byte_by_byte_is_not_waited_for(place, data, drip, answer):
     with ExitStack() as stack:
-        one = connect(stack, place, before + b"GET /healthz HTTP/1.1\r\nx-slow: ")
-        assert rest(one, drip=b"a").startswith(b"HTTP/1.1 200" if before else b"")
-
-
-def test_a_body_that_comes_byte_by_byte_is_not_waited_for(place):
-    head = b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
-    with ExitStack() as stack:
-        answer = rest(connect(stack, place, head), drip=b" ")
-    assert answer.startswith(b"HTTP/1.1 503")
-    assert b"it took longer than 1 seconds" in answer
+        found = rest(connect(stack, place, data), drip=drip)
+    assert found.startswith(answer)
+    assert data != BODY or b"it took longer than 1 seconds" in found
 
 
 def test_a_client_that_does_not_read_is_cut_off(place):

@@ -4,8 +4,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,22 +41,16 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-@dataclass
-class Site:
-    address: str
-    service: Service
-
-
 @contextmanager
-def serving(encoder: Encoder, made: Path, **options: Any) -> Iterator[Site]:
+def serving(encoder: Encoder, made: Path, **options: Any) -> Iterator[SimpleNamespace]:
     """The service in a thread."""
     service = Service(encoder, open_live(made / "index.faiss"), DIGITS)
     with listening(service, Settings(rate=0, **options)) as (address, port):
-        yield Site(f"http://{address}:{port}", service)
+        yield SimpleNamespace(address=f"http://{address}:{port}", service=service)
 
 
 @pytest.fixture(scope="module")
-def site(encoder: Encoder, made: Path) -> Iterator[Site]:
+def site(encoder: Encoder, made: Path) -> Iterator[SimpleNamespace]:
     with serving(encoder, made, max_upload=20_000, max_k=120) as site:
         yield site
 
@@ -64,7 +58,7 @@ def site(encoder: Encoder, made: Path) -> Iterator[Site]:
 class Tab:
     """A page, and what the browser complained of."""
 
-    def __init__(self, browser: Any, site: Site, **options: Any) -> None:
+    def __init__(self, browser: Any, site: SimpleNamespace, **options: Any) -> None:
         # Narrow and low enough that the first results reach beyond its end.
         options.setdefault("viewport", {"width": 800, "height": 500})
         self.page = browser.new_context(**options).new_page()
@@ -95,7 +89,7 @@ class Tab:
 
 
 @pytest.fixture
-def tab(browser: Any, site: Site) -> Iterator[Tab]:
+def tab(browser: Any, site: SimpleNamespace) -> Iterator[Tab]:
     opened = Tab(browser, site).ready()
     yield opened
     # Favicons and pictures, too, come from the service.
@@ -108,7 +102,7 @@ def digit(row: int, path: Path) -> Path:
     return path
 
 
-def nearest(site: Site, row: int, k: int, **options: Any) -> list[int]:
+def nearest(site: SimpleNamespace, row: int, k: int, **options: Any) -> list[int]:
     vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([row])), queries=True)
     found = site.service.live.snapshot.index.search(vector, k, **options)[1][0]
     return [int(i) for i in found]
