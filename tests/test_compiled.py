@@ -8,10 +8,10 @@ from gpq_faiss.compiled import compiled
 def test_damaged_or_unwritable_compiled_code_is_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    def twice(x: int) -> int:
+    def twice(x):
         return x + x
 
-    def hits() -> int:
+    def hits():
         made = compiled(twice)
         assert made(4) == 8
         return sum(made.stats.cache_hits.values())

@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks"
 Names = dict[str, Any]
 
 
-def blocks(page: str, language: str = r"\w+") -> list[tuple[str, str]]:
+def blocks(page, language=r"\w+"):
     """Language and text of the snippets of a page."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```({language})\n(.*?)^```", text, re.S | re.M)
@@ -56,7 +56,7 @@ def test_every_setting_stands_in_the_table_with_its_presets():
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path, monkeypatch):
     """The working folder, with embeddings and their labels; trainings take some steps alone."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -74,11 +74,11 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def model(shop: Path) -> Path:
+def model(shop):
     return make_model(shop / "model", width=16)
 
 
-def play(page: str, *numbers: int) -> Names:
+def play(page, *numbers):
     """Run the snippets of a page in order, or those of its Python with these numbers; the names that they leave."""
     names = {}
     chosen = [blocks(page, "python")[number] for number in numbers] or blocks(page)
@@ -159,7 +159,7 @@ def test_pages_and_notebooks_use_the_public_names_alone(page):
     assert set(re.findall(r"(?<!\")\bgpq_(?:faiss|cli)\.(\w+)", text)) <= set(gpq.__all__)
 
 
-def options_of(command: Any) -> set[str]:
+def options_of(command):
     """Of a command, and of those below it."""
     own = {text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)}
     return own.union(*map(options_of, getattr(command, "commands", {}).values())) | {"-h", "--help"}
@@ -182,13 +182,10 @@ def test_commands_are_shown_with_options_that_they_have(page):
             assert shown <= options_of(command), f"gpq {name}{rest}"
 
 
-def test_the_reference_has_every_public_name():
+def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_that_are_there():
     text = (ROOT / "docs/reference/python.md").read_text()
     listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
-
-
-def test_the_map_names_every_room_and_it_and_the_readme_files_that_are_there():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = re.findall(r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M)))
     here = {
@@ -212,7 +209,7 @@ WITH_EXAMPLES = sorted(
 )
 
 
-def module_of(file: Path) -> Any:
+def module_of(file):
     return importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 

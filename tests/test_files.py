@@ -25,37 +25,37 @@ from gpq_faiss.files import (
 )
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(os.listdir(folder))
 
 
-def make_folder(out: Path, text: str, partial: Path | None = None) -> None:
+def make_folder(out, text, partial=None):
     with atomic_folder(out, overwrite=True, done_with=partial) as temporary:
         (temporary / "one").write_text(text)
         (temporary / "two").write_text(text)
 
 
-def read_folder(out: Path) -> str:
+def read_folder(out):
     """The text that both files have."""
     (text,) = {path.read_text() for path in out.iterdir()}
     assert names(out) == ["one", "two"]
     return text
 
 
-def make_pair(out: Path, text: str) -> None:
+def make_pair(out, text):
     """As an index and its sidecar."""
     with atomic_paths(out, f"{out}.json") as (first, second):
         second.write_text(text)
         first.write_text(text)
 
 
-def read_pair(out: Path) -> str:
+def read_pair(out):
     text = out.read_text()
     assert Path(f"{out}.json").read_text() == text
     return text
 
 
-def make_folder_by_two_renames(out: Path, text: str) -> None:
+def make_folder_by_two_renames(out, text):
     """As where the system cannot exchange two folders."""
     with mock.patch.object(files.ctypes, "CDLL", str):
         make_folder(out, text)
@@ -88,7 +88,7 @@ def test_unfinished_work_is_there_until_the_output_is(tmp_path):
     """A folder; tests/store has the same for a file."""
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
 
-    def work() -> None:
+    def work():
         with unfinished(partial, out, keep=("rows",)):
             (partial / "rows").touch()
             make_folder(out, "new", partial)
@@ -136,8 +136,6 @@ def test_a_living_owner_keeps_what_is_his(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
         temporary = Path(other.stdout.readline().strip())
         check_output(out, overwrite=False)
         write_text(out, "mine")
@@ -151,7 +149,7 @@ def test_no_other_output_comes_between_the_last_look_and_the_renames(tmp_path):
     out = tmp_path / "out"
     other = threading.Thread(target=write_text, args=(out, "other"))
 
-    def look(_: object) -> None:
+    def look(_):
         other.start()
         other.join(0.3)
         assert other.is_alive()
@@ -167,7 +165,7 @@ def test_what_another_user_left_is_not_touched(tmp_path, monkeypatch):
     """In a folder that all may write, another's journal would say what to put in place of our files."""
     out = tmp_path / "out"
 
-    def work() -> None:
+    def work():
         with atomic_path(out) as temporary:
             temporary.write_bytes(b"half")
             (temporary.parent / "last").touch()
@@ -186,7 +184,7 @@ def test_what_another_user_left_is_not_touched(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
+def victim(tmp_path):
     file = tmp_path / "elsewhere" / "precious"
     file.parent.mkdir()
     file.write_bytes(b"precious")
@@ -258,7 +256,7 @@ def test_a_lock_is_of_the_file_that_is_there(tmp_path, monkeypatch):
     real = files.fcntl.flock
     calls = []
 
-    def late(descriptor: int, operation: int) -> None:
+    def late(descriptor, operation):
         calls.append(descriptor)
         if len(calls) < 3:
             lock.unlink()
@@ -268,7 +266,6 @@ def test_a_lock_is_of_the_file_that_is_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.fcntl, "flock", late)
     held = files.lock(lock)
-    assert held is not None
     assert os.fstat(held).st_ino == lock.stat().st_ino
     assert len(calls) == 3
     os.close(held)

@@ -1,7 +1,6 @@
 """Imports go one way: a room imports only rooms listed before it, and heavy libraries stay in their rooms."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -33,11 +32,11 @@ NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "build", "cluster", "exported"}
 FILES = {file.relative_to(PACKAGE): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 
 
-def room_of(file: Path) -> str:
+def room_of(file):
     return file.parts[0].removesuffix(".py")
 
 
-def imports() -> Iterator[tuple[str, str, str]]:
+def imports():
     """Room, place and absolute dotted name of everything that is imported, anywhere in a file."""
     for file, tree in FILES.items():
         package = ["gpq_faiss", *file.parts[:-1]]

@@ -1,7 +1,6 @@
 """The notebooks run from top to bottom, keep their promises, and the files in the repository are those of the scripts."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ spec.loader.exec_module(build)
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Any]:
+def kernel():
     """One for all notebooks: torch is loaded once."""
     with build.started_kernel() as started:
         yield started
@@ -35,7 +34,7 @@ class Run(NamedTuple):
     made: Path
     printed: str
 
-    def table(self, column: str) -> dict[str, dict[str, str]]:
+    def table(self, column):
         """The Markdown table with ``column`` in its head: first cell of a row -> column -> text."""
         for cell in self.book.cells:
             for output in cell.get("outputs", []):
@@ -45,15 +44,15 @@ class Run(NamedTuple):
                     return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
         raise AssertionError(f"no table with {column}")
 
-    def column(self, name: str) -> dict[str, float]:
+    def column(self, name):
         return {row: float(cells[name]) for row, cells in self.table(name).items()}
 
-    def is_picture(self, name: str) -> bool:
+    def is_picture(self, name):
         return (self.made / name).read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.fixture
-def done(request: pytest.FixtureRequest, tmp_path: Path, kernel: Any) -> Run:
+def done(request, tmp_path, kernel):
     """The notebook of the number in the test's name; a failing cell raises with its traceback."""
     number = request.node.name[5:7]
     (script,) = FOLDER.glob(f"{number}_*.py")
@@ -69,7 +68,7 @@ def test_the_file_in_the_repository_is_the_script_executed(script):
     assert any(cell.get("outputs") for cell in build.nbformat.read(script.with_suffix(".ipynb"), 4).cells)
 
 
-def executed(test: Any) -> Any:
+def executed(test):
     return pytest.mark.slow(pytest.mark.notebook(test))
 
 

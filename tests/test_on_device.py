@@ -5,8 +5,6 @@ command line.
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +18,12 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search_result import SearchResult
 
 N = 6000
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop(tmp_path_factory):
     """A model, index files of the same codes in every form, and queries."""
     root = tmp_path_factory.mktemp("device")
     model = read_model(make_model(root / "model", M=6))
@@ -44,11 +41,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def asked(shop: Path, kind: str, **options: Any) -> SearchResult:
+def asked(shop, kind, **options):
     return search(shop / "model", shop / f"{kind}.faiss", str(shop / "queries.npy"), **options)
 
 
-def equal(found: SearchResult, expected: SearchResult) -> None:
+def equal(found, expected):
     assert np.array_equal(found.ids, expected.ids)
     assert found.scores == pytest.approx(expected.scores, abs=1e-6)
     assert np.array_equal(found.query_ids, expected.query_ids)
@@ -96,7 +93,7 @@ def test_what_a_device_cannot_do_is_refused(shop, options, error, match):
 
 
 def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monkeypatch):
-    def searched(*_: object, **__: object) -> None:
+    def searched(*_, **__):
         raise AssertionError("searched on the CPU")
 
     monkeypatch.setattr(MemoryIndex, "search", searched)
@@ -109,7 +106,7 @@ def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monk
 
 @pytest.mark.parametrize("where", ["open_index", "query_vectors"])
 def test_a_gpu_without_memory_is_one_line(shop, monkeypatch, where):
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
     monkeypatch.setattr(f"gpq_faiss.stages.search.{where}", full)

@@ -13,7 +13,7 @@ from gpq_faiss import Encoder, RowReader, evaluate, rank_codes, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
-from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.config import merge, preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import MismatchError, UsageError
@@ -22,7 +22,7 @@ from gpq_faiss.stages.queries import parse_rows
 from gpq_faiss.stages.search_result import SearchResult
 
 
-def quick() -> Config:
+def quick():
     """The recommended preset, shortened."""
     changes = {
         "network": {"backbone": "mlp", "hidden": [64]},
@@ -41,7 +41,7 @@ class Products(NamedTuple):
     evaluation: Evaluation
 
 
-def run(folder: Path, *, compare: tuple[str, ...] = (), device: str = "cpu", amp: bool = False) -> Products:
+def run(folder, *, compare=(), device="cpu", amp=False):
     data = open_digits()
     model = train(data, folder / "model", config=quick(), labelled="20-per-class", amp=amp, device=device)
     codes = gpq.encode(model, data, folder / "codes.h5", device=device)
@@ -51,7 +51,7 @@ def run(folder: Path, *, compare: tuple[str, ...] = (), device: str = "cpu", amp
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
+def products(tmp_path_factory):
     return run(tmp_path_factory.mktemp("run"), compare=("pq",))
 
 

@@ -37,6 +37,11 @@ def test_every_public_name_is_a_documented_function_or_class():
     }
     assert typed == gpq._WHERE
     assert set(gpq.__all__) == {*typed, "__version__"}
+    # And the wheel has every package.
+    files = (ROOT / "gpq_faiss").rglob("__init__.py")
+    there = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {*there, "gpq_cli"} == set(settings["tool"]["setuptools"]["packages"])
 
 
 def test_names_are_imported_late_and_stay_functions_once_every_module_is():
@@ -53,13 +58,6 @@ print([name for name in gpq.__all__ if isinstance(getattr(gpq, name), types.Modu
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:3] == ["[]", "False", "[]"]
-
-
-def test_the_wheel_has_every_package():
-    files = (ROOT / "gpq_faiss").rglob("__init__.py")
-    there = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert {*there, "gpq_cli"} == set(settings["tool"]["setuptools"]["packages"])
 
 
 def test_arguments_of_another_type_are_converted_or_named(tmp_path):

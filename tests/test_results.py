@@ -33,7 +33,7 @@ MAIN, FEW, ALL = "default-cifar10", "default-cifar10-few", "table2"
 
 
 @cache
-def tables(name: str) -> list[list[dict[str, str]]]:
+def tables(name):
     """The tables of a results file: rows of column -> cell; the first column is "" and has no sizes of codes."""
     found = []
     head = []
@@ -50,12 +50,12 @@ def tables(name: str) -> list[list[dict[str, str]]]:
     return found
 
 
-def committed(name: str, row: str, column: str) -> str:
+def committed(name, row, column):
     """The figure of a row of a file's first table, without its deviation."""
     return next(cells for cells in tables(name)[0] if cells[""] == row)[column].split(" ± ")[0]
 
 
-def table_under(page: str, first: str) -> list[list[str]]:
+def table_under(page, first):
     """Cells of the rows of the table of a page whose head begins with ``first``, without head and rule."""
     text = (ROOT / page).read_text(encoding="utf-8")
     lines = text[text.index(f"\n{first}") + 1 :].splitlines()
@@ -63,7 +63,7 @@ def table_under(page: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
 
 
-def check(where: str, shown: str, file: str, rows: str, column: str) -> None:
+def check(where, shown, file, rows, column):
     """Assert that a cell ("0.681", or several with semicolons) holds the committed figures, as far as it has figures."""
     for text, row in zip(shown.split("; "), rows.split("; "), strict=False):
         if text and text != "–":

@@ -41,7 +41,7 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop(tmp_path_factory):
     """A folder with what a machine with torch made: codes, an index and the encoder in ONNX; and labelled queries."""
     here = tmp_path_factory.mktemp("shop")
     make_model(here / "model", "features", M=5, K=16, d=12, seed=3)
@@ -56,7 +56,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def in_process(shop: Path, code: str, calls: list[str]) -> list[tuple[int, str, str]]:
+def in_process(shop, code, calls):
     """Exit code, stdout and stderr of commands in a process that begins with ``code``."""
     words = json.dumps([call.split() for call in calls])
     done = subprocess.run(

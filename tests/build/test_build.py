@@ -7,7 +7,6 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from gpq_faiss.indexes.file import open_file
 MODEL = "model-1"
 
 
-def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Shard]:
+def shards(folder, ids, parts=3):
     codes, Z, made = random_codes(len(ids), M), codebooks(), []
     for i, rows in enumerate(np.array_split(np.arange(len(ids)), parts)):
         path = make_rows(folder / f"{i}.h5", "codes", codes[rows], ids[rows], Z)
@@ -33,7 +32,7 @@ def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Shard]:
     return made
 
 
-def progress_of(out: Path) -> tuple[int, int] | None:
+def progress_of(out):
     """Finished sources and rows; None once all rows are in place."""
     record = out.with_name(f".{out.name}.building") / "progress.json"
     if not record.exists():
@@ -62,7 +61,7 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path, form, ids):
     assert np.array_equal(held.codes, expected.codes)
 
 
-def interrupt(*_: object, **__: object) -> Any:
+def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -73,14 +72,14 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path, monkeypatch, form):
     read = []
     real = Shard.blocks
 
-    def blocks(self: Shard, size: int) -> Any:
+    def blocks(self, size):
         read.append(self.path.name)
         for number, block in enumerate(real(self, 300)):
             if read == ["0.h5", "1.h5", "2.h5"] and number:
                 raise KeyboardInterrupt
             yield block
 
-    def cut_off() -> tuple[int, int] | None:
+    def cut_off():
         with pytest.raises(KeyboardInterrupt):
             build_index(parts, out, codebooks(), form)
         assert not out.exists()

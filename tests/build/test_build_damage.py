@@ -5,7 +5,6 @@ import shutil
 import struct
 import time
 import tracemalloc
-from pathlib import Path
 
 import faiss
 import numpy as np
@@ -21,7 +20,7 @@ from gpq_faiss.faissio.storage import FORMS, faiss_index
 from gpq_faiss.indexes.file import open_file
 
 
-def flip_codes(path: Path) -> None:
+def flip_codes(path):
     """Change bytes of codes: any value is a code, so nothing but the hash can tell."""
     data = bytearray(path.read_bytes())
     at = -len(IDS) * 8 - 600
@@ -57,7 +56,7 @@ def test_a_file_that_changes_while_it_is_searched_ends_in_one_line(tmp_path, mon
     other = MemoryIndex.build(codes[::-1], codebooks(), ids).save(tmp_path / "other", form)
     read = IndexFile.fill
 
-    def change() -> None:
+    def change():
         os.truncate(path, 3000) if way == "truncated" else shutil.copyfile(other, path)
 
     for during in (0, 1, 3, None):
@@ -67,7 +66,7 @@ def test_a_file_that_changes_while_it_is_searched_ends_in_one_line(tmp_path, mon
         with open_file(path, "300kB") as opened, monkeypatch.context() as patch:
             reads = 0
 
-            def fill(self: IndexFile, held: object, at: int, during: int | None = during) -> None:
+            def fill(self, held, at, during=during):
                 nonlocal reads
                 if reads == during:
                     change()

@@ -4,9 +4,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -24,9 +22,7 @@ IDS = st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 30), unique=True, max_
 CLASSES = ("dog", "cat", "日本", *(f"class {i}" for i in range(7)))
 
 
-def write_old(
-    index: Path, ids: Sequence[int], columns: dict[str, list[str]], labels: Any, key: str = "mine"
-) -> Path:
+def write_old(index, ids, columns, labels, key="mine"):
     """The files of an index of these items, but for the index itself, as earlier versions wrote them."""
     n, order = len(ids), np.argsort(ids, kind="stable")
     held = {} if list(ids) == list(range(n)) else {"ids": np.array(ids, np.int64)[order], "rows": order}
@@ -50,7 +46,7 @@ def write_old(
     return path
 
 
-def write_sidecar(index: Path, extra: dict[str, str]) -> None:
+def write_sidecar(index, extra):
     stated = dict.fromkeys(("codebooks_fingerprint", "model_fingerprint", "sha256"), "0")
     stated |= dict.fromkeys(("format_version", "ntotal", "codebooks", "codewords", "subdim", "bytes"), 1)
     Path(f"{index}.json").write_text(
@@ -71,7 +67,6 @@ def test_old_names_are_those_of_the_converted_file(data, ids, named, labelled):
         before = old.read_bytes()
         for _ in range(2):
             items = open_items(index)
-            assert items is not None
             with items:
                 assert [number for number, *_ in items.rows()] == sorted(ids)
                 found = items.lookup(np.array([*ids, 31, -1], np.int64))
@@ -103,7 +98,7 @@ def test_what_another_process_publishes_meanwhile_stays(tmp_path, monkeypatch, b
     index, write = tmp_path / "index.faiss", item_files.write_items
     write_old(index, [0, 1], {"name": ["a", "b"]}, None)
 
-    def slowly(path: Path, rows: Any, key: str) -> None:
+    def slowly(path, rows, key):
         write(path, rows, key)
         if by == "conversion":
             write(items_path(index), [(0, "first", None, None)], key)

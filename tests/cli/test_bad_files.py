@@ -10,14 +10,14 @@ import shutil
 import signal
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from commands import TRAIN, WIDTH, Shop, clusters, done, fill, gpq, refused, untouched
+from commands import TRAIN, WIDTH, clusters, done, fill, gpq, refused, untouched
 from model_factory import make_model
 from safetensors.numpy import load_file, save_file
 
@@ -26,10 +26,10 @@ from gpq_faiss.nn.model import state_fingerprint
 
 
 @contextlib.contextmanager
-def limited(seconds: int = 300, memory: int = 2 << 30) -> Iterator[None]:
+def limited(seconds=300, memory=2 << 30):
     """What hangs fails, and so does what takes ``memory`` more bytes than there are now."""
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         pytest.fail(f"no answer after {seconds} s")
 
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -45,7 +45,7 @@ def limited(seconds: int = 300, memory: int = 2 << 30) -> Iterator[None]:
         signal.signal(signal.SIGALRM, old)
 
 
-def all_refused(shop: Shop, bad: Path, calls: str, *words: str) -> None:
+def all_refused(shop, bad, calls, *words):
     """Each of the calls (with ``|`` between) that read BAD is one line with its name, or with ``words``."""
     with untouched(bad.parent, shop.root), limited():
         for call in calls.split("|"):
@@ -58,17 +58,17 @@ def all_refused(shop: Shop, bad: Path, calls: str, *words: str) -> None:
 Change = Callable[[bytes], bytes]
 
 
-def claims(rows: str) -> Change:
+def claims(rows):
     """The header of an array of 240 rows says ``rows``; its padding gives way."""
 
-    def change(good: bytes) -> bytes:
+    def change(good):
         text = good[10:128].replace(b"(240,", f"({rows},".encode())
         return good[:10] + text.rstrip().ljust(117) + b"\n" + good[128:]
 
     return change
 
 
-def other_places(good: bytes) -> bytes:
+def other_places(good):
     """The directory of an archive begins where none is."""
     end = good.rindex(b"PK\x05\x06") + 16
     at = int.from_bytes(good[end : end + 4], "little") + 1000
@@ -129,7 +129,7 @@ READERS = {
 
 
 @pytest.fixture(scope="module")
-def good(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def good(shop, tmp_path_factory):
     """A good file of every form."""
     folder = tmp_path_factory.mktemp("good")
     features, labels = clusters()
@@ -151,7 +151,7 @@ def good(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return of_shop | {path.stem: path for path in folder.iterdir()}
 
 
-def put(good: Path, bad: Path, how: str, form: str = "") -> None:
+def put(good, bad, how, form=""):
     """Write ``good``, broken, to ``bad``."""
     if how in PLACES:
         PLACES[how](bad)
@@ -186,7 +186,7 @@ def test_bad_rows_and_widths_are_named(shop, tmp_path):
 def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop, tmp_path, monkeypatch):
     real = quantizer.zero_subvectors
 
-    def zero(raw: torch.Tensor, M: int) -> torch.Tensor:
+    def zero(raw, M):
         found = real(raw, M)
         found[[4, 9, 230], 0] = True
         return found
@@ -199,10 +199,10 @@ def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop, tmp_path,
 # Models -----------------------------------------------------------------------------------------------------------------
 
 
-def swap(key: str, value: object) -> Callable[[Path], object]:
+def swap(key, value):
     """Change one entry of config.json; dots lead to one within."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         document = json.loads((folder / "config.json").read_text())
         *outer, last = key.split(".")
         functools.reduce(dict.__getitem__, outer, document)[last] = value
@@ -211,13 +211,13 @@ def swap(key: str, value: object) -> Callable[[Path], object]:
     return change
 
 
-def flip(folder: Path) -> None:
+def flip(folder):
     weights = load_file(folder / "model.safetensors")
     weights[next(n for n in weights if n.endswith("weight"))].flat[0] += 1
     save_file(weights, folder / "model.safetensors")
 
 
-def no_codebooks(folder: Path) -> None:
+def no_codebooks(folder):
     weights = load_file(folder / "model.safetensors")
     del weights["codebooks"]
     save_file(weights, folder / "model.safetensors")
@@ -225,8 +225,8 @@ def no_codebooks(folder: Path) -> None:
     swap("model_fingerprint", state_fingerprint(state))(folder)
 
 
-def in_place(name: str, how: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
+def in_place(name, how):
+    def change(folder):
         good = (folder / name).rename(folder / "good")
         put(good, folder / name, how)
         good.unlink()
@@ -303,7 +303,7 @@ def test_sizes_that_no_tensor_has_are_refused_before_they_are_made(shop, tmp_pat
         shutil.copytree(shop.model, folder)
     swap(key, value)(folder)
 
-    def small(made: torch.Tensor) -> torch.Tensor:
+    def small(made):
         assert images or made.numel() < 1 << 20 or made.device.type == "meta", "made before it was compared"
         return made
 

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,10 +22,10 @@ from gpq_faiss.encoder import Encoder
 
 
 @contextlib.contextmanager
-def no_space(sync: bool) -> Iterator[None]:
+def no_space(sync):
     """Writes beyond 1,200 bytes of a file fail; or, as some file systems find out only then, all at the end (``sync``)."""
 
-    def full(descriptor: int) -> None:
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -57,7 +55,7 @@ def test_a_write_that_fails_is_one_line(shop, tmp_path, stage):
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[Path]:
+def locked(tmp_path):
     """A folder that truly cannot be written: by its mode, for root by the immutable flag."""
     folder = tmp_path / "locked"
     folder.mkdir()
@@ -122,13 +120,12 @@ cli(sys.argv[1:], prog_name="gpq")
 """
 
 
-def interrupt(call: str, when: Path, number: signal.Signals) -> tuple[int, str]:
+def interrupt(call, when, number):
     """Run gpq, slowed down, send it a signal once ``when`` exists; exit code and its line on stderr."""
     command = [sys.executable, "-c", SLOW, "-q", *call.split()]
     pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         try:
-            assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
             deadline = time.monotonic() + 60
             while not when.exists() and child.poll() is None and time.monotonic() < deadline:
@@ -177,7 +174,7 @@ def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop, tm
 def test_a_signal_in_any_other_stage_leaves_nothing(shop, tmp_path, monkeypatch, stage):
     """Just before the output would get its name."""
 
-    def interrupted(source: object, target: object) -> None:
+    def interrupted(source, target):
         signal.raise_signal(signal.SIGTERM)
 
     call, _ = stage_call(stage, shop, tmp_path)
@@ -200,7 +197,7 @@ gpq_cli.main.cli(sys.argv[1:], prog_name="gpq")
 """
 
 
-def python(script: str, *arguments: object, **environment: str) -> tuple[int, str]:
+def python(script, *arguments, **environment):
     """Exit code and stderr of a script in a process of its own."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -230,7 +227,7 @@ def test_too_little_memory_to_load_torch_is_one_line(shop, tmp_path):
     ],
 )
 def test_lack_of_memory_damage_and_bugs_are_told_apart(shop, tmp_path, monkeypatch, error, line):
-    def fails(*_: object, **__: object) -> None:
+    def fails(*_, **__):
         raise error
 
     monkeypatch.setattr(Encoder, "_vectors", fails)

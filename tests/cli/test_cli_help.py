@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -21,7 +20,7 @@ SELF_EVIDENT = ("MODEL_DIR", "CODES_OR_FEATURES", "INDEX")
 HEAVY = ("torch", "torchvision", "faiss", "h5py", "numpy", "sklearn", "matplotlib", "PIL", "scipy", "onnx")
 
 
-def command(*names: str) -> click.Command:
+def command(*names):
     found = cli
     for name in names:
         assert isinstance(found, click.Group)
@@ -30,14 +29,14 @@ def command(*names: str) -> click.Command:
     return found
 
 
-def examples(text: str) -> Iterator[list[str]]:
+def examples(text):
     """The arguments of every line of ``text`` that is a call of gpq."""
     for line in text.splitlines():
         if match := re.match(r"\s*gpq (?!COMMAND)(?=[a-z])(.+)", line):
             yield shlex.split(match[1].split("#")[0].split("|")[0])
 
 
-def check_calls(calls: list[list[str]]) -> None:
+def check_calls(calls):
     """There are some, and the commands exist and take these arguments; nothing is run."""
     assert calls
     for name, *rest in calls:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import faiss
 import h5py
@@ -12,7 +11,7 @@ from commands import ITEMS, clusters, done, refused
 from PIL import Image
 
 
-def answer(line: str) -> Any:
+def answer(line):
     """The JSON of a command."""
     return json.loads(done(f"{line} --format json"))
 
@@ -142,7 +141,7 @@ def test_every_protocol_trains_and_evaluates(shop, tmp_path, protocol):
 
 
 @pytest.fixture(params=["", "--memory 2MB --threads 1"])
-def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def budget(request, monkeypatch):
     """In memory, and with a budget that (as the test has it) does not hold the index."""
     monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)
     return str(request.param)

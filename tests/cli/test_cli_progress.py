@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from gpq_cli.main import cli
 from gpq_cli.progress import Watcher, shown
 
@@ -23,18 +23,18 @@ log = logging.getLogger("gpq_faiss.test")
 class Screen(io.StringIO):
     """What stderr shows: a terminal of so many columns, or a pipe without any."""
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self, columns):
         super().__init__()
         self.columns = columns
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return self.columns > 0
 
-    def fileno(self) -> int:
+    def fileno(self):
         return 2
 
 
-def work(columns: int = 0, **how: bool) -> str:
+def work(columns=0, **how):
     """What comes to stderr of stages of known lengths."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", screen := Screen(columns))
@@ -58,7 +58,7 @@ def work(columns: int = 0, **how: bool) -> str:
     return screen.getvalue()
 
 
-def timeless(line: str) -> str:
+def timeless(line):
     """The line without its numbers, which depend on the machine."""
     return re.sub(r"\d+", "N", line)
 
@@ -92,7 +92,7 @@ def test_a_terminal_shows_no_less_than_a_pipe():
     assert 0 < max(len(line) for line in lines if " in " not in line) <= 20
 
 
-def call(line: str) -> Result:
+def call(line):
     return CliRunner().invoke(cli, line.split(), prog_name="gpq")
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +35,14 @@ WITH_LOSS = merge(
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+def install(tmp_path, monkeypatch):
     """Makes a package known by its name and entry points, as an installer would; returns what it made. CODE is a module then."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "broken_module.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "broken_module", raising=False)
 
-    def make(name: str, entry_points: Mapping[str, Mapping[str, str]]) -> Path:
+    def make(name, entry_points):
         about = tmp_path / "site" / f"{name.replace('-', '_')}-1.5.dist-info"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
@@ -60,7 +60,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 @pytest.fixture
-def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> Path:
+def example(install, monkeypatch):
     """The example package, by the entry points of its own pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     given = {kind.removeprefix("gpq_faiss."): names for kind, names in project["entry-points"].items()}
@@ -69,7 +69,7 @@ def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install(project["name"], given)
 
 
-def uninstall(package: Path) -> None:
+def uninstall(package):
     shutil.rmtree(package)
     plugins._installed.cache_clear()
 

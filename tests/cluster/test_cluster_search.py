@@ -1,41 +1,39 @@
 """Shards held by actors on two nodes answer as one file, whatever dies meanwhile."""
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from shard_factory import codebooks, make, same
 
 from gpq_faiss import Allow, MemoryIndex, open_index
-from gpq_faiss.cluster.search import ClusterIndex, Holder, Holders
+from gpq_faiss.cluster.search import ClusterIndex, Holders
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.indexes.manifest import update_manifest
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
-from ray_kills import Nodes, kill
+from ray_kills import kill
 
 
 @pytest.fixture(scope="module")
-def held(cluster: Nodes) -> Iterator[Holders]:
+def held(cluster):
     holders = Holders(cluster.address)
     yield holders
     holders.close()
 
 
 @pytest.fixture
-def holders(nodes: Nodes, held: Holders) -> Holders:
+def holders(nodes, held):
     """The same actors for all tests, as a service keeps them; two nodes."""
     return held
 
 
-def asked(index: ClusterIndex, what: Callable[[Holder], Any]) -> list[Any]:
+def asked(index, what):
     """What a function of each actor gives."""
     return [index._ray.get(actor.__ray_call__.remote(what)) for actor, _ in index._parts]
 
 
-def pids(index: ClusterIndex) -> list[int]:
+def pids(index):
     return asked(index, lambda _: __import__("os").getpid())
 
 
@@ -102,7 +100,7 @@ def test_a_shard_is_replaced_while_searches_go_on(holders, tmp_path):
         before = old.search(made.queries, 30)
         end = threading.Event()
 
-        def ask() -> None:
+        def ask():
             try:
                 while not end.is_set():
                     same(old.search(made.queries, 30), before)
@@ -126,7 +124,7 @@ def test_what_is_no_longer_searched_is_closed(holders, tmp_path):
     same(first.search(made.queries, 5), second.search(made.queries, 5))
     name, other = (index._parts[0][1][0] for index in (first, second))
 
-    def held(self: Holder) -> list[bool]:
+    def held(self):
         return [one in self._held for one in (name, other)]
 
     assert asked(first, held) == [[True, True]] * 2

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 import psutil
@@ -47,7 +46,7 @@ cli(sys.argv[1:], prog_name="gpq")
 """
 
 
-def ended(process: psutil.Process) -> bool:
+def ended(process):
     """Or one of Ray's agents, which end by themselves, but one that has just started calls Ray's first process for a minute before."""
     with contextlib.suppress(psutil.NoSuchProcess):
         gone = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -55,7 +54,7 @@ def ended(process: psutil.Process) -> bool:
     return True
 
 
-def until(holds: Callable[[], bool], seconds: float) -> None:
+def until(holds, seconds):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -116,7 +115,6 @@ def test_a_cluster_of_its_own_lets_nobody_else_in(tmp_path):
     environment["HOME"] = str(tmp_path)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", OWN], env=environment, text=True, **pipes) as owner:
-        assert owner.stdout is not None
         address, own = json.loads(owner.stdout.readline())
         for token, enters in ((own, True), ("0" * 64, False)):
             client = environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
@@ -130,7 +128,7 @@ def test_a_cluster_of_its_own_lets_nobody_else_in(tmp_path):
 
 
 def test_ray_that_does_not_start_in_time_is_one_line(monkeypatch):
-    def late(*_: object, **__: object) -> None:
+    def late(*_, **__):
         raise Exception("The current node timed out during startup.\nThis could happen because ...")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

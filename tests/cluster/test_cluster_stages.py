@@ -6,10 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -32,7 +29,7 @@ N, SHARD, BATCH = 6000, 1000, 250
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop(tmp_path_factory):
     """A model, labelled data and what the plain commands make of them."""
     folder = tmp_path_factory.mktemp("cluster")
     make_model(folder / "model")
@@ -46,21 +43,21 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def data(shop: Path) -> str:
+def data(shop):
     return f"features:{shop / 'x.npy'}"
 
 
-def arguments(shop: Path) -> dict[str, str]:
+def arguments(shop):
     return {"labels": str(shop / "labels.npy"), "ids": str(shop / "ids.npy")}
 
 
-def encoded(shop: Path, out: Path, ray: str | None) -> list[Path]:
+def encoded(shop, out, ray):
     options = {"data_args": arguments(shop), "shard_items": SHARD, "batch_size": BATCH}
     return encode_shards(shop / "model", data(shop), out, ray=ray, **options)
 
 
 @pytest.fixture(scope="module")
-def codes(shop: Path) -> list[Path]:
+def codes(shop):
     """The shards, encoded here."""
     return encoded(shop, shop / "codes", None)
 
@@ -99,11 +96,11 @@ def test_shards_that_are_built_apart_answer_as_one_index_of_all(shop, codes, kin
 
 
 @contextmanager
-def killing(strike: Callable[[], object], found: Callable[[], Iterator[Path]]) -> Iterator[None]:
+def killing(strike, found):
     """Kill once a file is there."""
     killed, ended = threading.Event(), threading.Event()
 
-    def watch() -> None:
+    def watch():
         while not ended.is_set() and not any(found()):
             time.sleep(0.01)
         if not ended.is_set():
@@ -121,7 +118,7 @@ def killing(strike: Callable[[], object], found: Callable[[], Iterator[Path]]) -
 
 
 def test_encoding_outlives_killed_workers(nodes, shop, codes, tmp_path):
-    def strike() -> None:
+    def strike():
         for worker in nodes.workers():
             kill(worker.pid)
 
@@ -154,10 +151,10 @@ def test_a_call_that_is_run_twice_at_a_time_writes_once(nodes, shop, codes, tmp_
 def test_a_worker_loads_the_model_once(nodes, shop, tmp_path, monkeypatch):
     loads = tmp_path / "loads"
 
-    def counted(*call: Any) -> Any:
+    def counted(*call):
         load = Encoder.load
 
-        def noted(*args: Any, **options: Any) -> Encoder:
+        def noted(*args, **options):
             with loads.open("a") as file:
                 file.write(f"{os.getpid()}\n")
             return load(*args, **options)
@@ -175,11 +172,11 @@ def test_a_worker_loads_the_model_once(nodes, shop, tmp_path, monkeypatch):
 def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(nodes, shop, tmp_path, monkeypatch):
     asked = []
 
-    def run(function: Any, calls: list[Any], address: str, **options: Any) -> list[int]:
+    def run(function, calls, address, **options):
         asked.append((options["gpus"], calls[0][0][1]))
         return [stop - start for *_, start, stop in calls]
 
-    def pid() -> tuple[int, bool]:
+    def pid():
         return os.getpid(), bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     with monkeypatch.context() as patched:
@@ -198,7 +195,7 @@ def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(nodes, shop, tmp_pa
 
 
 def test_a_model_or_data_that_are_replaced_are_read_again(shop, tmp_path):
-    def made(name: str) -> Any:
+    def made(name):
         paths = encode_shards(tmp_path / "model", f"features:{tmp_path / 'x.npy'}", tmp_path / name)
         with RowReader(paths[0]) as reader:
             return reader.header.model_fingerprint, reader.block(0, reader.ntotal).tolist()
@@ -241,7 +238,7 @@ def test_the_commands_run_on_a_cluster(nodes, shop, tmp_path):
 
 
 def test_results_come_in_order_and_an_error_is_the_one_of_the_call(nodes, monkeypatch):
-    def square(n: int) -> int:
+    def square(n):
         if n == 3:
             raise DataError("three cannot be squared: take another")
         return n * n
@@ -270,7 +267,7 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(nodes, shop, cod
     monkeypatch.setattr(module, "WATCH", 3600.0)
     queries = np.load(shop / "queries.npy")
 
-    def answers() -> bool:
+    def answers():
         """Whether the service answers what one process finds in the shards that are there now."""
         answer = client.post("/search", json={"features": queries[0].tolist(), "k": 7})
         assert answer.status_code == 200, answer.text

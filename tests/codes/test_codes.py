@@ -15,19 +15,19 @@ from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
 
 
-def unit(array: np.ndarray) -> np.ndarray:
+def unit(array):
     return (array / np.linalg.norm(array, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def random_codebooks(rng: np.random.Generator, M: int, K: int, d: int = 12) -> np.ndarray:
+def random_codebooks(rng, M, K, d=12):
     return unit(rng.normal(size=(M, K, d)))
 
 
-def random_vectors(rng: np.random.Generator, n: int, M: int, d: int = 12) -> np.ndarray:
+def random_vectors(rng, n, M, d=12):
     return random_codebooks(rng, n, M, d).reshape(n, M * d)
 
 
-def cosines(x: np.ndarray, Z: np.ndarray) -> np.ndarray:
+def cosines(x, Z):
     """[N, M, K] in float64."""
     M, _, d = Z.shape
     return np.einsum("nmd,mkd->nmk", x.reshape(-1, M, d).astype(np.float64), Z.astype(np.float64))

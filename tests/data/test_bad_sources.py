@@ -8,8 +8,6 @@ import pickle
 import re
 import sys
 import tarfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -28,24 +26,24 @@ Y, IDS = np.random.default_rng(1).integers(-1, 4, N), np.arange(N)[::-1]
 ROWS = [[0.0, 1.0], [1.0, 0.0]]
 
 
-def npy(array: Any) -> bytes:
+def npy(array):
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
 
 
-def tar(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = png(0)) -> bytes:
+def tar(name, kind=tarfile.REGTYPE, data: bytes = png(0)):
     return raw_tar((name, kind, data))
 
 
-def floats(*rows: Any) -> dict[str, Any]:
+def floats(*rows):
     return {"features": pa.array(rows, pa.list_(pa.float32()))}
 
 
 FORM_OF = {"txt": "list", "csv": "csv", "parquet": "parquet"}
 
 
-def named(name: str, why: str) -> str:
+def named(name, why):
     """The refusal names the file, and says why."""
     return f"(?s)(?=.*{re.escape(name)})(?=.*({why}))"
 
@@ -165,7 +163,7 @@ CASES = [  # what to write, and to open, and what the refusal says
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory):
     """Four vectors, a folder of images and tables."""
     folder = tmp_path_factory.mktemp("sound")
     put(folder, "a.png", "b.png", "images/a/0.png")
@@ -206,17 +204,17 @@ HUB = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])
 PICTURES = hub(HUB, image=[{"bytes": png(i), "path": None} for i in range(3)], label=[0, 1, 0])
 
 
-def frame(**more: Any) -> pd.DataFrame:
+def frame(**more):
     return pd.DataFrame({"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **more})
 
 
 class Changing(Items):
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i):
         return np.random.default_rng().integers(0, 256, (8, 8, 3), dtype=np.uint8), 0
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         yield from X
 
 

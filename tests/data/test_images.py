@@ -5,36 +5,33 @@ import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from PIL import Image
 
-from gpq_faiss.data.base import ImageDataset, images
+from gpq_faiss.data.base import images
 from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
 from gpq_faiss.data.reader import load_batch
 from gpq_faiss.data.tables import About
 from gpq_faiss.errors import DataError
 
 
-def encoded(image: Any, format_: str = "PNG", **options: object) -> bytes:
+def encoded(image, format_="PNG", **options):
     out = io.BytesIO()
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(out, format_, **options)
     return out.getvalue()
 
 
-def random_rgb(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+def random_rgb(height, width, seed=0):
     return np.random.default_rng([seed, height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def png_of(width: int, height: int) -> bytes:
+def png_of(width, height):
     """A PNG that claims a size and holds hardly any pixels."""
     data = bytearray(encoded(np.zeros((2, 2, 3), np.uint8)))
     data[16:24] = struct.pack(">II", width, height)
@@ -55,7 +52,7 @@ VIEWS = [(False, 1, 1), (False, 1, -1), (False, -1, -1), (False, -1, 1)]
 VIEWS += [(True, y, x) for _, y, x in VIEWS]
 
 
-def turned(orientation: int, column: bool, y: int, x: int) -> tuple[bytes, Any]:
+def turned(orientation, column, y, x):
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encoded(PIXELS, exif=exif), (PIXELS.transpose(1, 0, 2) if column else PIXELS)[::y, ::x]
@@ -194,7 +191,7 @@ def test_sizes_and_kinds_may_be_mixed(tmp_path):
 # Data sets --------------------------------------------------------------------------------------------------------------
 
 
-def files(folder: Path, n: int = 40, broken: tuple[int, ...] = ()) -> ImageDataset:
+def files(folder, n=40, broken=()):
     folder.mkdir(exist_ok=True)
     names = [f"{i:02d}.png" for i in range(n)]
     for i, name in enumerate(names):

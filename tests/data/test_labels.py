@@ -1,7 +1,5 @@
 """Labels as packed rows against dense matrices; labels, ids and names beside the data and in its columns; every wrong one named."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from image_files import put, save
-from numpy.typing import NDArray
 
 from gpq_faiss.data.arrays import stable_id
 from gpq_faiss.data.base import FeatureDataset
@@ -55,7 +52,7 @@ def test_ids_round_trip(ids):
     np.testing.assert_array_equal(Labels.from_ids(small).class_ids(), small)
 
 
-def memory(x: NDArray[np.float32], **more: Any) -> FeatureDataset:
+def memory(x, **more):
     return FeatureDataset(name="m", ids=np.arange(len(x)), fingerprint="f", matrix=x, **more)
 
 
@@ -99,7 +96,7 @@ def test_rows_of_any_length_have_a_direction():
 # Beside the data and in its columns -------------------------------------------------------------------------------------
 
 
-def names_of(dataset: Any) -> list[str]:
+def names_of(dataset):
     """The labels of each item, with spaces between them."""
     names = dataset.labels.class_names
     return [" ".join(names[c] for c in np.flatnonzero(row)) for row in dataset.labels.dense()]

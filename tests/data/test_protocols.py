@@ -24,11 +24,11 @@ ONE = Labels.from_ids(np.zeros(1000, int))
 ROLES = ("query", "labelled", "unlabelled", "database")
 
 
-def sizes(split: Split) -> tuple[int, ...]:
+def sizes(split):
     return tuple(len(getattr(split, role)) for role in ROLES)
 
 
-def made(n: int = 3000, c: int = 9, seed: int = 0, several: bool = True) -> Labels:
+def made(n=3000, c=9, seed=0, several=True):
     """Classes from rare to common; some items have no label."""
     rng = np.random.default_rng(seed)
     if several:

@@ -3,12 +3,10 @@
 import hashlib
 import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 from image_files import put, refused, save
-from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10, FashionMNIST
 
@@ -29,17 +27,17 @@ def test_digits_are_scikit_learns():
 
 
 @pytest.fixture
-def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cifar(tmp_path, monkeypatch):
     """The real layout with 5 x 4 + 4 images, its checksums put into torchvision's class."""
     folder = tmp_path / CIFAR10.base_folder
     folder.mkdir()
     rng = np.random.default_rng(0)
 
-    def write(name: str, value: object) -> list[str]:
+    def write(name, value):
         (folder / name).write_bytes(data := pickle.dumps(value))
         return [name, hashlib.md5(data, usedforsecurity=False).hexdigest()]
 
-    def batch(name: str) -> list[str]:
+    def batch(name):
         pixels = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
         return write(name, {"data": pixels, "labels": rng.integers(0, 10, 4).tolist()})
 
@@ -67,7 +65,7 @@ def test_cifar10_never_unpickles_a_foreign_file(name, cifar):
     class Trap:
         """Leaves a folder behind when it is unpickled."""
 
-        def __reduce__(self) -> tuple[object, tuple[str]]:
+        def __reduce__(self):
             return (os.mkdir, (str(cifar / "sprung"),))
 
     (cifar / name).write_bytes(pickle.dumps(Trap()))
@@ -78,7 +76,7 @@ def test_cifar10_never_unpickles_a_foreign_file(name, cifar):
 # Fashion-MNIST ----------------------------------------------------------------------------------------------------------
 
 
-def idx(array: NDArray[np.uint8]) -> bytes:
+def idx(array):
     return b"".join(
         [bytes((0, 0, 8, array.ndim)), *(n.to_bytes(4, "big") for n in array.shape), array.tobytes()]
     )
@@ -113,7 +111,7 @@ def test_fashion_mnist_from_idx_files(tmp_path):
 @pytest.mark.parametrize("error", [RuntimeError("Error downloading\nfrom anywhere"), OSError("no network")])
 @pytest.mark.parametrize(("form", "kind"), [("cifar10", CIFAR10), ("fashion-mnist", FashionMNIST)])
 def test_offline_names_the_remedy(tmp_path, monkeypatch, error, form, kind):
-    def offline(self: object) -> None:
+    def offline(self):
         raise error
 
     monkeypatch.setattr(kind, "download", offline)
@@ -127,7 +125,7 @@ LIST, LABELS, CONCEPTS = "ImageList/Imagelist.txt", "Groundtruth/AllLabels", "Co
 NAMES = ["airport", "animal", "beach", "sky", "water"]
 
 
-def nuswide(root: Path, end: str = "\n") -> NDArray[np.bool_]:
+def nuswide(root, end="\n"):
     """An official layout of 30 images over five concepts; every tenth image has none."""
     matrix = np.random.default_rng(5).random((30, 5)) < [0.05, 0.3, 0.2, 0.6, 0.4]
     matrix[:, 0] |= ~matrix.any(axis=1)

@@ -4,10 +4,7 @@ import functools
 import http.server
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -22,7 +19,7 @@ X = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def site(tmp_path, monkeypatch):
     """A folder and its URL, with the paths of the files that were sent; some answers are bad."""
     monkeypatch.setenv("GPQ_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -30,7 +27,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (root / "empty").mkdir(parents=True)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             sends = self.command == "GET"
             asked.extend([self.path] * (sends and not self.path.endswith("/")))
             if "forbidden" in self.path:
@@ -46,7 +43,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         do_HEAD = do_GET
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, *args):
             """Nothing is printed."""
 
     make = functools.partial(Handler, directory=str(root))

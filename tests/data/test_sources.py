@@ -6,7 +6,6 @@ import os
 import tarfile
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import datasets
 import h5py
@@ -52,7 +51,7 @@ EMB = {"emb": datasets.List(datasets.Value("float32"), length=W)}
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def roots(tmp_path_factory):
     """Two folders with the images in every form of files."""
     found = [tmp_path_factory.mktemp("root") for _ in range(2)]
     for root in found:
@@ -182,7 +181,7 @@ def test_archive_limits(tmp_path, monkeypatch):
 # WebDataset -------------------------------------------------------------------------------------------------------------
 
 
-def samples(number: int, **of_each: str) -> dict[str, Any]:
+def samples(number, **of_each):
     """Images, each with a text per extension."""
     texts = {
         f"{i:06d}.{e}": t.format(i=i, c=i % 3).encode() for i in range(number) for e, t in of_each.items()
@@ -260,7 +259,7 @@ def test_any_keys_and_labels_come_back(tmp_path_factory, given_):
     assert numbers_of(dataset) == list(given_.values())
 
 
-def numbers_of(dataset: Any) -> list[int]:
+def numbers_of(dataset):
     """Labels whose names are numbers; -1 for none."""
     if dataset.labels is None:
         return [-1] * len(dataset)
@@ -301,7 +300,7 @@ def test_columns_of_csv(tmp_path):
 # Vectors in every form --------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, form: str, x: np.ndarray = X) -> str:
+def write(folder, form, x=X):
     path = folder / f"a.{form}"
     if form.endswith("npy"):
         save(path, np.asfortranarray(x) if "fortran" in form else x)
@@ -317,7 +316,7 @@ def write(folder: Path, form: str, x: np.ndarray = X) -> str:
     return f"features:{path}"
 
 
-def check(data: Any, x: np.ndarray = X, classes: Any = KINDS, ids: bool = False, names: bool = False) -> None:
+def check(data, x=X, classes=KINDS, ids=False, names=False):
     assert isinstance(data, FeatureDataset)
     rows = np.random.default_rng(3).integers(0, N, 60)
     for some in (slice(None), slice(7, 23), rows, rows[:0], np.array([N - 1]), np.resize(rows % 2 == 0, N)):
@@ -336,7 +335,7 @@ def test_files_of_vectors(tmp_path, form, kind):
     check(data, x.astype(np.float32), None if bare else ("0", "1", "2"), not bare, form in ("npz", "parquet"))
 
 
-def frame(**more: Any) -> pd.DataFrame:
+def frame(**more):
     return pd.DataFrame({"id": IDS, "path": NAMES, "label": CELLS, **more})
 
 
@@ -456,7 +455,7 @@ def test_fingerprints_follow_content(tmp_path):
 def test_memory_does_not_grow_with_the_file(tmp_path, suffix):
     """Neither what Python holds, nor what is mapped, comes near the 82 MB of the file."""
 
-    def taken() -> int:
+    def taken():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     x = np.ones((160_000, 128), np.float32)

@@ -14,7 +14,7 @@ from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.registry import make_method
 
 
-def expected_share(scores: np.ndarray, wanted: list[int], k: int) -> float:
+def expected_share(scores, wanted, k):
     """Mean over every order of the items that is one of descending scores."""
     shares = [
         len(set(order[:k]) & set(wanted)) / len(wanted)
@@ -24,10 +24,10 @@ def expected_share(scores: np.ndarray, wanted: list[int], k: int) -> float:
     return float(np.mean(shares))
 
 
-def cosine_order(query: np.ndarray, items: np.ndarray) -> list[int]:
+def cosine_order(query, items):
     """Positions by cosine in exact fractions (its square, with its sign), equal ones by position."""
 
-    def key(i: int) -> tuple[Fraction, int]:
+    def key(i):
         dot, square = int(query @ items[i]), int(items[i] @ items[i])
         return (Fraction(0) if square == 0 else -Fraction(dot * abs(dot), square)), i
 
@@ -53,7 +53,7 @@ def test_shares_are_the_mean_over_every_order_of_ties(seed, n, neighbours, k, fu
     xq, xb = r.standard_normal((5, 4)).astype(np.float32), r.standard_normal((n, 4)).astype(np.float32)
     near = nearest(xq, [xb], neighbours)
 
-    def score(q: np.ndarray, distinct: np.ndarray) -> np.ndarray:
+    def score(q, distinct):
         return np.asarray(sum(tables[q][:, m, distinct[:, m]] for m in range(2)))
 
     scores = score(np.arange(5), codes)
@@ -65,7 +65,7 @@ def test_shares_are_the_mean_over_every_order_of_ties(seed, n, neighbours, k, fu
     assert found == likeness(tables, codes, near, n_queries=5, k=k)
 
 
-def test_floats_keep_all_likeness_and_a_class_code_none_though_its_map_is_perfect():
+def test_floats_keep_all_likeness_and_a_class_code_none_of_evenly_spaced_queries():
     r = np.random.default_rng(0)
     centres = 3 * r.standard_normal((5, 16))
     yq, yb = np.arange(40) % 5, np.arange(1000) % 5
@@ -81,9 +81,6 @@ def test_floats_keep_all_likeness_and_a_class_code_none_though_its_map_is_perfec
     assert likeness(tables, codes, near, n_queries=40).nn10_at_100 <= 0.5
     with pytest.raises(DataError, match="do not fit"):
         likeness(tables, codes[:5], near, n_queries=40)
-
-
-def test_queries_are_evenly_spaced_and_at_most_so_many():
     assert spaced_queries(7).tolist() == list(range(7))
     rows = spaced_queries(1001)
     assert len(rows) == 400

@@ -5,7 +5,6 @@ import itertools
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from experiment.experiments import DIGITS, small_grid
@@ -15,13 +14,13 @@ from gpq_faiss.config import preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
-from gpq_faiss.experiment.runs import RunSpec, plan
+from gpq_faiss.experiment.runs import plan
 from gpq_faiss.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 
 
-def specs_of(**changes: Any) -> list[RunSpec]:
+def specs_of(**changes):
     return plan(small_grid(**changes), DIGITS)[0]
 
 
@@ -122,7 +121,7 @@ def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice():
 
 
 def test_a_run_is_another_when_anything_that_matters_is(monkeypatch):
-    def identity(**changes: Any) -> str:
+    def identity(**changes):
         one = {"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes
         return specs_of(**one)[0].identity
 
@@ -153,7 +152,7 @@ def test_settings_are_layered():
     )
     first, second, third = grid.variations
 
-    def config(method: str, variation: Any = first, perceptron: bool = True) -> Any:
+    def config(method, variation=first, perceptron=True):
         return method_config(grid, variation, method, perceptron=perceptron)
 
     assert (config("gpq").loss.lambda2, config("gpq").training.steps) == (5.0, 11)

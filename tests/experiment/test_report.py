@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -18,7 +16,7 @@ from gpq_faiss.experiment.report import read_experiment, report_experiment
 from gpq_faiss.experiment.runs import begin, plan, read_run
 
 
-def ask(folder: Path, **changes: Any) -> list[str]:
+def ask(folder, **changes):
     """What is missing after a call that is cut off before its first run."""
     grid = small_grid(**changes)
     specs, left_out = plan(grid, DIGITS)
@@ -26,7 +24,7 @@ def ask(folder: Path, **changes: Any) -> list[str]:
     return read_experiment(folder).missing()
 
 
-def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def tables(folder):
     found = json.loads(report_experiment(folder, "json"))["tables"]
     return {name: table["rows"] for name, table in found.items()}
 
@@ -159,7 +157,7 @@ def test_rows_of_one_method_are_named_by_their_variation(tmp_path):
 
 
 def test_what_there_is_no_report_of(done, tmp_path):
-    def refused(message: str, folder: Path = tmp_path, **options: Any) -> None:
+    def refused(message, folder=tmp_path, **options):
         with pytest.raises(GpqError, match=message):
             report_experiment(folder, **options)
 
@@ -185,7 +183,7 @@ def test_what_there_is_no_report_of(done, tmp_path):
 # Pictures ---------------------------------------------------------------------------------------------------------------
 
 
-def draw_kind(folder: Path, kind: str, out: Path, **options: Any) -> dict[str, str]:
+def draw_kind(folder, kind, out, **options):
     """Name -> caption of the pictures of a kind."""
     about = json.loads((folder / "experiment.json").read_text())
     (folder / "experiment.json").write_text(json.dumps(about | {"kind": kind}))

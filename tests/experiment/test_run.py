@@ -10,8 +10,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import faiss
 import h5py
@@ -25,8 +23,7 @@ from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import BusyError, DataError, GpqError
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
-from gpq_faiss.experiment.grid import Grid
-from gpq_faiss.experiment.runs import RunSpec, read_run
+from gpq_faiss.experiment.runs import read_run
 from gpq_faiss.methods import codewords
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.store.hdf5 import read_arrays
@@ -89,7 +86,7 @@ def test_top_rows_are_those_of_a_stable_sort():
     codes = rng.integers(0, 3, (60, 2)).astype(np.uint8)
     weights = rng.standard_normal((7, 2)).round(1)
 
-    def score(rows: Any, distinct: Any) -> Any:
+    def score(rows, distinct):
         return (weights[rows] @ distinct.T.astype(float)).astype(np.float32)
 
     for k in (1, 5, 59, 60):
@@ -179,7 +176,6 @@ def test_what_does_not_belong_in_a_folder_and_calls_that_cannot_be(done, tmp_pat
         with pytest.raises(GpqError, match=message):
             run_experiment(small_grid(**WHOLE).with_options(**change), **arguments)
     held = files.lock(tmp_path / "x" / ".partial" / files.LOCK)
-    assert held is not None
     with pytest.raises(BusyError, match="being written by another process"):
         made(tmp_path / "x", **PQ)
     os.close(held)
@@ -196,7 +192,7 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(tmp_path, monke
     old = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
     again = []
 
-    def watched(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
+    def watched(spec, *args, **kwargs):
         there = {path.stem: path.stat().st_ino for path in tmp_path.glob("*.h5")}
         assert {name for name in old if there[name] != old[name]} == set(again)
         if len(again) == 1:
@@ -220,7 +216,7 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(tmp_path, monke
 
 
 def test_a_failed_run_leaves_the_others_alone(tmp_path, monkeypatch, caplog):
-    def broken(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
+    def broken(spec, *args, **kwargs):
         if spec.bits == 24:
             raise ZeroDivisionError("a defect\nover two lines")
         return compute(spec, *args, **kwargs)
@@ -244,14 +240,14 @@ def test_processes_give_what_one_process_gives(done, tmp_path):
         assert_same(path, done / path.name)
 
 
-def two_trainings(steps: int) -> Grid:
+def two_trainings(steps):
     return small_grid(methods=["gpq"], seeds=[0], config={"training": SMALL | {"steps": steps}})
 
 
 def test_where_one_process_is_killed_the_others_end(tmp_path):
     late = []
 
-    def kill() -> None:
+    def kill():
         while len(list(tmp_path.glob(".partial/*/checkpoint.safetensors"))) < 2:
             time.sleep(0.02)
         first, *_ = workers = multiprocessing.active_children()
@@ -269,11 +265,11 @@ def test_where_one_process_is_killed_the_others_end(tmp_path):
     assert not late
 
 
-def call_of_two_processes(folder: Path, steps: int, waiting: bool, alive: Any) -> None:
+def call_of_two_processes(folder, steps, waiting, alive):
     """In a process of its own: two trainings in two processes, which hold ``alive``; ``waiting`` for a kill when their state is saved."""
     fork, save = multiprocessing.get_context("fork"), RunState.save
 
-    def saved(self: RunState, identity: str) -> None:
+    def saved(self, identity):
         save(self, identity)
         time.sleep(600 * waiting)
 

@@ -1,7 +1,6 @@
 """Codebooks for other tools: each form is loaded by the tool it is for, and ranks the same data alike."""
 
 import json
-from pathlib import Path
 
 import faiss
 import numpy as np
@@ -22,12 +21,12 @@ N, Q, TOP = 700, 4, 20
 
 
 @pytest.fixture(scope="module", params=[5, 6])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(request, tmp_path_factory):
     """Of an odd number of codebooks, whose last one shares its byte with none, and of an even one."""
     return make_model(tmp_path_factory.mktemp("export") / "model", M=request.param)
 
 
-def vectors(Z: np.ndarray, n: int, seed: int) -> np.ndarray:
+def vectors(Z, n, seed):
     """Vectors near the codewords of random codes, float32 [n, M*d], sub-vectors of unit norm.
 
     Each is clearly nearer to one codeword than to the next, so that rounding decides no code.
@@ -42,7 +41,7 @@ def vectors(Z: np.ndarray, n: int, seed: int) -> np.ndarray:
     return x[clear][:n].reshape(n, -1).astype(np.float32)
 
 
-def truth(model: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def truth(model):
     """Items, queries, the items' codes, and the scores [Q, N] of all by brute force."""
     Z = read_model(model).codebooks
     x, xq = vectors(Z, N, 0), vectors(Z, Q, 1)
@@ -50,7 +49,7 @@ def truth(model: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return x, xq, codes, score_codes(xq, codes, Z)
 
 
-def same_ranking(scores: np.ndarray, ids: np.ndarray, exact: np.ndarray) -> None:
+def same_ranking(scores, ids, exact):
     """``ids`` of one query are the best by ``exact``; items that differ by rounding may change places."""
     best = np.sort(exact)[::-1][: len(ids)]
     assert len(set(ids.tolist())) == len(ids)

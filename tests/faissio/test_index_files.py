@@ -2,8 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -19,31 +17,31 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
-from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, Form, faiss_index
+from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import of_faiss, open_in_memory
 
 
-def codebooks(M: int = 6, K: int = 16) -> np.ndarray:
+def codebooks(M=6, K=16):
     return books(M, K, 12)
 
 
-def some(M: int = 6, K: int = 16, n: int = 203) -> tuple[np.ndarray, np.ndarray]:
+def some(M=6, K=16, n=203):
     return random_codes(n, M, K), np.random.default_rng([M, n]).permutation(np.arange(n) * 3 + 2**40)
 
 
-def made(form: Form = "flat", M: int = 6, ids: bool = True) -> Any:
+def made(form="flat", M=6, ids=True):
     codes, own = some(M)
     return faiss_index(codes, own if ids else None, codebooks(M), form)
 
 
-def by_id(ids: np.ndarray, codes: np.ndarray) -> dict[int, bytes]:
+def by_id(ids, codes):
     return {int(i): c.tobytes() for i, c in zip(ids, codes, strict=True)}
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     return save_index(made(), tmp_path / "index.faiss", model_fingerprint="m" * 16, extra={"a": 1})
 
 
@@ -186,7 +184,7 @@ def test_indexes_that_contradict_gpq_are_refused(tmp_path):
     x = np.random.default_rng(0).normal(size=(400, 36)).astype(np.float32)
     ip = faiss.METRIC_INNER_PRODUCT
 
-    def refused(index: object, message: str) -> None:
+    def refused(index, message):
         for read in (contents_of, lambda index: save_index(index, tmp_path / "out.faiss")):
             with pytest.raises(DataError, match=message):
                 read(index)
@@ -205,7 +203,7 @@ def test_indexes_that_contradict_gpq_are_refused(tmp_path):
     faiss.copy_array_to_vector(np.arange(399), short.id_map)
     refused(short, "contradict each other")
 
-    def swap(vector: Any, one: int, other: int) -> None:
+    def swap(vector, one, other):
         values = faiss.vector_to_array(vector)
         values[[one, other]] = values[[other, one]]
         faiss.copy_array_to_vector(values, vector)

@@ -44,7 +44,7 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch):
     """As Faiss does with several GPUs and an index that it cannot place."""
     source = MemoryIndex.build(*items(0, 3)[:2])
 
-    def full(_resources: object, _index: object, config: faiss.GpuIndexIVFPQConfig) -> None:
+    def full(_resources, _index, config):
         halves = config.flatConfig.useFloat16, config.useFloat16LookupTables
         assert not any((*halves, config.usePrecomputedTables, config.use_cuvs))
         assert config.useMMCodeDistance
@@ -84,7 +84,7 @@ def test_the_benchmark_runs_from_end_to_end(tmp_path, monkeypatch, capsys):
     out = tmp_path / "gpu.json"
     monkeypatch.setattr(benchmark, "PARITY_QUERIES", 64)
 
-    def run(*options: str) -> tuple[int, str]:
+    def run(*options):
         small = "--items 1500 --bits 12 --batches 1,3 --copy-bytes 1000 --limit 0.01 --check-items 300"
         monkeypatch.setattr(sys, "argv", ["gpu.py", *small.split(), "--out", str(out), *options])
         try:

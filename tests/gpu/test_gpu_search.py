@@ -3,13 +3,11 @@
 The same code runs on the CPU (asked for by name) and, marked ``gpu``, on a GPU.
 """
 
-from typing import Any
-
 import faiss
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import NO_GPU, ON_GPU, Made, items, on_devices, same
+from gpu_helpers import NO_GPU, ON_GPU, items, on_devices, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +20,7 @@ from gpq_faiss.gpu.index import DeviceIndex, to_gpu
 from gpq_faiss.gpu.tensors import device_of
 
 
-def ranking(made: Made, allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def ranking(made, allowed, k):
     """The k best allowed items by a full sort, equal scores by id; -inf and -1 beyond them."""
     codes, Z, ids, xq = made
     scores = score_codes(xq, codes[allowed], Z)
@@ -35,7 +33,7 @@ def ranking(made: Made, allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.nda
     return D, found
 
 
-def within(made: Made, allowed: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def within(made, allowed, least):
     """All allowed items that score at least ``least``, cut from the full ranking."""
     D, found = ranking(made, allowed, max(1, int(allowed.sum())))
     there = least <= D
@@ -77,7 +75,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch):
     read = []
     found = DeviceIndex._items
 
-    def watched(*args: Any) -> Any:
+    def watched(*args):
         for part in found(*args):
             read.append(len(part[0]))
             yield part
@@ -125,7 +123,7 @@ def test_memory_bounds_the_blocks(memory, k, monkeypatch):
     seen = []
     joined = device_index.merged
 
-    def watched(best: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def watched(best, rows, keys):
         seen.append((len(best), len(keys)))
         return joined(best, rows, keys)
 
@@ -148,7 +146,7 @@ def test_an_index_on_a_device_is_a_snapshot(device):
     before = to_gpu(MemoryIndex.build(codes, Z, ids), device)
     ids[:] = 7  # the caller's array
 
-    def divided(i: np.ndarray) -> np.ndarray:
+    def divided(i):
         passes = i % divisor == 0
         i[:] = 0
         return passes

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,7 @@ KINDS = ("ring", "cross", "bar")
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
-def picture(seed: int) -> bytes:
+def picture(seed):
     image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8))
     held = io.BytesIO()
     image.save(held, "JPEG", quality=92)
@@ -28,7 +27,7 @@ def picture(seed: int) -> bytes:
 
 
 @pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def photos(tmp_path, monkeypatch):
     """The working folder with 150 pictures in ``photos``, and ``labels.csv`` of half of them."""
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
@@ -40,7 +39,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def service(photos: Path) -> Iterator[httpx.Client]:
+def service(photos):
     """``gpq serve`` of the pictures, trained and indexed by commands."""
     training = "--preset paper --bits 24 --set network.backbone=mlp --set network.image_size=24 --set training.steps=10"
     done(f"train folder:photos --labels labels.csv --labelled all {training} --out model")
@@ -53,7 +52,6 @@ def service(photos: Path) -> Iterator[httpx.Client]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert popen.stderr is not None
     said = []
     while not said or "serving 150 items at " not in said[-1]:
         said.append(popen.stderr.readline())
@@ -67,7 +65,7 @@ def service(photos: Path) -> Iterator[httpx.Client]:
 
 
 def test_pictures_are_found_added_and_removed_over_http(service, photos):
-    def search(picture: bytes, **options: object) -> list[dict[str, object]]:
+    def search(picture, **options):
         answer = service.post("/search", files={"image": picture}, data=options)
         assert answer.status_code == 200, answer.text
         return answer.json()["results"]

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -14,12 +13,12 @@ N, MORE, QUERIES, WIDTH, CLASSES = 10_000, 1_500, 100, 64, 12
 TRAINING = "--preset paper --bits 48 --set training.steps=60 --seed 0"
 
 
-def write_table(name: str, ids: np.ndarray, classes: np.ndarray) -> None:
+def write_table(name, ids, classes):
     rows = [f"{i},class-{c}" for i, c in zip(ids, classes, strict=True)]
     Path(name).write_text("\n".join(["id,category", *rows]))
 
 
-def found(line: str) -> list[dict[str, Any]]:
+def found(line):
     """The answers of a search in the working folder."""
     answers = json.loads(done(f"search model {line} --format json"))["queries"]
     return answers

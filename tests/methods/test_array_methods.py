@@ -69,7 +69,7 @@ def test_pq_is_faiss_trained_on_all_padded_vectors(bits):
     np.testing.assert_array_equal(theirs.sa_encode(xb), method.encode(XB))
 
 
-def quantisation_error(method: PQ, x: Floats) -> float:
+def quantisation_error(method, x):
     decoded = method.quantizer.index().sa_decode(method.encode(x))
     return float(((method._to_quantizer(scaled_rows(x)) - decoded) ** 2).sum(axis=1).mean())
 
@@ -89,7 +89,7 @@ CENTRES = np.random.default_rng(9).standard_normal((4, 10)) * 6
 MIXES = np.random.default_rng(8).standard_normal((4, 10, 10)) * np.geomspace(3, 0.1, 10)[:, None]
 
 
-def long_clusters(n: int, seed: int) -> Floats:
+def long_clusters(n, seed):
     """Four clusters, each long in directions of its own."""
     rng = np.random.default_rng(seed)
     c = rng.integers(0, 4, n)
@@ -165,7 +165,7 @@ def test_itq_codes_are_signs_near_the_rotated_components(bits):
     _, _, axes = np.linalg.svd(y - y.mean(axis=0), full_matrices=False)
     np.testing.assert_allclose(np.linalg.norm(rotation @ axes[:bits].T, axis=1), 1, atol=1e-2)
 
-    def loss(v: Floats) -> float:
+    def loss(v):
         return float(((np.sign(v) - v) ** 2).sum(axis=1).mean())
 
     assert loss(method._project(X)) < loss(y @ axes[:bits].T)
@@ -211,7 +211,7 @@ def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent():
     W, Q = rng.standard_normal((6, 4)), rng.standard_normal((8, 6)) * 3
     start = np.where(rng.random((8, 6)) < 0.5, -1.0, 1.0)
 
-    def objective(B: Doubles) -> float:
+    def objective(B):
         return float(((B @ W) ** 2).sum() - 2 * (B * Q).sum())
 
     B = discrete_codes(start, W, Q, sweeps=50)

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from deep_training import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError, UsageError
@@ -34,32 +33,31 @@ from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets, reconstruct
 from gpq_faiss.methods.pq import fit_codebooks
 from gpq_faiss.methods.ssdh import batch_graph, contrast
-from gpq_faiss.methods.trainable import TrainingBatch
 
 
-def drawn(seed: int = 0) -> torch.Generator:
+def drawn(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(shape, generator=drawn(seed), dtype=torch.float64)
 
 
-def some_labels(n: int, classes: int, seed: int) -> Tensor:
+def some_labels(n, classes, seed):
     """Several labels a row, and rows without any."""
     return (torch.rand(n, classes, generator=drawn(seed)) < 0.4).double()
 
 
-def labels_of(ids: list[int], classes: int) -> Tensor:
+def labels_of(ids, classes):
     """One label a row; -1 is an unlabelled row."""
     return torch.cat([torch.eye(classes), torch.zeros(1, classes)])[ids]
 
 
-def alike(y: Tensor, i: int, j: int) -> bool:
+def alike(y, i, j):
     return bool((y[i] * y[j]).any())
 
 
-def triplets_of(y: Tensor, group: int = 100) -> Iterator[tuple[int, int, int]]:
+def triplets_of(y, group=100):
     """Anchors, positives and negatives in one group of rows."""
     known = [i for i in range(len(y)) if y[i].any()]
     for a, p, n in itertools.product(known, repeat=3):
@@ -67,15 +65,15 @@ def triplets_of(y: Tensor, group: int = 100) -> Iterator[tuple[int, int, int]]:
             yield a, p, n
 
 
-def mean(values: list[float]) -> float:
+def mean(values):
     return sum(values) / len(values) if values else 0.0
 
 
-def apart(x: Tensor, i: int, j: int) -> float:
+def apart(x, i, j):
     return float((x[i] - x[j]).square().sum())
 
 
-def hinges(h: Tensor, y: Tensor, margin: float) -> float:
+def hinges(h, y, margin):
     return mean([max(0.0, margin + apart(h, a, p) - apart(h, a, n)) for a, p, n in triplets_of(y)])
 
 
@@ -179,17 +177,17 @@ Terms = dict[str, tuple[float, Any]]
 """The weight of each part of a loss in the total, and its value; None: not worked out here."""
 
 
-def error_of(x: np.ndarray, C: np.ndarray) -> float:
+def error_of(x, C):
     parts = x.reshape(len(x), len(C), -1)
     return float(np.square(parts[:, :, None] - C).sum(axis=3).min(axis=2).sum(axis=1).mean())
 
 
-def apart_or_near(d: Tensor, near: Tensor, far: Tensor, margin: float) -> float:
+def apart_or_near(d, near, far, margin):
     pull, push = ([math.sqrt(v) for v in d[kind].tolist()] for kind in (near, far))
     return (mean([v**2 for v in pull]) + mean([max(0, margin - v) ** 2 for v in push])) / 2
 
 
-def ssdh_terms(method: Any, batch: TrainingBatch) -> Terms:
+def ssdh_terms(method, batch):
     h = method.exported()(batch.x).sigmoid()
     deep = method.extractor.trunk_features(method.extractor.input(batch.x))
     batch.y[2, 7] = 1  # two labels
@@ -206,7 +204,7 @@ def ssdh_terms(method: Any, batch: TrainingBatch) -> Terms:
     }
 
 
-def pqn_terms(method: Any, batch: TrainingBatch) -> Terms:
+def pqn_terms(method, batch):
     """Quantised softly: the mean of codewords by a softmax of cosines. The loss reaches codewords and network alike."""
     with torch.enable_grad():
         method.losses(batch, amp=False)["total"].backward()
@@ -217,7 +215,7 @@ def pqn_terms(method: Any, batch: TrainingBatch) -> Terms:
     return {"total": (1, pqn.asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y))}
 
 
-def subic_terms(method: Any, batch: TrainingBatch) -> Terms:
+def subic_terms(method, batch):
     method.gamma, method.mu = 0.3, 0.7
     z = method.network(batch.x[:12])
     chosen = unpack_codes(method.coder().encode(z.numpy()), 4, 16)
@@ -225,7 +223,7 @@ def subic_terms(method: Any, batch: TrainingBatch) -> Terms:
     log_p = method.classifier(z).log_softmax(dim=1)
     naive = -(log_p * batch.y).sum() / 12 / math.log(10)
 
-    def entropy(z: Tensor) -> float:
+    def entropy(z):
         """Of four blocks, as a share of what they can have."""
         return -sum(v * math.log2(v) for v in z.tolist()) / 16
 
@@ -237,7 +235,7 @@ def subic_terms(method: Any, batch: TrainingBatch) -> Terms:
     }
 
 
-def ninh_terms(method: Any, batch: TrainingBatch) -> Terms:
+def ninh_terms(method, batch):
     method.weight.mul_(30)
     shifted = method.exported()(batch.x)
     values = ninh.piecewise_threshold(shifted + 0.5, 0.4)
@@ -247,14 +245,14 @@ def ninh_terms(method: Any, batch: TrainingBatch) -> Terms:
     return {"total": (1, hinges(values[:12], batch.y, method.margin))}
 
 
-def dqn_terms(method: Any, batch: TrainingBatch) -> Terms:
+def dqn_terms(method, batch):
     assert parts_of(method, batch)["quantisation"] == 0  # until they are fitted
     method.fitted.fill_(True)
     error = error_of(method.network(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
     return {"cosine": (1, None), "quantisation": (method.weight, error)}
 
 
-def dtq_terms(method: Any, batch: TrainingBatch) -> Terms:
+def dtq_terms(method, batch):
     """After a training; by turns: the codes kept are those of the codebooks kept, and the loss counts the distance to their sums."""
     with torch.enable_grad():
         state = trained("dtq").method.state_dict()
@@ -269,14 +267,14 @@ def dtq_terms(method: Any, batch: TrainingBatch) -> Terms:
     return {"triplet": (1, None), "quantisation": (method.weight, error)}
 
 
-def cnnh_terms(method: Any, batch: TrainingBatch) -> Terms:
+def cnnh_terms(method, batch):
     rows, y = np.concatenate([batch.rows, [10**6]]), sets_of_labels(13, 3, True, 3)
     method.fit_labels(None, rows, y)
     out = method.exported()(batch.x[:12]).double().tanh().numpy()
     return {"total": (1, np.square(out - factorise(y, 16)[:12]).mean())}
 
 
-def bgdh_terms(method: Any, batch: TrainingBatch) -> Terms:
+def bgdh_terms(method, batch):
     method.before_step(0, 9, lambda n: iter([batch.x]))
     u, e, generator = method.exported()(batch.x), method.network.backbone(batch.x), drawn()
     right = method.graph.walk(method.network.backbone.input(batch.x), method.longest, generator)
@@ -294,7 +292,7 @@ def bgdh_terms(method: Any, batch: TrainingBatch) -> Terms:
     }
 
 
-def ssgah_terms(method: Any, batch: TrainingBatch) -> Terms:
+def ssgah_terms(method, batch):
     method.blur, generator, s = 0.0, drawn(), method.smooth
     v = method.network.backbone.input(batch.x)
     pair = method.generator(v, torch.randn(21, method.noise, generator=generator))
@@ -375,7 +373,7 @@ def test_codewords_are_the_means_of_their_items_after_training():
 # CNNH -----------------------------------------------------------------------------------------------------------------
 
 
-def sets_of_labels(n: int, classes: int, several: bool, seed: int) -> np.ndarray:
+def sets_of_labels(n, classes, several, seed):
     rng = np.random.default_rng(seed)
     if not several:
         return np.eye(classes, dtype=np.float32)[rng.integers(0, classes, n)]
@@ -384,7 +382,7 @@ def sets_of_labels(n: int, classes: int, several: bool, seed: int) -> np.ndarray
     return y
 
 
-def slow_descent(y: np.ndarray, H: np.ndarray, sweeps: int, rng: np.random.Generator) -> None:
+def slow_descent(y, H, sweeps, rng):
     """The paper's descent, in place, with the n x n matrix worked out anew for each entry; derivatives by automatic differentiation."""
     S, H = torch.from_numpy(np.where(y @ y.T > 0, 1.0, -1.0)), torch.from_numpy(H)
     n, q = H.shape
@@ -436,7 +434,7 @@ def test_the_codes_are_one_a_class_and_far_apart():
 # BGDH ---------------------------------------------------------------------------------------------------------------
 
 
-def groups(seed: int, n: int = 60) -> Tensor:
+def groups(seed, n=60):
     """Two far groups of items."""
     return torch.randn(2 * n, 3, generator=drawn(seed)) + 40 * (torch.arange(2 * n) >= n)[:, None]
 
@@ -499,7 +497,7 @@ def test_the_graph_stays_while_the_network_learns_and_a_training_resumes():
 # SSGAH --------------------------------------------------------------------------------------------------------------
 
 
-def gradients(module: nn.Module) -> list[Tensor]:
+def gradients(module):
     return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
 
 
@@ -509,7 +507,7 @@ def test_every_network_gets_the_gradient_of_its_own_objective_alone(data):
     method, batch = made("ssgah", data()).eval(), replace(first_batch(data(), 12, 9), step=9)
     networks = method.network, method.generator, method.discriminator
 
-    def after(*terms: str) -> list[list[Tensor]]:
+    def after(*terms):
         """The gradients of the networks after a backward through the weighted sum of the terms."""
         batch.generator.manual_seed(0)
         method.zero_grad(set_to_none=True)

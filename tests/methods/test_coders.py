@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 MAKERS = {"ip": ProductCoder, "l2": lambda Z: ProductCoder(Z, "l2"), "sums": AdditiveCoder}
 
 
-def normal(seed: int, *shape: int) -> Floats:
+def normal(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
@@ -80,7 +80,7 @@ def test_sign_codes_are_signs_and_scores_hamming_distances(bits, seed):
     assert_index_ranks_alike(coder, xq, x)
 
 
-def squared_error(x: Floats, codes: NDArray[np.uint8], C: Floats) -> float:
+def squared_error(x, codes, C):
     return float(np.square(x.astype(float) - reconstruct(codes, C)).sum(axis=1).mean())
 
 
@@ -96,7 +96,7 @@ def test_updating_the_codebooks_lowers_their_objective(weight):
     C, x = normal(0, 4, 16, 10), normal(1, 400, 10) * 2
     codes = iterated_conditional_modes(x, C)
 
-    def objective(C: Floats) -> float:
+    def objective(C):
         pairs = itertools.permutations(C.astype(float), 2)
         return squared_error(x, codes, C) + weight * sum(float(((a @ b.T) ** 2).sum()) for a, b in pairs)
 

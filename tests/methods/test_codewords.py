@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods import codewords as module
@@ -16,32 +15,32 @@ from gpq_faiss.nn.additive import assign, assign_logits, product_form, query_for
 seeds = st.integers(0, 10_000)
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def drawn(*shape, seed):
     return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
-def cloud(n: int) -> Tensor:
+def cloud(n):
     return drawn(n, 6, seed=3).float()
 
 
-def posteriors(n: int, C: int = 10, sharp: float = 6.0, seed: int = 0) -> Tensor:
+def posteriors(n, C=10, sharp=6.0, seed=0):
     """Class probabilities, most of them sure of one class, float [n, C]."""
     logits = torch.randn(n, C, generator=torch.Generator().manual_seed(seed))
     logits[torch.arange(n), torch.arange(n) % C] += sharp
     return logits.softmax(dim=1)
 
 
-def sums(S: Tensor, codes: Tensor) -> Tensor:
+def sums(S, codes):
     """Σ_m S[m, code_m], [B, E]."""
     return S[torch.arange(len(S)), codes].sum(dim=1)
 
 
-def error(x: Tensor, S: Tensor) -> float:
+def error(x, S):
     """Mean squared distance of vectors to the sums of their codes."""
     return float((x - sums(S, assign(x, S))).square().sum(dim=1).mean())
 
 
-def cross_entropy(targets: Tensor, S: Tensor) -> float:
+def cross_entropy(targets, S):
     log_p = sums(S, assign_logits(targets, S)).double().log_softmax(dim=1)
     return float(-(targets.double() * log_p).sum(dim=1).mean())
 
@@ -62,7 +61,7 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
     assert found.shape == (4, M)
     for t, codes in zip(targets, found.tolist(), strict=True):
 
-        def cost(code: tuple[int, ...], t: Tensor = t) -> float:
+        def cost(code, t=t):
             total = sums(S[: len(code)], torch.tensor([code]))[0]
             return float(-(t * total.log_softmax(dim=0)).sum() if logits else (t - total).square().sum())
 
@@ -157,7 +156,7 @@ def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch):
     codewords = fit_logit_codewords(p, 2, 16, seed=0)
     codes, target = assign_logits(p, codewords), p @ p.T
 
-    def loss(tables: Tensor) -> float:
+    def loss(tables):
         log_p = (p @ sums(tables, codes).T).log_softmax(dim=1)
         return float(-(target / target.sum(1, keepdim=True) * log_p).sum(dim=1).mean())
 

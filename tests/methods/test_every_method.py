@@ -46,19 +46,19 @@ class Case(NamedTuple):
     yb: Labels
 
     @property
-    def map(self) -> float:
+    def map(self):
         codes = self.coder.encode(self.xb)
         return rank_codes(lambda q, c: self.coder.score(self.xq[q], c), codes, self.yq, self.yb).map
 
 
-def of_network(method: Any) -> Case:
+def of_network(method):
     split, labels = split_of(features()), features().require_labels()
     xq, xb = (vectors(method, features(), rows) for rows in (split.query, split.database))
     return Case(method.coder(), xq, xb, labels.take(split.query), labels.take(split.database))
 
 
 @cache
-def case(name: str, bits: int) -> Case:
+def case(name, bits):
     if name in DEEP:
         return of_network(trained(name).method)
     return Case(quick(name, bits).fit(X, Y), XQ, XB, YQ, YB)
@@ -121,7 +121,7 @@ def test_training_lowers_the_objective_and_ranks_better(name):
 
 @pytest.mark.parametrize("name", [*DEEP, "gpq"])
 def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name, tmp_path):
-    def cut(step: int, steps: int, figures: dict[str, float]) -> None:
+    def cut(step, steps, figures):
         if step == 5:
             raise InterruptedError
 

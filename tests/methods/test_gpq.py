@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-from typing import Any
 
 import faiss
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from model_factory import own_settings
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
@@ -42,7 +40,7 @@ C, WIDTH, M = 4, 10, 3
 LABELLED, ITEMS = 12, 20
 
 
-def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
+def method(classes=C, **sections):
     small = {
         "quantizer": {"codebooks": M, "codewords": 8, "subdim": 12},
         "network": {"hidden": [16], "noise": 0.0},
@@ -53,11 +51,11 @@ def method(classes: int = C, **sections: dict[str, Any]) -> SoftGPQ:
     return SoftGPQ(net, config).train()
 
 
-def items(n: int = 40) -> torch.Tensor:
+def items(n=40):
     return 3 * torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def batch() -> TrainingBatch:
+def batch():
     """The two parts differ in mean and spread, so that joint statistics are neither's."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ITEMS, WIDTH, generator=generator)
@@ -65,7 +63,7 @@ def batch() -> TrainingBatch:
     return TrainingBatch(x, torch.eye(C)[torch.arange(LABELLED) % C], 0, 10, generator)
 
 
-def floats(parts: dict[str, torch.Tensor]) -> dict[str, float]:
+def floats(parts):
     return {name: value.item() for name, value in parts.items()}
 
 
@@ -247,7 +245,7 @@ def test_gpq_f_takes_cnn_f():
 D, HIDDEN = 5, 6
 
 
-def small(variant: str = "authors") -> GPQ:
+def small(variant="authors"):
     """GPQ of the preset over a perceptron with batch norm."""
     changes = {
         "quantizer": {"codebooks": M, "codewords": 4, "subdim": D},
@@ -264,7 +262,7 @@ def small(variant: str = "authors") -> GPQ:
     return GPQ(net, config).train()
 
 
-def by_hand(gpq: GPQ, parts: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def by_hand(gpq, parts):
     """The perceptron's output, each of ``parts`` normalised by its own mean and deviation, and the averages that move with each."""
     state = {k: v.double().numpy() for k, v in gpq.network.backbone.state_dict().items()}
     out, mean, variance = [], np.zeros(HIDDEN), np.ones(HIDDEN)
@@ -328,7 +326,7 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
     torch.save(state, place)
     seen = []
 
-    def spy(x: torch.Tensor, *args: Any, colour: torch.Tensor, **options: Any) -> torch.Tensor:
+    def spy(x, *args, colour, **options):
         seen.append(colour.flatten())
         return random_flip_crop(x, *args, colour=colour, **options)
 

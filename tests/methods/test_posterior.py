@@ -2,18 +2,16 @@
 
 import copy
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
-from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods import codewords
@@ -27,7 +25,6 @@ from gpq_faiss.nn.posterior import (
     DIRECTIONS,
     LEAST_POWER,
     TEMPERATURE_POWER,
-    PosteriorNetwork,
     count_class_codebooks,
 )
 
@@ -37,7 +34,7 @@ CLASS_CODEBOOKS = (3, 2)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_steps() -> Iterator[None]:
+def few_steps():
     """Score tables are fitted in fewer steps than by default: the tests ask what they are, not how good."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(codewords, "_TABLE_STEPS", 60)
@@ -45,46 +42,44 @@ def few_steps() -> Iterator[None]:
         yield
 
 
-def config_of(A: int = 3) -> Config:
+def config_of(A=3):
     features = {"feature_weight": 0.0} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
     changes = {"quantizer": {"codebooks": 3}, "loss": {"lambda2": 0.1}, "network": {"hidden": [16]}}
     changes |= {"posterior": {"networks": 4, **features}}
     return validate(merge(preset("recommended"), changes))
 
 
-def method(A: int = 3, *, width: int = WIDTH, **changes: dict[str, object]) -> PosteriorCodes:
+def method(A=3, *, width=WIDTH, **changes):
     config = merge(config_of(A), changes)
-    net = build_network(config, {"kind": "features", "width": width}, C)
-    assert isinstance(net, PosteriorNetwork)
-    return PosteriorCodes(net, config)
+    return PosteriorCodes(build_network(config, {"kind": "features", "width": width}, C), config)
 
 
-def network(A: int = 3, *, width: int = WIDTH) -> PosteriorNetwork:
+def network(A=3, *, width=WIDTH):
     """A network that means nothing, with codebooks fitted to what it says."""
     return copy.deepcopy(_network(A, width))
 
 
 @functools.cache
-def _network(A: int, width: int) -> PosteriorNetwork:
+def _network(A, width):
     made = method(A, width=width)
     made.fit_codebooks(Sampler(items(600, width=width)))
     return made.network.eval()
 
 
-def items(n: int, seed: int = 0, width: int = WIDTH) -> Tensor:
+def items(n, seed=0, width=WIDTH):
     """Features whose directions are of unlike weight, float32 [n, width]."""
     x = np.random.default_rng([seed, n]).normal(size=(n, width)) * np.linspace(2, 0.5, width) + 0.3
     return torch.from_numpy(x).float()
 
 
-def seen(net: PosteriorNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
+def seen(net, x):
     """Features and posteriors."""
     with torch.no_grad():
         features, raw = net.features(x)
         return features, net.posterior(raw)
 
 
-def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
+def scored(net, ask, codes):
     """Scores by definition, float [Q, n]: the weighted sum of two inner products, each by the longest codeword of its part."""
     features, p = seen(net, ask)
     A = net.A
@@ -103,11 +98,11 @@ def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
 class Sampler:
     """What :meth:`fit_codebooks` draws from; remembers how many items it was requested."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x):
         self.x = x
         self.asked = []
 
-    def __call__(self, n: int) -> Iterator[Tensor]:
+    def __call__(self, n):
         self.asked.append(n)
         yield from torch.split(self.x[:n], 100)
 
@@ -141,7 +136,7 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     net.fit_power(p, aim)
     beside.fit_power(p, aim)
 
-    def sureness(at: float) -> float:
+    def sureness(at):
         raised = p.double() ** at
         return float((raised / raised.sum(dim=1, keepdim=True)).amax(dim=1).mean())
 
@@ -220,7 +215,7 @@ def test_class_codebooks_grow_with_the_bits_of_the_class(n, expected):
         assert net.feature_codewords.shape == (12 - expected, 16, 4)
 
 
-def costs(net: PosteriorNetwork, features: Tensor, p: Tensor, codes: Tensor) -> Tensor:
+def costs(net, features, p, codes):
     """What a code should have the least of, float [B, n], for codes [n, M]: cross entropy or squared error of the class part plus squared
     error of the feature part."""
     A, cost, tempered = net.A, torch.zeros(len(p), len(codes)), net.tempered(p)
@@ -324,7 +319,7 @@ def test_settling_fits_codebooks_to_what_the_network_believes(A):
     assert draw.asked[1] > draw.asked[0] >= 1000
 
 
-def fitted(A: int, w: float) -> PosteriorNetwork:
+def fitted(A, w):
     """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted to 600 items."""
     made = method(A, posterior={"feature_weight": w})
     made.fit_codebooks(Sampler(items(600)))
@@ -365,7 +360,7 @@ def test_class_and_features_are_weighed_in_their_own_deviations(w):
     np.testing.assert_allclose(np.corrcoef(total.flatten(), expected.flatten())[0, 1], 1, atol=1e-4)
 
 
-def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
+def batch(n=15, unlabelled=30):
     y = torch.eye(C)[torch.arange(n) % C]
     return TrainingBatch(items(n + unlabelled, 5), y, 3, 10, torch.Generator())
 

@@ -1,7 +1,6 @@
 """What labels say of other items: propagated over neighbours, and left out in turn; against loops and scikit-learn, and in trainings."""
 
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import RidgeCV
 
 from gpq_faiss import evaluate, open_data, train
-from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.config import merge, preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.losses.classification import subspace_classification
@@ -24,7 +23,7 @@ from gpq_faiss.methods.trainable import TrainingBatch
 # ------------------------------------------------------------------------------------------------------- the propagation
 
 
-def naive_graph(x: np.ndarray, k: int) -> np.ndarray:
+def naive_graph(x, k):
     n, norms = len(x), np.linalg.norm(x, axis=1)
     A = np.zeros((n, n))
     for i in range(n):
@@ -92,7 +91,7 @@ def test_labels_are_handed_on_fifty_times(seed, n, classes, several, islands):
     for _ in range(50):
         F = 0.05 * Y + 0.95 * W @ F
 
-    def shares(p: np.ndarray, axis: int) -> np.ndarray:
+    def shares(p, axis):
         total = p.sum(axis=axis, keepdims=True)
         return p / np.where(total > 0, total, 1)
 
@@ -103,7 +102,7 @@ def test_labels_are_handed_on_fifty_times(seed, n, classes, several, islands):
     np.testing.assert_allclose(found[told].sum(axis=1), 1, rtol=1e-6)
 
 
-def moons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def moons(n, seed=0):
     """Two half circles that reach into each other, on a sphere (random Fourier features), where near ones have a large cosine."""
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 2
@@ -165,7 +164,7 @@ def test_all_labelled_items_are_compared_and_others_by_the_seed(seed, labelled, 
 # ------------------------------------------------------------------------------------------------------------ in a training
 
 
-def config_of(propagation: float = 20.0, seed: int = 0, unlabelled: int = 60, **network: Any) -> Config:
+def config_of(propagation=20.0, seed=0, unlabelled=60, **network):
     changes = {
         "quantizer": {"codebooks": 3},
         "posterior": {"networks": 2, "propagation": propagation},
@@ -176,12 +175,12 @@ def config_of(propagation: float = 20.0, seed: int = 0, unlabelled: int = 60, **
 
 
 @pytest.fixture(scope="module")
-def data() -> Any:
+def data():
     x, y = moons(900)
     return open_data(7 * x, labels=y)
 
 
-def prepared(data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray, size: int = 0) -> Any:
+def prepared(data, config, labelled, pool, size=0):
     """A method as the training has it before its first step."""
     made = build_gpq(config, data, size, len(data.require_labels().class_names))
     with Reader(data, size) as reader:
@@ -190,7 +189,7 @@ def prepared(data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray, 
     return made
 
 
-def standardised(data: Any, rows: np.ndarray) -> np.ndarray:
+def standardised(data, rows):
     x = data.read(rows).astype(np.float32)
     return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
 

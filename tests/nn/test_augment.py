@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from gpq_faiss.nn.augment import random_flip_crop
 from gpq_faiss.nn.joint import Share
 
 
-def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor) -> Tensor:
+def naive(image, dy, dx, flip, pad, colour):
     """One image [3, H, W], pixel by pixel."""
     out = torch.zeros_like(image) + colour.to(image.dtype).view(3, 1, 1)
     _, height, width = image.shape

@@ -4,20 +4,18 @@ import sys
 import urllib.error
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.nn.backbones import (
     BACKBONES,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    Backbone,
     BackboneSpec,
     build_backbone,
 )
@@ -25,11 +23,11 @@ from gpq_faiss.nn.joint import RowDropout
 from gpq_faiss.nn.weights import load_into, read_weights
 
 
-def images(batch: int, size: int, seed: int = 0) -> Tensor:
+def images(batch, size, seed=0):
     return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def build(name: str, weights: str | Path = "none", seed: int = 0, **more: Any) -> Backbone:
+def build(name, weights="none", seed=0, **more):
     """Of images with 16 pixels per side, or of features where ``in_width`` is given."""
     size = 0 if "in_width" in more else 64 if name == "cnnf" else 16
     kind = "features" if "in_width" in more else "images"
@@ -39,7 +37,7 @@ def build(name: str, weights: str | Path = "none", seed: int = 0, **more: Any) -
 
 
 @pytest.fixture(scope="module")
-def vgg16_bn() -> nn.Module:
+def vgg16_bn():
     """torchvision's features with random values in every tensor, batch norm's statistics included: a tensor left out would show. The 500 MB
     of its classifier are shrunk, since no mapping may need them."""
     with torch.device("meta"):
@@ -59,7 +57,7 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
     """From torch's cache; and an error says what to do without it."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
-    def offline(*_: object, **__: object) -> None:
+    def offline(*_, **__):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
@@ -197,7 +195,7 @@ def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
 
 
 class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return Path.touch, (Path("evil-was-here"),)
 
 

@@ -7,18 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_factory import own_settings
 
-from gpq_faiss.config import PRESETS, Config
+from gpq_faiss.config import PRESETS
 from gpq_faiss.data.open import open_data
-from gpq_faiss.methods.gpq import GPQ, build_gpq
-from gpq_faiss.methods.gpq_soft import SoftGPQ
-from gpq_faiss.methods.posterior import PosteriorCodes
+from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.posterior import PosteriorNetwork, SubspaceHeads
 
 sizes = st.integers(1, 5)
 
 
-def generator(seed: int = 0) -> torch.Generator:
+def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -67,12 +65,12 @@ CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"
 """Every preset for features, and every setting of the network without class networks."""
 
 
-def method(config: Config) -> GPQ | SoftGPQ | PosteriorCodes:
+def method(config):
     data = open_data(np.eye(6, 10, dtype=np.float32), labels=np.arange(6) % 3)
     return build_gpq(config, data, 0, 3)
 
 
-def batch(unlabelled: int = 6) -> TrainingBatch:
+def batch(unlabelled=6):
     x = torch.randn(12 + unlabelled, 10, generator=generator(9))
     return TrainingBatch(x, torch.eye(3)[torch.arange(12) % 3], 9, 10, generator())
 

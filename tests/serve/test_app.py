@@ -4,10 +4,8 @@ import io
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -32,32 +30,31 @@ from gpq_faiss.serve.run import serve
 from gpq_faiss.serve.service import Service
 
 DIGITS = open_digits()
-assert DIGITS.labels is not None
 CLASSES = DIGITS.labels.class_ids()
 VECTOR = [1.0] * 72
 
 
-def png(row: int) -> bytes:
+def png(row):
     written = io.BytesIO()
     Image.fromarray(DIGITS.pixels[row]).save(written, "PNG")
     return written.getvalue()
 
 
-def planes(row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def planes(row):
     return DIGITS.planes(np.array([row]))
 
 
-def expected(served: Served, vector: Any, k: int, **options: Any) -> list[tuple[int, float]]:
+def expected(served, vector, k, **options):
     D, ids = open_in_memory(served.index_file).search(vector, k, **options)
     return [(int(i), float(np.float32(s))) for i, s in zip(ids[0], D[0], strict=True) if i != -1]
 
 
-def found(answer: Any) -> list[tuple[int, float]]:
+def found(answer):
     assert answer.status_code == 200, answer.text
     return [(one["id"], float(np.float32(one["score"]))) for one in answer.json()["results"]]
 
 
-def client_of(encoder: Any, index_file: Path, settings: Settings, **options: Any) -> TestClient:
+def client_of(encoder, index_file, settings, **options):
     live = open_live(index_file, **options)
     return TestClient(create_app(Service(encoder, live), settings), base_url="http://127.0.0.1")
 
@@ -119,14 +116,14 @@ def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers
     sizes = []
     run = served.service._searches.run
 
-    def seen(batch: Any) -> Any:
+    def seen(batch):
         sizes.append(len(batch))
         return run(batch)
 
     served.service._searches.run = seen
     begin = threading.Barrier(16)
 
-    def ask(row: int) -> Any:
+    def ask(row):
         begin.wait()
         return served.search(**asked[row % 40])["results"]
 
@@ -140,7 +137,6 @@ def test_an_item_without_an_original_is_searched_by_its_code(encoder, index_file
     with client_of(encoder, index_file, Settings()) as client:
         index = open_in_memory(index_file)
         code = index.code_of(4)
-        assert code is not None
         D, ids = index.search(decode(code[None], index.codebooks), 10)
         answer = client.post("/search", json={"id": 4, "k": 10})
         assert found(answer) == list(zip(ids[0].tolist(), D[0].tolist(), strict=True))
@@ -154,7 +150,7 @@ def test_an_item_without_an_original_is_searched_by_its_code(encoder, index_file
         assert client.get("/items?k=10").json()["items"] == items[:10]
 
 
-def listed(served: Served, **options: Any) -> list[dict[str, Any]]:
+def listed(served, **options):
     answer = served.client.get("/items", params=options)
     assert answer.status_code == 200, answer.text
     items = answer.json()["items"]
@@ -180,7 +176,7 @@ def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served):
 
 
 def test_items_are_added_and_removed_and_found_at_once(served, encoder):
-    def ids(**query: Any) -> list[int]:
+    def ids(**query):
         return [one["id"] for one in served.search(**query)["results"]]
 
     answer = served.client.post("/items", files={"image": png(7)}, headers=BEARER)
@@ -215,7 +211,7 @@ def test_added_items_have_the_name_and_labels_that_came_with_them(served):
     assert sent.status_code == 201, sent.text
     served.add(vector=VECTOR, id=6001)
 
-    def item(number: int) -> Any:
+    def item(number):
         return served.client.get(f"/items/{number}").json()
 
     for _ in range(2):
@@ -438,7 +434,7 @@ def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file, monkeypatc
     Image.new("L", (200, 200)).save(written, "PNG")
     decoded = []
 
-    def endless() -> Iterator[bytes]:
+    def endless():
         for _ in range(100):
             yield b" " * 1000
 
@@ -465,7 +461,7 @@ def test_a_slow_request_is_ended(encoder, index_file, monkeypatch):
     service = Service(encoder, open_live(index_file))
     inner = service._searches.run
 
-    def slow(batch: Any) -> Any:
+    def slow(batch):
         release.wait(20)
         return inner(batch)
 

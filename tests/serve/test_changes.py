@@ -3,15 +3,13 @@
 import contextlib
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.serve.changes import Change, ChangeFile, Changes, changes_path, read_changes
+from gpq_faiss.serve.changes import Change, ChangeFile, changes_path, read_changes
 from gpq_faiss.store.items import Item
 
 SIZE, PRINT = 3, "0123456789abcdef"
@@ -28,7 +26,7 @@ transactions = st.lists(st.dictionaries(ids, change, min_size=1, max_size=4), ma
 
 
 @contextlib.contextmanager
-def opened(index: Path, *changes: Changes) -> Iterator[ChangeFile]:
+def opened(index, *changes):
     """The open file, with these transactions."""
     with contextlib.closing(ChangeFile(index, SIZE, PRINT)) as file:
         for one in changes:
@@ -36,7 +34,7 @@ def opened(index: Path, *changes: Changes) -> Iterator[ChangeFile]:
         yield file
 
 
-def joined(transactions: list[Changes]) -> Changes:
+def joined(transactions):
     return {number: one for changes in transactions for number, one in changes.items()}
 
 

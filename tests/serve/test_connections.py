@@ -5,15 +5,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 from served import listening, open_live
 
-from gpq_faiss import Encoder, MemoryIndex
+from gpq_faiss import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve import run
 from gpq_faiss.serve.guard import Settings, client_of
@@ -24,7 +21,7 @@ Place = tuple[str, int]
 
 
 @pytest.fixture
-def place(encoder: Encoder, made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(encoder, made, monkeypatch):
     """A service that holds 20 connections, and 8 of a client."""
     monkeypatch.setattr(run, "_CONNECTIONS", 20)
     service = Service(encoder, open_live(made / "index.faiss"))
@@ -34,7 +31,7 @@ def place(encoder: Encoder, made: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def unlimited(encoder: Encoder, index_file: Path) -> Iterator[Place]:
+def unlimited(encoder, index_file):
     """The service of an index that may be replaced."""
     with listening(Service(encoder, open_live(index_file)), Settings(rate=0)) as place:
         yield place
@@ -43,7 +40,7 @@ def unlimited(encoder: Encoder, index_file: Path) -> Iterator[Place]:
 def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited, index_file):
     stop, wrong, counts = threading.Event(), [], []
 
-    def asking() -> None:
+    def asking():
         while not stop.is_set():
             code, answer = ask(unlimited, "/search", {"id": 1000, "k": 5, "deny_ids": []})
             if code != 200 or len(answer["results"]) != 5:
@@ -81,7 +78,7 @@ def test_requests_that_are_no_http_or_end_early_do_no_harm(unlimited):
         assert status(unlimited) == 200
 
 
-def connect(stack: ExitStack, place: Place, data: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
+def connect(stack, place, data=b"", buffer=1 << 16):
     opened = stack.enter_context(socket.socket())
     opened.settimeout(20)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -90,7 +87,7 @@ def connect(stack: ExitStack, place: Place, data: bytes = b"", buffer: int = 1 <
     return opened
 
 
-def ask(place: Place, path: str, body: object = None, source: str = "127.0.0.1") -> tuple[int, Any]:
+def ask(place, path, body=None, source="127.0.0.1"):
     client = http.client.HTTPConnection(*place, timeout=20, source_address=(source, 0))
     headers = {"content-type": "application/json"}
     client.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
@@ -100,11 +97,11 @@ def ask(place: Place, path: str, body: object = None, source: str = "127.0.0.1")
     return found
 
 
-def status(place: Place, source: str = "127.0.0.1") -> int:
+def status(place, source="127.0.0.1"):
     return ask(place, "/healthz", source=source)[0]
 
 
-def rest(connection: socket.socket, *, drip: bytes = b"") -> bytes:
+def rest(connection, *, drip=b""):
     """What comes until the connection ends, while ``drip`` is sent again and again."""
     connection.settimeout(0.05 if drip else 20)
     got = b""

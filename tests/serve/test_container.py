@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -15,11 +14,10 @@ from gpq_cli.main import cli
 ROOT = Path(__file__).parents[2]
 
 
-def starts(arguments: list[str]) -> dict[str, Any]:
+def starts(arguments):
     """Parameters of a command."""
     name, *rest = arguments
     command = cli.get_command(click.Context(cli), name)
-    assert command is not None
     return command.make_context(name, rest).params
 
 

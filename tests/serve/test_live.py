@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,14 @@ from gpq_faiss.faissio.io import read_sidecar
 from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.files import write_json
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.serve.changes import Changes
-from gpq_faiss.serve.live import ChangeError, LiveIndex, Where
+from gpq_faiss.serve.live import ChangeError
 from gpq_faiss.store.items import Item
 
 M, K, D = 4, 16, 5
 Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]
 
 
-def codebooks(seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+def codebooks(seed=0):
     Z = np.random.default_rng(seed).standard_normal((M, K, D)).astype(np.float32)
     return Z / np.linalg.norm(Z, axis=2, keepdims=True)
 
@@ -42,7 +40,7 @@ def codebooks(seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
 Z = codebooks()
 
 
-def draw(rng: np.random.Generator, n: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def draw(rng, n):
     """Codes, many of them equal."""
     return pack_codes(rng.integers(0, 3, (n, M)), K)
 
@@ -51,14 +49,14 @@ CODE = draw(np.random.default_rng(0), 1)[0]
 NEW = CODE.tobytes()
 
 
-def make_index(path: Path, ids: Iterable[int], seed: int = 1, Z: Any = Z, form: str = "flat") -> Items:
+def make_index(path, ids, seed=1, Z=Z, form="flat"):
     numbers = list(ids)
     codes = draw(np.random.default_rng(seed), len(numbers))
     MemoryIndex.build(codes, Z, np.array(numbers)).save(path, form, overwrite=True)
     return dict(zip(numbers, codes, strict=True))
 
 
-def brute_force(items: Items, xq: Any, k: int, where: Where) -> tuple[Any, Any]:
+def brute_force(items, xq, k, where):
     ids = np.array(sorted(items), np.int64)
     if where is not None:
         ids = ids[np.isin(ids, np.array(where.ids, np.int64), invert=isinstance(where, Deny))]
@@ -67,7 +65,7 @@ def brute_force(items: Items, xq: Any, k: int, where: Where) -> tuple[Any, Any]:
     return np.take_along_axis(scores, order, axis=1), ids[order]
 
 
-def check(live: LiveIndex, items: Items, seed: int = 0) -> None:
+def check(live, items, seed=0):
     """Compare searches of several kinds with brute force."""
     snapshot, rng = live.snapshot, np.random.default_rng(seed)
     assert snapshot.ntotal == len(items)
@@ -105,24 +103,24 @@ class Life(RuleBasedStateMachine):
     @initialize(
         numbers=st.sets(ids, min_size=1, max_size=40) | st.just({*range(30)}), form=st.sampled_from(FORMS)
     )
-    def begin(self, numbers: set[int], form: str) -> None:
+    def begin(self, numbers, form):
         self.folder = tempfile.TemporaryDirectory()
         self.path, self.form = Path(self.folder.name) / "index.faiss", form
         self.put(sorted(numbers), 1)
         self.changed = {}
         self.live = open_live(self.path, Z, writable=True)
 
-    def put(self, numbers: Iterable[int], seed: int) -> None:
+    def put(self, numbers, seed):
         made = make_index(self.path, numbers, seed, form=self.form)
         self.filed = {number: (code.tobytes(), None) for number, code in made.items()}
 
     @property
-    def items(self) -> dict[int, Any]:
+    def items(self):
         """Code, name and labels by id."""
         return {number: one for number, one in {**self.filed, **self.changed}.items() if one is not None}
 
     @rule(asked=st.lists(st.tuples(st.none() | ids, st.none() | codes, about), min_size=1, max_size=6))
-    def commit(self, asked: list[Any]) -> None:
+    def commit(self, asked):
         asked = [(number, code, (code is not None and item) or None) for number, code, item in asked]
         asked = [one for one in asked if one[0] is not None or one[1] is not None]
         largest = max([-1, *self.filed, *self.changed])
@@ -137,7 +135,7 @@ class Life(RuleBasedStateMachine):
             largest = max(largest, expected)
 
     @rule()
-    def compact(self) -> None:
+    def compact(self):
         if self.live.compact():
             self.filed, self.changed = self.items, {}
             assert self.live.snapshot.index.ntotal == len(self.filed)
@@ -146,7 +144,7 @@ class Life(RuleBasedStateMachine):
             assert not self.changed or not self.items
 
     @rule(compact=st.booleans())
-    def open_again(self, compact: bool) -> None:
+    def open_again(self, compact):
         self.live.close(compact=compact)
         if compact and self.items:
             self.filed, self.changed = self.items, {}
@@ -155,7 +153,7 @@ class Life(RuleBasedStateMachine):
         self.live = open_live(self.path, Z, writable=True)
 
     @rule(seed=st.integers(0, 99))
-    def publish(self, seed: int) -> None:
+    def publish(self, seed):
         reader, old = open_live(self.path, Z), self.live.snapshot.ntotal
         assert not self.live.stale
         self.put(range(seed, seed + 20), seed)
@@ -168,17 +166,17 @@ class Life(RuleBasedStateMachine):
         self.check(reader)
 
     @invariant()
-    def found(self) -> None:
+    def found(self):
         if hasattr(self, "live"):
             self.check(self.live)
 
     @rule()
-    def read(self) -> None:
+    def read(self):
         self.check(open_live(self.path, Z))
         with pytest.raises(DataError, match="by another process"):
             open_live(self.path, Z, writable=True)
 
-    def check(self, live: LiveIndex) -> None:
+    def check(self, live):
         items = self.items
         check(live, {n: np.frombuffer(code, np.uint8) for n, (code, _) in items.items()})
         asked = np.array([*items, 77], np.int64)
@@ -187,7 +185,7 @@ class Life(RuleBasedStateMachine):
             number: item for number, (_, item) in items.items()
         }
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "live"):
             self.live.close()
             self.folder.cleanup()
@@ -206,7 +204,7 @@ def test_changes_during_a_compaction_are_kept(tmp_path, monkeypatch):
     live.commit([(3, None, None), (30, NEW, None)])
     save = live._save
 
-    def slow(made: MemoryIndex, changes: Changes) -> object:
+    def slow(made, changes):
         live.commit([(30, None, None), (31, NEW, None), (4, None, None)])
         written = save(made, changes)
         live.commit([(3, NEW, None)])
@@ -239,7 +237,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path):
     del items[3]
     items |= dict.fromkeys((20, 21, 30), CODE)
 
-    def compact() -> None:
+    def compact():
         found = open_live(work / "index.faiss", Z, writable=True)
         found.commit([(5, None, None)])
         found.close()
@@ -269,7 +267,7 @@ def test_a_compaction_leaves_an_index_that_was_published_meanwhile(tmp_path, mon
     live = open_live(path, Z, writable=True)
     live.commit([(3, None, None), (30, NEW, Item({"name": "new"}, ("b", "a")) if names else None)])
 
-    def late(*args: Any) -> None:
+    def late(*args):
         """The sidecar, the last of the compaction's files."""
         monkeypatch.undo()
         write_json(*args)
@@ -314,7 +312,6 @@ def test_changes_that_the_disk_refuses_are_not_made(tmp_path):
     path = tmp_path / "index.faiss"
     items = make_index(path, range(10))
     live = open_live(path, Z, writable=True)
-    assert live._file is not None
     live._file._db.execute("PRAGMA max_page_count = 4")
     asked = [(n, NEW, Item({"name": "x" * 999})) for n in range(20, 40)]
     *refused, missing = live.commit([*asked, (77, None, None)])
@@ -340,7 +337,7 @@ def test_a_new_index_appears_together_with_its_names(tmp_path, monkeypatch):
     gpq.index(model, tmp_path / "old.h5", path)
     live = open_live(path, writable=True)
 
-    def compacting(self: ItemSources, path: Path) -> None:
+    def compacting(self, path):
         """A service that watches the file takes changes and compacts while the names are written."""
         write(self, path)
         assert not live.stale, "the index is there before its names"

@@ -2,11 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from PIL import Image
 from served import TOKEN, listening, open_live
 
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.service import Service
 
@@ -25,7 +21,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 DIGITS = open_digits()
 
 
-def until(page: Any, expression: str) -> None:
+def until(page, expression):
     """Wait until a JavaScript expression holds; ``wait_for_function`` would evaluate it in the page, which its policy forbids."""
     end = time.monotonic() + 30
     while not page.evaluate(expression):
@@ -34,7 +30,7 @@ def until(page: Any, expression: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -42,7 +38,7 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def serving(encoder: Encoder, made: Path, **options: Any) -> Iterator[SimpleNamespace]:
+def serving(encoder, made, **options):
     """The service in a thread."""
     service = Service(encoder, open_live(made / "index.faiss"), DIGITS)
     with listening(service, Settings(rate=0, **options)) as (address, port):
@@ -50,7 +46,7 @@ def serving(encoder: Encoder, made: Path, **options: Any) -> Iterator[SimpleName
 
 
 @pytest.fixture(scope="module")
-def site(encoder: Encoder, made: Path) -> Iterator[SimpleNamespace]:
+def site(encoder, made):
     with serving(encoder, made, max_upload=20_000, max_k=120) as site:
         yield site
 
@@ -58,7 +54,7 @@ def site(encoder: Encoder, made: Path) -> Iterator[SimpleNamespace]:
 class Tab:
     """A page, and what the browser complained of."""
 
-    def __init__(self, browser: Any, site: SimpleNamespace, **options: Any) -> None:
+    def __init__(self, browser, site, **options):
         # Narrow and low enough that the first results reach beyond its end.
         options.setdefault("viewport", {"width": 800, "height": 500})
         self.page = browser.new_context(**options).new_page()
@@ -75,21 +71,21 @@ class Tab:
         self.page.wait_for_selector("body[data-ready]")
         return self
 
-    def results(self, first: int | None = None) -> list[int]:
+    def results(self, first=None):
         if first is not None:
             self.page.wait_for_selector(f"#results li:first-child button[data-id='{first}']")
         self.page.wait_for_selector("body:not(.busy)")
         return [int(one.get_attribute("data-id")) for one in self.page.query_selector_all("#results button")]
 
-    def shows(self, wanted: list[int]) -> None:
+    def shows(self, wanted):
         assert self.results(wanted[0]) == wanted
 
-    def error(self, text: str) -> None:
+    def error(self, text):
         self.page.wait_for_selector(f"#error:visible:has-text('{text}')")
 
 
 @pytest.fixture
-def tab(browser: Any, site: SimpleNamespace) -> Iterator[Tab]:
+def tab(browser, site):
     opened = Tab(browser, site).ready()
     yield opened
     # Favicons and pictures, too, come from the service.
@@ -97,12 +93,12 @@ def tab(browser: Any, site: SimpleNamespace) -> Iterator[Tab]:
     opened.page.context.close()
 
 
-def digit(row: int, path: Path) -> Path:
+def digit(row, path):
     Image.fromarray(DIGITS.pixels[row]).save(path)
     return path
 
 
-def nearest(site: SimpleNamespace, row: int, k: int, **options: Any) -> list[int]:
+def nearest(site, row, k, **options):
     vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([row])), queries=True)
     found = site.service.live.snapshot.index.search(vector, k, **options)[1][0]
     return [int(i) for i in found]
@@ -152,7 +148,6 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab, site, tmp_pat
 
 def test_it_opens_with_items_of_every_label_which_filter_too(tab, site):
     page = tab.page
-    assert DIGITS.labels is not None
     classes = DIGITS.labels.class_ids()
     page.wait_for_selector("#results li")
     began = tab.results()

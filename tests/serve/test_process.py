@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,9 +23,7 @@ from gpq_faiss.indexes.opening import open_in_memory
 
 
 @contextmanager
-def process(
-    index: Path, model: Path, *options: object, before: tuple[str, ...] = ()
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def process(index, model, *options, before=()):
     """``gpq serve``, writable, once it answers, and its port."""
     port = benchmark.free_port()
     call = [sys.executable, "-m", "gpq_cli", "serve", index, "--model", model, "--writable", "--port", port]
@@ -42,7 +39,7 @@ def process(
             popen.kill()
 
 
-def ended(popen: subprocess.Popen[str], port: int, item: int) -> str:
+def ended(popen, port, item):
     """What it says on SIGTERM, after an item was removed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("DELETE", f"/items/{item}", headers=BEARER)

@@ -4,8 +4,6 @@ import errno
 import os
 import tarfile
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from PIL import Image
 import gpq_faiss.stages.encode as stage
 from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data
 from gpq_faiss.config import Config, NetworkConfig
-from gpq_faiss.data.base import Dataset, sampled_content
+from gpq_faiss.data.base import sampled_content
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.store import raw
@@ -26,21 +24,21 @@ N = 1000
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Dataset:
+def data(tmp_path):
     np.save(tmp_path / "x.npy", random_input("features", N))
     return open_data(f"features:{tmp_path / 'x.npy'}")
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     return make_model(tmp_path / "model")
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def fail_once(monkeypatch, at):
     """The disk is full at the ``at``-th write of a column, and has room again afterwards."""
     write, count = raw.write_at, 0
 
-    def full(*args: Any) -> None:
+    def full(*args):
         nonlocal count
         count += 1
         if count == at:
@@ -50,7 +48,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(raw, "write_at", full)
 
 
-def same_rows(one: Path, other: Path) -> np.ndarray:
+def same_rows(one, other):
     """Two files have the same items and values; the values."""
     with RowReader(one) as first, RowReader(other) as second:
         np.testing.assert_array_equal(first.ids(), second.ids())
@@ -115,7 +113,7 @@ def test_features_of_queries_make_no_codes(tmp_path, data):
 # Images that are replaced ---------------------------------------------------------------------------------------------------
 
 
-def bitmaps(root: Path, seed: int, n: int = 20) -> None:
+def bitmaps(root, seed, n=20):
     """Images of the same names and sizes in bytes, whatever the seed, and of one time."""
     rng = np.random.default_rng(seed)
     for i in range(n):
@@ -125,7 +123,7 @@ def bitmaps(root: Path, seed: int, n: int = 20) -> None:
         os.utime(path, (1e9, 1e9))
 
 
-def put(form: str, root: Path, seed: int) -> str:
+def put(form, root, seed):
     """DATA: images in a folder, listed in a file, in a plain tar of one, or in that as WebDataset."""
     bitmaps(root / "images", seed)
     if form == "list":
@@ -216,12 +214,12 @@ def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
     out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_vectors", []
     write = getattr(stage, name)
 
-    def run(**options: Any) -> Any:
+    def run(**options):
         if shards:
             return encode_shards(model, data.name, out, shard_items=400, batch_size=100, **options)
         return encode(model, data, out, batch_size=100, **options)
 
-    def encode_again(*args: Any, **options: Any) -> Any:
+    def encode_again(*args, **options):
         with untouched(tmp_path), pytest.raises(BusyError, match="out is being written by another") as caught:
             run(overwrite=True)
         refused.append(caught.value)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from gpq_faiss import encode, open_data, train
-from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.config import merge, preset
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError, MismatchError
 from gpq_faiss.faissio.model import read_description
 from gpq_faiss.stages.evaluate import evaluate, model_name
 
 
-def few_steps(name: str, codebooks: int = 3) -> Config:
+def few_steps(name, codebooks=3):
     """A preset, shortened until it takes a second."""
     changes = {
         "network": {"backbone": "mlp", "hidden": [16]},
@@ -27,7 +27,7 @@ def few_steps(name: str, codebooks: int = 3) -> Config:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name, config in (
         ("ours", few_steps("recommended")),

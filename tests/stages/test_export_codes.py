@@ -4,9 +4,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", params=[3, 4])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory):
     """A model, codes of 300 items with names and labels, their table and their index."""
     here = tmp_path_factory.mktemp("codes")
     model = make_model(here / "model", width=20, M=request.param)
@@ -48,7 +46,6 @@ def test_the_table_has_the_rows_of_the_codes(folder, tmp_path):
         assert table["name"].to_pylist() == [f"item-{i}" for i in range(300)]
         classes = reader.header.class_names
         packed = reader.labels()
-        assert packed is not None
         on = np.unpackbits(packed, axis=1, count=len(classes))
         assert table["labels"].to_pylist() == [[classes[c] for c in np.flatnonzero(row)] for row in on]
         about = json.loads(table.schema.metadata[b"gpq_faiss"])
@@ -61,7 +58,7 @@ def test_the_table_has_the_rows_of_the_codes(folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def run_example(name: str, k: int) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+def run_example(name, k):
     """What a file in ``examples/`` has in the end, run in the working folder; scores and ids by the index of its query."""
     Path("codebooks.npz").unlink(missing_ok=True)  # each writes it
     names = {}
@@ -70,14 +67,14 @@ def run_example(name: str, k: int) -> tuple[dict[str, Any], np.ndarray, np.ndarr
     return names, scores, ids
 
 
-def same_ranking(scores: list[float], ids: list[int], best: np.ndarray, of: np.ndarray) -> None:
+def same_ranking(scores, ids, best, of):
     """Equal scores, and the same items above the last one, whose ties may be others."""
     np.testing.assert_allclose(scores, best, atol=1e-5)
     assert {i for i, s in zip(ids, scores, strict=True) if s > best[-1] + 1e-5} <= set(of.tolist())
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
+def postgres():
     """The address of a PostgreSQL server of these tests alone, which has pgvector."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     servers = pytest.importorskip(

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ MADE = [("features", "onnx"), ("features", "pt2"), ("images", "onnx"), ("asymmet
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """A features model with all that an mlp can have, a VGG at 32 pixels, and class networks, whose queries are no items."""
     root = tmp_path_factory.mktemp("models")
     return {
@@ -36,17 +35,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def exports(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def exports(models, tmp_path_factory):
     """(kind, suffix) to its file."""
     root = tmp_path_factory.mktemp("exports")
     return {(kind, suffix): export_encoder(models[kind], root / f"{kind}.{suffix}") for kind, suffix in MADE}
 
 
-def inputs(kind: str, n: int, seed: int = 99) -> np.ndarray[Any, Any]:
+def inputs(kind, n, seed=99):
     return random_input("images" if kind == "images" else "features", n, seed=seed)
 
 
-def run_file(path: Path, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def run_file(path, values):
     x = values.astype(np.float32) / np.float32(255) if values.dtype == np.uint8 else values
     if path.suffix == ".onnx":
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -89,7 +88,7 @@ def test_a_graph_that_differs_leaves_no_file(models, tmp_path, monkeypatch):
     """In its vectors, or by a batch size that is baked in."""
     out, real = tmp_path / "e.pt2", module._to_torch
 
-    def only_two(*given: Any) -> Any:
+    def only_two(*given):
         data, run = real(*given)
         return data, lambda x: run(x[:2])
 

@@ -2,8 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -22,12 +20,12 @@ FORMS = ["flat", "fused", "fastscan", "ivf"]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     return make_model(tmp_path / "model", codebooks())
 
 
 @pytest.fixture
-def codes(tmp_path: Path) -> Path:
+def codes(tmp_path):
     return make_rows(tmp_path / "codes.h5", "codes", encode(features(), codebooks()), IDS, codebooks())
 
 
@@ -88,7 +86,7 @@ def test_an_export_says_where_queries_have_vectors_of_their_own(tmp_path, caplog
             assert extra.get("asymmetric", False) == own
 
 
-def as_dict(layout: Any) -> dict[int, bytes]:
+def as_dict(layout):
     """Id -> code."""
     return dict(zip(layout.ids.tolist(), map(bytes, layout.codes), strict=True))
 

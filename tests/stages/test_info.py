@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ CLASSES = ("cat", "dog", "owl")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory):
     """One of everything, of one model."""
     root = tmp_path_factory.mktemp("files")
     model = make_model(root / "model", M=M, K=K, d=D, class_names=CLASSES)
@@ -133,7 +132,7 @@ def test_unfinished_work(files, tmp_path):
 # Damaged and foreign -------------------------------------------------------------------------------------------------
 
 
-def refused(path: Path, error: type[Exception] = DataError) -> str:
+def refused(path, error=DataError):
     """The one line with which ``info`` refuses a file."""
     with pytest.raises(error) as caught:
         info(path)

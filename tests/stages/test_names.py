@@ -16,7 +16,7 @@ from gpq_faiss.store.items import items_path
 N = 120
 
 
-def data(folder: Path, stem: str, first: int, classes: list[str]) -> Path:
+def data(folder, stem, first, classes):
     """Features with ids, names and labels, as codes."""
     rng = np.random.default_rng(first)
     np.savez(
@@ -34,14 +34,14 @@ def data(folder: Path, stem: str, first: int, classes: list[str]) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     make_model(tmp_path / "model", width=20, M=4)
     np.save(tmp_path / "queries.npy", np.random.default_rng(9).standard_normal((3, 20)).astype(np.float32))
     data(tmp_path, "a", 0, ["cat", "dog"])
     return tmp_path
 
 
-def check(folder: Path, index: Path, *stems: str, model: str = "model") -> None:
+def check(folder, index, *stems, model="model"):
     """Every result of a search has the name, the title and the label that its item has in the data."""
     known = {}
     for held in (np.load(folder / f"{stem}.npz") for stem in stems):

@@ -1,7 +1,6 @@
 """How a search is done where the user names no kind, and that it says so."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +15,12 @@ N = 20_000
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("search") / "model", M=6)
 
 
 @pytest.fixture(scope="module")
-def files(model: Path) -> dict[str, Path]:
+def files(model):
     """Index files of the same codes, a tenth of them distinct, as ``gpq index --kind`` writes them."""
     header = read_model(model)
     rng = np.random.default_rng(1)
@@ -33,7 +32,7 @@ def files(model: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def queries(tmp_path: Path) -> str:
+def queries(tmp_path):
     np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32))
     return str(tmp_path / "queries.npy")
 
@@ -70,7 +69,6 @@ def test_a_search_that_stops_early_says_what_is_proven(model, files, queries, me
     plain = search(model, files["flat"], queries, k=5)
     every, early = (search(model, files["ivf"], queries, k=5, nprobe=n, memory=memory) for n in (10**6, 4))
     assert plain.exact is None
-    assert every.exact is not None
     assert every.exact.all()
     assert np.array_equal(every.ids, plain.ids)
     assert early.exact is not None

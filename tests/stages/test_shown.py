@@ -14,7 +14,7 @@ from gpq_faiss import rank_scores, render
 from gpq_faiss.stages.search_result import SearchResult
 
 
-def result(n: int, name: str, description: str) -> SearchResult:
+def result(n, name, description):
     ids, scores = np.zeros((n, 1), np.int64), np.zeros((n, 1), np.float32)
     return SearchResult(ids, scores, np.arange(n), (name,) * n, "", description=description)
 
@@ -27,7 +27,6 @@ def test_a_search_prints_as_its_command_and_shows_pictures_of_queries_that_are_i
     assert repr(found) == str(found)
     page = found._repr_html_()
     picture = re.match(r'<img src="data:image/png;base64,([^"]+)">', page)
-    assert picture is not None
     assert Image.open(io.BytesIO(base64.b64decode(picture[1]))).width > 300
     assert "<table" in page
     other = gpq.search(shop.image_model, shop.image_index, shop.photo, k=3)

@@ -1,7 +1,6 @@
 """store: nothing broken is written or believed."""
 
 from dataclasses import replace
-from typing import Any
 
 import h5py
 import numpy as np
@@ -52,7 +51,7 @@ def test_headers_that_do_not_fit_together():
             replace(header(), **changes)
 
 
-def changed(h5: Any, name: str, data: Any, **options: Any) -> None:
+def changed(h5, name, data, **options):
     del h5[name]
     if isinstance(data, h5py.ExternalLink):
         h5[name] = data

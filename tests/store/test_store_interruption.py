@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import time
-from typing import Any
 
 import pytest
 from kills import every_kill, run_killed
@@ -40,7 +39,7 @@ def test_a_kill_anywhere_loses_nothing_that_was_committed(tmp_path):
     write(path, n=5)
     old = path.read_bytes()
 
-    def work() -> None:
+    def work():
         with RowWriter(path, header(), overwrite=True) as writer:
             for _ in appended(writer, 100, 40):
                 writer.commit()
@@ -75,14 +74,14 @@ def test_disk_full_in_a_process_of_its_own(tmp_path, limit, since):
     path = tmp_path / "a.h5"
     path.write_bytes(b"precious")
 
-    def work() -> None:
+    def work():
         with RowWriter(path, header(), overwrite=True) as writer:
             for at in appended(writer, 2000, 10):
                 if at == since:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             writer.finish()
 
-    def refused() -> None:
+    def refused():
         with pytest.raises(DataError, match="cannot write"):
             work()
 
@@ -98,7 +97,7 @@ def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(tmp_path, monkeypa
     path = tmp_path / "a.h5"
     full = isinstance(error, OSError)
 
-    def fail(file: Any, offset: int, data: Any) -> None:
+    def fail(file, offset, data):
         raise error
 
     with RowWriter(path, header()) as writer:

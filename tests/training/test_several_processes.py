@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +16,6 @@ from click.testing import CliRunner
 from gpq_cli.main import cli
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 from torch.distributed.run import main as torchrun
@@ -33,7 +31,7 @@ from gpq_faiss.training.parallel import Group, own_device
 STEPS = 28
 
 
-def arguments(out: Path, *more: str) -> list[str]:
+def arguments(out, *more):
     changes = {
         "quantizer.codebooks": 3,
         "network.backbone": "mlp",
@@ -49,7 +47,7 @@ def arguments(out: Path, *more: str) -> list[str]:
     return ["train", "digits", *own, *words, "--out", str(out), *more]
 
 
-def lines(folder: Path) -> list[dict[str, float]]:
+def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -65,13 +63,12 @@ class Done(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     whole, killed = folder / "whole", folder / "killed" / "model"
     killed.parent.mkdir()
     commands = arguments(whole), arguments(killed, "--checkpoint-seconds", "0")
     first, second = together.start("gradients,talk", "cpu", *commands)
-    assert first.stderr is not None
     seen = (line for line in first.stderr if line.startswith("step 8 "))
     assert len(list(itertools.islice(seen, 2))) == 2, second.communicate()[1]
     second.kill()
@@ -174,10 +171,10 @@ def test_broken_images_of_all_processes_are_counted(tmp_path):
     memory = {}
 
     class Two(Readers):
-        def memory(self, size: int) -> NDArray[np.uint8]:
+        def memory(self, size):
             return memory.setdefault(size, np.zeros(size, np.uint8))
 
-    def read(max_bad: float) -> list[Reader]:
+    def read(max_bad):
         memory.clear()
         readers = [
             Reader(open_data(tmp_path / "images", max_bad=max_bad), 16, readers=Two(n, 2)) for n in (1, 0)
@@ -199,18 +196,18 @@ def test_broken_images_of_all_processes_are_counted(tmp_path):
 class Shared:
     """A group whose other processes are worked out here."""
 
-    def __init__(self, rank: int, size: int, readable: NDArray[np.bool_]) -> None:
+    def __init__(self, rank, size, readable):
         self.rank, self.size, self.main, self.readable = rank, size, rank == 0, readable
         self.rows = []
 
-    def of(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def of(self, rank, rows):
         return Group(rank=rank, size=self.size).share(rows)
 
-    def share(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def share(self, rows):
         self.rows.append(rows)
         return self.of(self.rank, rows)
 
-    def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    def join(self, part):
         rows = self.rows.pop(0)
         parts = [self.readable[self.of(rank, rows)] for rank in range(self.size)]
         np.testing.assert_array_equal(parts[self.rank], part)
@@ -220,14 +217,14 @@ class Shared:
 class HalfReadable:
     """Gives of every row its number, if it can be read."""
 
-    def __init__(self, readable: NDArray[np.bool_]) -> None:
+    def __init__(self, readable):
         self.readable = readable
 
-    def stream(self, batches: Iterator[NDArray[np.int64]], *, empty: bool = False) -> Iterator[Any]:
+    def stream(self, batches, *, empty=False):
         for rows in batches:
             yield rows[self.readable[rows]], self.readable[rows]
 
-    def count_broken(self, rows: NDArray[np.int64]) -> None:
+    def count_broken(self, rows):
         assert not self.readable[rows].any()
 
 
@@ -252,7 +249,6 @@ def test_shares_are_the_batches_of_one_process(seed, size, bad, unlabelled):
         for drawn in (each[step] for each in processes):
             np.testing.assert_array_equal(drawn.rows, whole.rows)
             np.testing.assert_array_equal(drawn.unlabelled_rows, whole.unlabelled_rows)
-            assert drawn.share is not None
             assert (drawn.share.start, drawn.share.total) == (at, len(whole.values))
             at = drawn.share.stop
             np.testing.assert_array_equal(drawn.values, whole.values[drawn.share.start : at])

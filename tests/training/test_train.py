@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
+from gpq_faiss.config import NetworkConfig, QuantizerConfig, TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, OutputExistsError
 from gpq_faiss.methods.gpq import GPQ
-from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train
@@ -30,7 +27,7 @@ from gpq_faiss.training.checkpoint import RunState
 from gpq_faiss.training.loop import count_steps, learning_rate
 
 
-def small(network: NetworkConfig | None = None, **changes: object) -> Config:
+def small(network=None, **changes):
     """A config that trains on the digits in a second."""
     training = {"steps": 12, "batch_labelled": 60, "batch_unlabelled": 60, "validation": 0.1, **changes}
     return replace(
@@ -76,13 +73,11 @@ def test_steps_and_learning_rates():
         assert count_steps(auto, classes) == steps
 
 
-def train_digits(
-    out: Path, *, stop: int = 0, seen: list[int] | None = None, config: Config | None = None, **options: Any
-) -> Path:
+def train_digits(out, *, stop=0, seen=None, config=None, **options):
     """A training that is ended after step ``stop``, as by a kill: what was saved before is there. ``seen`` gets its steps. Options
     that ``train`` has not are of its config."""
 
-    def progress(step: int, *_: object) -> None:
+    def progress(step, *_):
         if seen is not None:
             seen.append(step)
         if step == stop:
@@ -94,17 +89,17 @@ def train_digits(
     return train(open_digits(), out, config=config or small(**options), validate_every=4, **how)
 
 
-def same_bytes(a: Path, b: Path) -> bool:
+def same_bytes(a, b):
     return (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     return train_digits(tmp_path_factory.mktemp("train") / "model")
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other(tmp_path_factory):
     """With another seed."""
     return train_digits(tmp_path_factory.mktemp("train") / "model", seed=1)
 
@@ -201,7 +196,7 @@ def test_one_training_at_a_time_into_a_folder(tmp_path):
     """The second ends at once, before it has read any data."""
     out, refused = tmp_path / "m", 0
 
-    def second(*_: object) -> None:
+    def second(*_):
         nonlocal refused
         for options in ({}, {"resume": True}, {"overwrite": True}):
             with pytest.raises(DataError, match="being written by another process"):
@@ -221,7 +216,7 @@ def test_a_signal_saves_the_step_under_way(trained, tmp_path, number, request):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     request.addfinalizer(lambda: signal.signal(number, found))
 
-    def send(step: int, *_: object) -> None:
+    def send(step, *_):
         if step == 7:
             for _i in range(1 if number == signal.SIGINT else 2):  # a second one changes nothing
                 os.kill(os.getpid(), number)
@@ -254,7 +249,6 @@ def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path):
     """As of a version that had a tensor more or less under the same settings."""
     config = small()
     net = build_network(config, {"kind": "features", "width": 4}, 3)
-    assert isinstance(net, GPQNetwork)
     method = GPQ(net, config)
     state = RunState(tmp_path, method, method.optimizer(config.training))
     state.save("identity")

@@ -149,7 +149,6 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
 def talk(group: Group, device: torch.device) -> str:
     """What the processes tell each other: their memory is one, all stop after the same step, and an error ends all."""
     memory = group.memory(10)
-    assert memory is not None
     memory[group.rank] = group.rank + 1
     group.wait()
     assert memory.tolist() == [1, 2] + [0] * 8
