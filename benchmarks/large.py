@@ -91,12 +91,12 @@ def in_place(index: FileIndex, xq: Any) -> dict[str, Any]:
     index.search(xq[:SINGLE], K)
     warming = time.perf_counter() - start
     read.append(lists.read)
-    lists.visited = lists.searched = 0
+    lists.scored = lists.searched = 0
     found = times(partial(index.search, k=K, threads=1), xq)
     return found | {
         "first_ms": 1e3 * first,
         "warming_s": warming,
-        "visited": lists.visited / lists.searched / index.ntotal,
+        "visited": lists.scored / lists.searched / index.ntotal,
         "read_first": read[0],
         "read_64": read[1],
         "read": lists.read,

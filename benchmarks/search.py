@@ -143,7 +143,7 @@ def group(
             for count in threads:
                 times: dict[str, list[float]] = {name: [] for name, _, _ in built}
                 calls: dict[str, int] = {}
-                held.visited = held.searched = 0
+                held.scored = held.searched = 0
                 for number in range(ROUNDS + 1):
                     for name, search, _ in built:
                         parts = [
@@ -175,7 +175,7 @@ def group(
                             "times_faster_than_fastscan": float(ratio),
                             "recall": recalls[name],
                             "equals_brute_force": same if checked != "lists" else None,
-                            "visited": held.visited / max(1, held.searched) / len(codes)
+                            "visited": held.scored / max(1, held.searched) / len(codes)
                             if name == "lists"
                             else 1.0,
                             **{key: value for key, value in facts.items() if key != "held"},

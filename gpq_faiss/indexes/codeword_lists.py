@@ -99,7 +99,7 @@ class ListSearch:
     Attributes:
         lists: number of lists.
         sizes: int64 [lists], codes of each.
-        visited: codes of the lists that searches have visited so far, and
+        scored: codes of the lists that searches have visited so far, and
         searched: number of queries so far: for benchmarks.
     """
 
@@ -113,7 +113,7 @@ class ListSearch:
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self.P, self.names, self.lists = P, names, len(names)
         self.T = columns_per_code(self.M, self.K)
-        self.visited = self.searched = 0
+        self.scored = self.searched = 0
         self._ZT = np.ascontiguousarray(Z.transpose(2, 0, 1))
         cells = np.zeros(1, np.int64)
         if P >= 2:
@@ -151,7 +151,7 @@ class ListSearch:
     ) -> None:
         """Visit lists for all queries (:func:`.kernels.visit`)."""
         about = self._ZT, self.P, self.names
-        self.visited += kernels.visit(xq, *about, lists, at, self._ends, self._rows, passing, k, floor, *out)
+        self.scored += kernels.visit(xq, *about, lists, at, self._ends, self._rows, passing, k, floor, *out)
 
     def _listed(
         self, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
@@ -160,7 +160,7 @@ class ListSearch:
 
         def run(*own: Any) -> None:
             lists = self._ZT, self.P, self.names, self._cells, self._pieces
-            self.visited += kernels.search(*lists, self._ends, self._rows, passing, k, *own)
+            self.scored += kernels.search(*lists, self._ends, self._rows, passing, k, *own)
 
         given_up = np.empty(len(xq), np.bool_)
         in_parallel(run, (xq, floor, D, found, given_up), count)

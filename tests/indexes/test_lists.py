@@ -106,7 +106,7 @@ def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
     index = CodewordLists(of_classes(100_000), books(12, d=3))
     index.search(queries(3, 36) * weights, 10)
     assert index.searched == 3
-    assert 0 < index.visited < 0.1 * 3 * index.distinct
+    assert 0 < index.scored < 0.1 * 3 * index.distinct
 
 
 @pytest.mark.parametrize("K", [16, 8])
