@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # whose functions keep the group that is there when they are first imported
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -165,7 +166,8 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
         yield Group(launch.local_rank, launch.local_size, launch.rank, launch.size), own
         done = True
     finally:
-        # After a failure NCCL would wait for the others; they notice the end of this process.
+        # After a failure NCCL would wait for the others; they notice the end of this process. While anything keeps the group, threads of
+        # gloo run on, and can abort the program as it ends.
         if ours and (done or own.type == "cpu"):
             dist.destroy_process_group()
 
