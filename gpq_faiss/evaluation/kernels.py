@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from ..compiled import compiled
 from .ties import Floats, Ints
 
-_ENTRY = np.int64((1 << 32) - 1)
+_ENTRY = np.uint64((1 << 32) - 1)
 _SIGN = np.int64(1 << 31)
 _RADIX, _PASSES = 11, 3  # bits sorted at a time: 2,048 counters fit the L1 cache
-_DIGIT = np.int64((1 << _RADIX) - 1)
+_DIGIT = np.uint64((1 << _RADIX) - 1)
 _TINY = np.finfo(np.float64).tiny
 BEST, WORST = 1, 2
 """Order within ties: relevant items first or last; other numbers: random."""
@@ -41,21 +41,24 @@ def by_score(keys: NDArray[Any], spare: NDArray[Any], low: int) -> Any:
 
     A radix sort: on some processors numpy's sort of integers takes five times as long.
     """
-    counts = np.zeros((_PASSES, 1 << _RADIX), np.int64)
+    # Indices are unsigned: signed ones would be tested for those that count from the end.
+    counts = np.zeros((_PASSES, 1 << _RADIX), np.uint32)
     for key in keys:
-        value = (np.int64(key) >> np.int64(low)) + _SIGN
+        value = np.uint64((np.int64(key) >> np.int64(low)) + _SIGN)
         for p in range(_PASSES):
-            counts[p, (value >> _RADIX * p) & _DIGIT] += 1
+            counts[p, (value >> np.uint64(_RADIX * p)) & _DIGIT] += np.uint32(1)
     for p in range(_PASSES):
-        before = 0
+        places, shift = counts[p], np.uint64(_RADIX * p)
+        before = np.uint32(0)
         for digit in range(1 << _RADIX):
-            n = counts[p, digit]
-            counts[p, digit] = before
+            n = places[digit]
+            places[digit] = before
             before += n
         for key in keys:
-            place = (((np.int64(key) >> np.int64(low)) + _SIGN) >> _RADIX * p) & _DIGIT
-            spare[counts[p, place]] = key
-            counts[p, place] += 1
+            value = np.uint64((np.int64(key) >> np.int64(low)) + _SIGN)
+            place = places[(value >> shift) & _DIGIT]
+            spare[place] = key
+            places[(value >> shift) & _DIGIT] = place + np.uint32(1)
         keys, spare = spare, keys
     return keys
 
@@ -72,29 +75,31 @@ def tie_groups(
         ordered: equal scores are in the order of the entries, so each is a group of its own.
         ties: order within a group. The relevant part of a group is a group in which every item is relevant, so the closed forms for random
             order apply to "best" and "worst", too.
-        out: int64 [4, G]: items before each group (a), items in it (n), relevant items before it (b) and in it (r).
+        out: int64 [4, U + 1]: items before each group (a), items in it (n), relevant items before it (b) and in it (r).
 
     Returns:
         The number of groups.
     """
-    count, a, b, n, r = 0, 0, 0, 0, 0
-    last = keys[0] >> 1 if by_item else keys[0] >> 32
+    count, a, b, n, r = np.uint64(0), 0, 0, 0, 0
+    shift = np.int64(1 if by_item else 32)
+    last = np.int64(keys[0]) >> shift
     for i in range(len(keys) + 1):
-        key = keys[min(i, len(keys) - 1)]
-        score = key >> 1 if by_item else key >> 32
+        key: Any = np.int64(keys[np.uint64(min(i, len(keys) - 1))])
+        score = key >> shift
         if score != last or ordered or i == len(keys):
-            if r > 0:
-                out[0, count] = a + n - r if ties == WORST else a
-                out[1, count] = r if ties in (BEST, WORST) else n
-                out[2, count], out[3, count] = b, r
-                count += 1
+            # Every group is written, and the next one over it if none of its items is relevant: no branch that cannot be foreseen.
+            out[0, count] = a + n - r if ties == WORST else a
+            out[1, count] = r if ties in (BEST, WORST) else n
+            out[2, count], out[3, count] = b, r
+            count += np.uint64(r > 0)
             a, b, n, r, last = a + n, b + r, 0, 0, score
         if by_item:
             n += 1
             r += key & 1
         else:
-            n += sizes[key & _ENTRY]
-            r += hits[key & _ENTRY]
+            entry = np.uint64(key) & _ENTRY
+            n += sizes[entry]
+            r += hits[entry]
     return count
 
 

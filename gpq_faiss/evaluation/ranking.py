@@ -272,7 +272,8 @@ class Ranking:
         cut = wanted.k or self.n, below.get(wanted.denominator, 0)
         queries = self._by_set[start : start + _TASK]
         measures = np.zeros((len(queries), first_level + len(wanted.points)))
-        scores, found = np.empty((self._block, len(self._scored)), np.int32), np.empty((4, width), np.int64)
+        scores = np.empty((self._block, len(self._scored)), np.int32)
+        found = np.empty((4, width + 1), np.int64)
         hits, sizes, numbers = self._sizes, self._sizes.copy(), np.arange(width)
         spare = np.empty(width, np.int32 if self._by_item else np.int64)
         for i, query in enumerate(queries.tolist()):
