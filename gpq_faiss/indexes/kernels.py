@@ -25,6 +25,7 @@ _ZERO = np.int64(0)
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
 _WHOLE = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
+_PAIRS, _FOURS, _EIGHTS, _BYTES = (_WHOLE // np.uint64(part) for part in (3, 5, 17, 255))
 
 
 @inner
@@ -92,14 +93,24 @@ def _most(tables: Floats, m: Number) -> Number:
 
 
 @inner
-def _make_steps(tables: Floats, reach: Number, steps: Any) -> None:
-    """Fill ``steps``, uint8 [2 * T, 16]: how far a codeword is behind the best of its codebook, in 254ths of ``reach``, rounded down."""
+def _make_steps(tables: Floats, factor: Number, up: Number, steps: Any) -> None:
+    """Fill ``steps``, uint8 [2 * T, 16]: how far a codeword is behind the best of its codebook, times ``factor``, rounded down, or up."""
     M, K = tables.shape
-    factor = np.float32(253.999) / max(reach, _LEAST)
     for m in range(M):
         most = _most(tables, m)
         for k in range(K):
-            steps[m, k] = np.uint8(np.int32(min((most - tables[m, k]) * factor, np.float32(255))))
+            step = min((most - tables[m, k]) * factor, np.float32(255))
+            whole = np.int32(step)
+            steps[m, k] = np.uint8(whole + (up & (np.float32(whole) < step)))
+
+
+@inner
+def _measure(query: Any, least: Number) -> None:
+    """Make the steps of a query (:func:`_rows`) for what ``least`` leaves: 254 of them, rounded down, reach as far."""
+    tables, top, steps, reach, _ = query
+    reach[0] = max(top - least, np.float32(0))
+    if tables.shape[1] <= 16:
+        _make_steps(tables, np.float32(253.999) / max(reach[0], _LEAST), np.False_, steps)
 
 
 @inner
@@ -269,6 +280,64 @@ def _score(blocks: Codes, block: Number, lane: Number, tables: Floats) -> Number
 
 
 @inner
+def _ones(bits: Number) -> Number:
+    """How many bits of a uint64 are set: one instruction, which LLVM knows by this form."""
+    bits -= (bits >> np.uint64(1)) & _PAIRS
+    bits = (bits & _FOURS) + ((bits >> np.uint64(2)) & _FOURS)
+    return (((bits + (bits >> np.uint64(4))) & _EIGHTS) * _BYTES) >> np.uint64(56)
+
+
+@inner
+def _enough(blocks: Codes, places: Any, steps: Any, base: Number, first: Number, k: Number) -> Number:
+    """Whether k codes of the blocks ``range(*places)`` have at most 254 steps (:func:`.near.near`)."""
+    block, end, stride = places
+    count, early = np.uint64(0), min(max(np.int64(2), first + 1), blocks.shape[1])
+    while block < end and count < np.uint64(k):
+        count += _ones(near(blocks, block, steps, np.uint8(base), first, early))
+        block += stride
+    return count >= np.uint64(k)
+
+
+@inner
+def _floor(blocks: Codes, first: Number, last: Number, query: Any, k: Number) -> Number:
+    """A score that k codes among rows ``first:last`` have, but for the margin; -inf if whole blocks of them have fewer.
+
+    Codes of some of their blocks are counted by steps rounded *up*, as results that enter one after the other take far longer.
+    """
+    tables, _, steps, _, varied = query
+    M, K = tables.shape
+    block, end = (first + BLOCK - 1) // BLOCK, last // BLOCK
+    if (end - block) * BLOCK < k or M > 127:
+        return np.float32(-np.inf)
+    top, reach = np.float32(0), _LEAST
+    for m in range(M):
+        if m < 2 * varied:
+            both = np.int64(blocks[block, m // 2, 0])
+            top += tables[m, both >> 4 if m % 2 else both & 15]
+        else:
+            most, fewest = _most(tables, m), tables[m, 0]
+            for j in range(1, K):
+                fewest = min(fewest, tables[m, j])
+            top += most
+            reach += most - fewest
+    places = block, end, max(np.int64(1), (end - block) // (k + 8))
+    finest, low, high = reach / np.float32(1 << 20), np.int64(0), np.int64(190)  # 64 steps are a quarter
+    while True:
+        factor = np.float32(254 - M) / reach  # all codes have at most 254 then, as rounding adds less than M
+        _make_steps(tables, factor, np.True_, steps)
+        if reach < finest or not _enough(blocks, places, steps, high, varied, k):
+            break
+        reach /= np.float32(4)
+    for _ in range(4):
+        middle = (low + high) // 2
+        if _enough(blocks, places, steps, middle, varied, k):
+            low = middle
+        else:
+            high = middle
+    return top - np.float32(254 - low) / factor
+
+
+@inner
 def _rows(
     first: Number,
     last: Number,
@@ -283,8 +352,8 @@ def _rows(
     """Score what may be a result among rows ``first:last``; codes with at least ``least`` enter the results (:func:`_enter`).
 
     Args:
-        query: tables, what any code can score at most, steps (:func:`_make_steps`), their reach, float32 [1], and the columns that are the
-            same in all these rows; if there are any, the rows are in order.
+        query: tables, what any code can score at most, steps and their reach, float32 [1] (:func:`_measure`), and the columns that are
+            the same in all these rows; if there are any, the rows are in order.
         rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
             are ``members[starts[row]:starts[row + 1]]``, ascending.
         passing: bool [items], or empty if all pass.
@@ -316,29 +385,23 @@ def _rows(
                 n = _enter(np.uint64(start) + lane, score, rows, passing, k, out, n)
                 if k and n >= k:
                     least = max(least, D[k - 1])
-        left = max(top - least, np.float32(0))
-        if paired and left < _FINER * reach[0]:
-            reach[0] = left
-            _make_steps(tables, left, steps)
+        if paired and max(top - least, np.float32(0)) < _FINER * reach[0]:
+            _measure(query, least)
             base = _steps_of(blocks, first // BLOCK, first % BLOCK, steps, _ZERO, varied)
         block += 1
     return n, least
 
 
 @inner
-def _begin(query: Floats, ZT: Floats, P: Number, least: Number, room: Any) -> Any:
-    """Fill the tables of a query; what any code can score at most, and what :func:`_heads` returns."""
-    tables, heads, steps, reach = room
-    M = tables.shape[0]
-    margin = _margin(M, _tables(query, ZT, tables))
+def _begin(query: Floats, ZT: Floats, P: Number, room: Any) -> Any:
+    """Fill the tables of a query; what any code can score at most, what :func:`_heads` returns, and the margin."""
+    tables, heads, _, _ = room
+    margin = _margin(len(tables), _tables(query, ZT, tables))
     behind, most = _heads(tables, margin, P, heads)
     top = margin
-    for m in range(M):
+    for m in range(len(tables)):
         top += _most(tables, m)
-    reach[0] = max(top - least, np.float32(0))
-    if ZT.shape[2] <= 16:
-        _make_steps(tables, reach[0], steps)
-    return top, behind, most
+    return top, behind, most, margin
 
 
 @compiled
@@ -370,7 +433,7 @@ def list_bounds(xq: Floats, ZT: Floats, P: Number, names: Codes, bounds: Floats)
     room = _room(ZT.shape[1], ZT.shape[2])
     tables, heads, _, _ = room
     for q in range(len(xq)):
-        _, behind, _ = _begin(xq[q], ZT, P, np.float32(0), room)
+        _, behind, _, _ = _begin(xq[q], ZT, P, room)
         for number in range(len(names)):
             bounds[q, number] = _cell(tables, names[number, 0], P) + heads[names[number, 1]] + behind
 
@@ -413,8 +476,9 @@ def visit(
         n, least = counts[q], floor[q]
         if k and n == k:
             least = max(least, D[q, k - 1])
-        top, behind, _ = _begin(xq[q], ZT, P, least, room)
+        top, behind, _, _ = _begin(xq[q], ZT, P, room)
         query = tables, top, steps, reach, P // 2
+        _measure(query, least)
         out = held if k else (D[q], found[q])
         for i in range(n if k else 0):
             held[0][i], held[1][i] = D[q, i], found[q, i]
@@ -463,8 +527,8 @@ def search(
 ) -> Number:
     """The ``k`` best items of each query among all lists.
 
-    The most promising list gives a first threshold. Then come the cells (lists with the same first two codewords) that reach it, best
-    first.
+    The most promising list gives a threshold before it is visited (:func:`_floor`), and is the first. Then come the cells (lists with the
+    same first two codewords) that reach the threshold, best first.
 
     Args:
         cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
@@ -475,13 +539,14 @@ def search(
     Returns:
         Rows of the lists that were visited.
     """
-    room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
+    K = ZT.shape[2]
+    room, held = _room(ZT.shape[1], K), _held(k)
     (value, first), (begin, at), (tables, heads, steps, reach) = cells, pieces, room
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
     done = np.int64(0)
     for q in range(len(xq)):
         n, least = np.int64(0), floor[q]
-        every, behind, most = _begin(xq[q], ZT, P, least, room)
+        every, behind, most, margin = _begin(xq[q], ZT, P, room)
         query = tables, every, steps, reach, P // 2
         best = 0
         for c in range(len(value)):
@@ -492,6 +557,10 @@ def search(
         for number in range(first[best], first[best + 1]):
             if heads[names[number, 1]] > heads[names[opened, 1]]:
                 opened = number
+        if len(passing) == 0 and K <= 16 and begin[opened] < begin[opened + 1] and at[begin[opened]] >= 0:
+            piece = at[begin[opened]]
+            least = max(least, _floor(rows[0], ends[piece], ends[piece + 1], query, k) - 2 * margin)
+        _measure(query, least)
         top = behind + most
         turns, turn[0] = 1, -1  # that list
         i, lacks = 0, False

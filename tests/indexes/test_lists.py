@@ -114,9 +114,16 @@ def test_codes_without_structure_are_searched_as_exactly(K: int) -> None:
     Z, codes, xq = books(12, K), random_codes(20_000, 12, K), queries(80, 48)
     xq[60:70] = 0  # all tie
     xq[70:, :4] *= 1e4
-    D, found = CodewordLists(codes, Z).search(xq, 10, threads=1)
+    index = CodewordLists(codes, Z)
+    D, found = index.search(xq, 10, threads=1)
     scores, rows = best(xq, codes, Z, 10)
     assert np.array_equal(found, rows)
+    assert np.array_equal(D, scores)
+    mask = np.full(len(codes), True)
+    mask[best(xq[:60], codes, Z, 200)[1]] = False
+    D, found = index.search(xq[:60], 10, mask=mask)
+    scores, rows = best(xq[:60], codes[mask], Z, 10)
+    assert np.array_equal(found, mask.nonzero()[0][rows])
     assert np.array_equal(D, scores)
 
 
