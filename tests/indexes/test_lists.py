@@ -147,6 +147,19 @@ def test_long_runs_of_codes_that_begin_alike_are_passed_over_as_exactly(
             assert np.array_equal(D, scores)
 
 
+def test_the_run_behind_one_that_is_passed_over_is_searched() -> None:
+    """Runs of 512 codes, which begin and end with a block, one of which has all results."""
+    words = np.zeros((16 * 512, 12), np.int64)
+    words[:, 4] = np.arange(len(words)) // 512
+    words[:, 8:] = np.random.default_rng(7).permutation(1 << 16)[: len(words), None] >> [0, 4, 8, 12] & 15
+    Z, codes, xq = books(12), pack_codes(words, 16), queries(50, 48)
+    xq[:, 16:20] *= 20
+    D, found = CodewordLists(codes, Z).search(xq, 10)
+    scores, rows = best(xq, codes, Z, 10)
+    assert np.array_equal(found, rows)
+    assert np.array_equal(D, scores)
+
+
 def test_arguments_that_cannot_be_are_refused() -> None:
     index = CodewordLists(random_codes(100, 4), books(4))
     for floor in (np.zeros(2, np.float32), np.zeros((3, 1), np.float32), np.float32(0)):
