@@ -31,7 +31,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 
 from gpq_faiss.cluster.connect import messages_to_log
-from gpq_faiss.cluster.search import ClusterIndex, Holders
+from gpq_faiss.cluster.search import ClusterIndex
 from gpq_faiss.config import merge, preset
 from gpq_faiss.errors import DataError
 from gpq_faiss.indexes.opening import open_index
@@ -178,8 +178,7 @@ class Jobs:
             check(job, evaluate(self.model, self.data, ray=address).to_dict() == self.figures)
         else:
             longest = 0.0
-            holders = Holders(address)
-            with ClusterIndex(self.manifest, holders) as index:
+            with ClusterIndex(self.manifest, address) as index:
                 while True:
                     last = ended.is_set()  # one more search, after the kill
                     began = time.perf_counter()
@@ -189,7 +188,6 @@ class Jobs:
                     check(job, all(same))
                     if last:
                         break
-            holders.close()
             return {"longest_search_s": longest}
         return {}
 

@@ -13,11 +13,13 @@ import threading
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..build.item_files import ShardItems, known_items, open_items
-from ..cluster.search import ClusterIndex, Holders
+from ..cluster.connect import connected
+from ..cluster.search import ClusterIndex, live_nodes
 from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
@@ -149,7 +151,7 @@ class LiveIndex:
         writable: accept changes, as the only process; not of a manifest.
         compact_after: number of changes after which :meth:`maintain` rewrites the index file.
         ray: address of a cluster that searches the shards; None: this process does.
-        workers: see :class:`..cluster.search.Holders`.
+        workers: see :class:`..cluster.search.ClusterIndex`.
 
     Raises:
         DataError: index or changes are missing, damaged or of another format; or another process writes them.
@@ -174,18 +176,18 @@ class LiveIndex:
         self.snapshot: Snapshot
         self._seen: object = None
         self._refused: object = None
-        self._holders = None if ray is None else Holders(ray, workers)
         self._file: ChangeFile | None = None
-        try:
-            self._file = ChangeFile(*self._of) if writable else None
+        self._cluster: dict[str, Any] = {"address": ray, "workers": workers}
+        with contextlib.ExitStack() as stack:
+            self._ray = stack.enter_context(connected(ray))
+            if writable:
+                self._file = stack.enter_context(contextlib.closing(ChangeFile(*self._of)))
             self.reload()
-        except BaseException:
-            self.close(compact=False)
-            raise
+            self._stack = stack.pop_all()
 
     def _state(self) -> object:
         """Identity of the index file, its sidecar, and the nodes of the cluster; None if there is no such file."""
-        index, nodes = _identity(self.path), None if self._holders is None else tuple(self._holders.nodes())
+        index, nodes = _identity(self.path), self._ray and tuple(live_nodes(self._ray))
         return index and (index, _identity(sidecar_path(self.path)), nodes)
 
     @property
@@ -250,8 +252,7 @@ class LiveIndex:
             self._refused = state = self._state()
             # The changes first: a compaction replaces the index, and then deletes them.
             changes = {} if self.writable or is_manifest(self.path) else read_changes(*self._of)
-            holders = self._holders
-            index = open_index(self.path) if holders is None else ClusterIndex(self.path, holders)
+            index = ClusterIndex(self.path, **self._cluster) if self._ray else open_index(self.path)
             assert isinstance(index, MemoryIndex | MergedIndex)
             if index.fingerprint != self._of[2]:
                 raise MismatchError(
@@ -333,7 +334,5 @@ class LiveIndex:
             if compact:
                 self.compact()
         finally:
-            for opened in (self._file, self._holders):
-                if opened is not None:
-                    opened.close()
-            self._file = self._holders = None
+            self._stack.close()
+            self._file = None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..build.item_files import known_items
-from ..cluster.search import ClusterIndex, Holders
+from ..cluster.search import ClusterIndex
 from ..data.base import Dataset, ImageDataset
 from ..encoder import open_encoder
 from ..errors import MismatchError, UsageError
@@ -97,9 +97,7 @@ def search(
         with stage("opening the index"), gpu_memory(_FITS):
             opened: Index | DeviceIndex
             if ray is not None:
-                holders = Holders(ray, workers)
-                stack.callback(holders.close)
-                opened = ClusterIndex(index, holders, budget)
+                opened = ClusterIndex(index, ray, budget, workers=workers)
             elif on_device:
                 from ..gpu.index import MEMORY, to_gpu
 

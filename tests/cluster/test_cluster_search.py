@@ -3,11 +3,12 @@
 import threading
 
 import numpy as np
+import psutil
 import pytest
 from shard_factory import codebooks, make, same
 
 from gpq_faiss import Allow, MemoryIndex, open_index
-from gpq_faiss.cluster.search import ClusterIndex, Holders
+from gpq_faiss.cluster.search import ClusterIndex, live_nodes
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.indexes.manifest import update_manifest
 
@@ -15,32 +16,15 @@ pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[
 from ray_kills import kill
 
 
-@pytest.fixture(scope="module")
-def held(cluster):
-    holders = Holders(cluster.address)
-    yield holders
-    holders.close()
-
-
-@pytest.fixture
-def holders(nodes, held):
-    """The same actors for all tests, as a service keeps them; two nodes."""
-    return held
-
-
-def asked(index, what):
-    """What a function of each actor gives."""
-    return [index._ray.get(actor.__ray_call__.remote(what)) for actor, _ in index._parts]
-
-
 def pids(index):
-    return asked(index, lambda _: __import__("os").getpid())
+    asked = [actor.__ray_call__.remote(lambda _: __import__("os").getpid()) for actor, _ in index._parts]
+    return index._ray.get(asked)
 
 
 @pytest.mark.parametrize("form", ["flat", "ivf"])
-def test_two_nodes_answer_as_one_file(holders, tmp_path, form):
+def test_two_nodes_answer_as_one_file(nodes, tmp_path, form):
     made = make(tmp_path, 3, 400, 5, form=form)
-    with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
+    with open_index(made.manifest) as one, ClusterIndex(made.manifest, nodes.address) as spread:
         assert (spread.ntotal, spread.width) == (400, one.width)
         assert len(set(pids(spread))) == 2
         for where in (None, Allow(made.ids[::3]), lambda ids: ids % 2 == 0):
@@ -55,9 +39,9 @@ def test_two_nodes_answer_as_one_file(holders, tmp_path, form):
         np.testing.assert_array_equal(spread.code_of(item), one.code_of(item))
 
 
-def test_actors_and_nodes_that_are_killed_are_replaced(nodes, holders, tmp_path):
+def test_actors_and_nodes_that_are_killed_are_replaced(nodes, tmp_path):
     made = make(tmp_path, 4, 300, 4)
-    with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders) as spread:
+    with open_index(made.manifest) as one, ClusterIndex(made.manifest, nodes.address) as spread:
         expected = one.search(made.queries, 20)
         for _ in range(2):
             kill(pids(spread)[0])
@@ -65,26 +49,26 @@ def test_actors_and_nodes_that_are_killed_are_replaced(nodes, holders, tmp_path)
         nodes.kill_second()
         same(spread.search(made.queries, 20), expected)
         nodes.two()
-        with ClusterIndex(made.manifest, holders) as again:  # the node that joined has its part
+        with ClusterIndex(made.manifest, nodes.address) as again:  # the node that joined has its part
             same(again.search(made.queries, 20), expected)
-            assert len(holders.nodes()) == 2
+            assert len(live_nodes(again._ray)) == 2
             assert len(again._parts) == 2
 
 
-def test_a_shard_that_is_missing_or_of_another_model_is_named(holders, tmp_path):
+def test_a_shard_that_is_missing_or_of_another_model_is_named(nodes, tmp_path):
     made = make(tmp_path, 7, 100, 3)
     other = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(5), np.arange(3))
     other.save(tmp_path / "shards" / "1.faiss", overwrite=True)
     with pytest.raises(MismatchError, match=r"shards/1\.faiss is of another model"):
-        ClusterIndex(made.manifest, holders)
+        ClusterIndex(made.manifest, nodes.address)
     (tmp_path / "shards" / "1.faiss").unlink()
     with pytest.raises(DataError, match=r"shards/1\.faiss is missing"):
-        ClusterIndex(made.manifest, holders)
+        ClusterIndex(made.manifest, nodes.address)
 
 
-def test_a_search_waits_no_longer_than_it_should(holders, tmp_path):
+def test_a_search_waits_no_longer_than_it_should(nodes, tmp_path):
     made = make(tmp_path, 6, 300, 4)
-    with ClusterIndex(made.manifest, holders, timeout=1) as spread:
+    with ClusterIndex(made.manifest, nodes.address, timeout=1) as spread:
         busy = [
             actor.__ray_call__.remote(lambda _: __import__("time").sleep(3)) for actor, _ in spread._parts
         ]
@@ -93,10 +77,10 @@ def test_a_search_waits_no_longer_than_it_should(holders, tmp_path):
         spread._ray.get(busy)
 
 
-def test_a_shard_is_replaced_while_searches_go_on(holders, tmp_path):
+def test_a_shard_is_replaced_while_searches_go_on(nodes, tmp_path):
     made = make(tmp_path, 8, 300, 4)
     wrong = []
-    with ClusterIndex(made.manifest, holders) as old:
+    with ClusterIndex(made.manifest, nodes.address) as old:
         before = old.search(made.queries, 30)
         end = threading.Event()
 
@@ -111,22 +95,18 @@ def test_a_shard_is_replaced_while_searches_go_on(holders, tmp_path):
         asking.start()
         new = MemoryIndex.build(np.full((5, 2), 7, np.uint8), codebooks(), np.arange(10**8, 10**8 + 5))
         update_manifest(made.manifest, [new.save(tmp_path / "shards" / "new.faiss")], ["shards/0.faiss"])
-        with ClusterIndex(made.manifest, holders) as now, open_index(made.manifest) as one:
+        with ClusterIndex(made.manifest, nodes.address) as now, open_index(made.manifest) as one:
             same(now.search(made.queries, 30), one.search(made.queries, 30))
             end.set()
             asking.join()
     assert not wrong
 
 
-def test_what_is_no_longer_searched_is_closed(holders, tmp_path):
+def test_what_is_no_longer_searched_ends_its_actors(nodes, tmp_path):
     made = make(tmp_path, 9, 100, 3)
-    first, second = (ClusterIndex(made.manifest, holders) for _ in range(2))
+    first, second = (ClusterIndex(made.manifest, nodes.address, workers=1) for _ in range(2))
     same(first.search(made.queries, 5), second.search(made.queries, 5))
-    name, other = (index._parts[0][1][0] for index in (first, second))
-
-    def held(self):
-        return [one in self._held for one in (name, other)]
-
-    assert asked(first, held) == [[True, True]] * 2
+    actors = [psutil.Process(*pids(index)) for index in (first, second)]
     del second  # as a service leaves it to its last searches
-    assert asked(first, held) == [[True, False]] * 2
+    first.close()
+    assert not psutil.wait_procs(actors, timeout=30)[1]
