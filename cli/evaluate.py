@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from .options import DATA_HELP, data_options, device_option, emit, format_option, overwrite_option, ray_option
+import gpq_faiss as gpq
+
+from . import options as common
 
 
 @click.command(
@@ -30,10 +32,10 @@ Examples:
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
-{DATA_HELP}
+{common.DATA_HELP}
 """
 )
-@click.argument("model_dir", metavar="MODEL")
+@click.argument("model")
 @click.argument("data")
 @click.option("--protocol", help="1, 2, transfer[:CLASSES] or gpq-authors.  [default: the training's]")
 @click.option(
@@ -48,17 +50,15 @@ Examples:
     help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
 )
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
-@format_option("json", "markdown", "csv", "latex")
+@common.format_option("json", "markdown", "csv", "latex")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
-@ray_option()
-@device_option
-@overwrite_option
-@data_options
+@common.ray_option()
+@common.device_option
+@common.overwrite_option
+@common.data_options
 def evaluate(
-    model_dir: str,
     data: str,
-    compare: str,
     format_: Any,
     out: str | None,
     plot: str | None,
@@ -67,23 +67,12 @@ def evaluate(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    from gpq_faiss.data.open import open_data
-    from gpq_faiss.evaluation.tables import render
-    from gpq_faiss.files import check_output
-    from gpq_faiss.report.plots import check_picture
-    from gpq_faiss.stages.evaluate import evaluate as run
-
-    if out is not None:
-        check_output(out, overwrite=overwrite)
-    if plot is not None:
-        check_picture(plot, overwrite=overwrite)
-    dataset = open_data(data, **data_args)
-    names = [name.strip() for name in compare.split(",") if name.strip()]
-    result = run(model_dir, dataset, compare=names, **ray, **options)
+    common.check_files(overwrite, out, plot)
+    result = gpq.evaluate(data=gpq.open_data(data, **data_args), **ray, **options)
     if plot is not None:
         result.draw(plot, overwrite=overwrite)
     if format_ == "json":
-        emit(result.to_dict(), out)
+        common.emit(result.to_dict(), out)
     else:
         about = result.about() if format_ == "text" else []
-        emit("\n".join([render(result.rows(), format_, digits=4), *about]), out)
+        common.emit("\n".join([gpq.render(result.rows(), format_, digits=4), *about]), out)

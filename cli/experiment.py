@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
+import gpq_faiss as gpq
 from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.progress import levels
 
-from .options import DATA_HELP, data_options, device_option, emit, format_option, out_option, overwrite_option
+from . import options as common
 
 
 @click.group(
@@ -37,9 +39,8 @@ Examples:
   gpq experiment methods --format json
 """
 )
-@format_option("json", "markdown", "csv")
+@common.format_option("json", "markdown", "csv")
 def methods(format_: Any) -> None:
-    from gpq_faiss.evaluation.tables import render
     from gpq_faiss.methods.registry import find_method, method_names
 
     rows = [
@@ -53,7 +54,7 @@ def methods(format_: Any) -> None:
         }
         for name, entry in ((name, find_method(name)) for name in method_names())
     ]
-    emit(render(rows, format_).removesuffix("\n"))
+    common.emit(gpq.render(rows, format_).removesuffix("\n"))
 
 
 # Options that replace the grid's keys of the same names.
@@ -97,12 +98,12 @@ Examples:
   gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
   gpq experiment run mine.toml cifar10 --device cuda --out mine
 
-{DATA_HELP}
+{common.DATA_HELP}
 """
 )
 @click.argument("grid")
 @click.argument("data")
-@out_option
+@common.out_option
 @_grid_options
 @click.option(
     "--set",
@@ -116,23 +117,21 @@ Examples:
     "--jobs", default=1, show_default=True, help="Concurrent runs, each in its own process with one thread."
 )
 @click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
-@device_option
-@overwrite_option
-@data_options
+@common.device_option
+@common.overwrite_option
+@common.data_options
 def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     from gpq_faiss.config import parse_settings
     from gpq_faiss.experiment.grid import read_grid
-    from gpq_faiss.experiment.run import run_experiment
-    from gpq_faiss.progress import levels
 
     given = {key: _key(key, options.pop(key)) for key in _OF_THE_GRID}
     chosen = read_grid(grid).with_options(parse_settings(changes), **given)
     # The steps of every training are many; what is of interest here is each run as it ends.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
-        summary = run_experiment(chosen, data, **options)
+        summary = gpq.run_experiment(chosen, data, **options)
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
-    emit(f"{summary.folder}: {'; '.join(parts)}")
+    common.emit(f"{summary.folder}: {'; '.join(parts)}")
     if summary.failed:
         name, why = next(iter(summary.failed.items()))
         more = f" (and {len(summary.failed) - 1:,} others)" if len(summary.failed) > 1 else ""
@@ -152,23 +151,18 @@ Examples:
 """
 )
 @click.argument("folder")
-@format_option("markdown", "latex", "csv", "json", note="; csv has one table")
+@common.format_option("markdown", "latex", "csv", "json", note="; csv has one table")
 @click.option("--table", help="Only this table: map, depth, pr or seconds.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
-@overwrite_option
+@common.overwrite_option
 def report(
     folder: str, format_: Any, out: str | None, plots: str | None, overwrite: bool, **options: Any
 ) -> None:
-    from gpq_faiss.experiment.pictures import draw_experiment
-    from gpq_faiss.experiment.report import report_experiment
-    from gpq_faiss.files import check_output
-
-    if out is not None:
-        check_output(out, overwrite=overwrite)
+    common.check_files(overwrite, out)
     pictures = {}
     if plots is not None:
-        drawn = draw_experiment(folder, plots, overwrite=overwrite)
+        drawn = gpq.draw_experiment(folder, plots, overwrite=overwrite)
         start = Path(out).parent if out is not None else Path()
         pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
-    emit(report_experiment(folder, format_, pictures=pictures, **options).removesuffix("\n"), out)
+    common.emit(gpq.report_experiment(folder, format_, pictures=pictures, **options).removesuffix("\n"), out)

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from .options import emit, out_option, overwrite_option
+import gpq_faiss as gpq
+
+from . import options as common
 
 
 @click.command()
@@ -17,14 +19,14 @@ from .options import emit, out_option, overwrite_option
     required=True,
     help="The tool that reads it.",
 )
-@out_option
+@common.out_option
 @click.option(
     "--factory",
     metavar="STRING",
     help="For factory: such as IDMap2,PQ12x4 or PQ12x4fs.  [default: IDMap2,PQ of the model]",
 )
-@overwrite_option
-def export(source: str, out: str, **options: Any) -> None:
+@common.overwrite_option
+def export(**options: Any) -> None:
     """Write a model's codebooks, or codes, for another tool. SOURCE is a model folder; for parquet, codes.h5.
 
     factory is an empty, trained index as faiss.index_factory makes it of STRING: PQ of the model's codebooks, with fs for FastScan,
@@ -38,16 +40,14 @@ def export(source: str, out: str, **options: Any) -> None:
       gpq export model --to factory --factory PQ12x4fs --out fastscan.faiss
       gpq export codes.h5 --to parquet --out codes.parquet
     """
-    from gpq_faiss.stages.export import export as run
-
-    emit(str(run(source, out, **options)))
+    common.emit(str(gpq.export(**options)))
 
 
 @click.command()
 @click.argument("model_dir")
-@out_option
-@overwrite_option
-def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
+@common.out_option
+@common.overwrite_option
+def export_faiss(**options: Any) -> None:
     """Write an empty, trained faiss IndexPQ (inner product) with the model's codebooks.
 
     Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come from the model's
@@ -58,16 +58,14 @@ def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
     Example:
       gpq export-faiss model --out empty.faiss
     """
-    from gpq_faiss.stages.export import export_faiss as run
-
-    emit(str(run(model_dir, out, overwrite=overwrite)))
+    common.emit(str(gpq.export_faiss(**options)))
 
 
 @click.command()
 @click.argument("model_dir")
-@out_option
-@overwrite_option
-def export_encoder(model_dir: str, out: str, overwrite: bool) -> None:
+@common.out_option
+@common.overwrite_option
+def export_encoder(**options: Any) -> None:
     """Write a model's network as one file, ONNX or (.pt2) torch.export: from input to query vectors.
 
     Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file is written only after
@@ -78,7 +76,5 @@ def export_encoder(model_dir: str, out: str, overwrite: bool) -> None:
       gpq export-encoder model --out encoder.onnx
       gpq export-encoder model --out encoder.pt2
     """
-    from gpq_faiss.stages.export_encoder import export_encoder as run
-
-    path = run(model_dir, out, overwrite=overwrite)
-    emit(f"{path}: {path.stat().st_size:,} bytes, vectors of queries as the model's")
+    path = gpq.export_encoder(**options)
+    common.emit(f"{path}: {path.stat().st_size:,} bytes, vectors of queries as the model's")

@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
-from .options import emit, out_option, overwrite_option, ray_option
+import gpq_faiss as gpq
+from gpq_faiss.errors import UsageError
+
+from . import options as common
 
 
 @click.command()
 @click.argument("model_dir")
 @click.argument("sources", metavar="CODES_OR_FEATURES...", nargs=-1)
-@out_option
+@common.out_option
 @click.option(
     "--kind",
     type=click.Choice(["flat", "fused", "fastscan", "ivf"]),
@@ -39,8 +42,8 @@ from .options import emit, out_option, overwrite_option, ray_option
     metavar="FILE",
     help="Remove this shard from the manifest --out.",
 )
-@ray_option("workers")
-@overwrite_option
+@common.ray_option("workers")
+@common.overwrite_option
 def index(
     model_dir: str, sources: tuple[str, ...], out: str, no_names: bool, ray: dict[str, Any], **options: Any
 ) -> None:
@@ -68,10 +71,6 @@ def index(
       gpq index model codes/*.h5 --ray auto --out manifest.json
       gpq index model more.h5 --add --out manifest.json
     """
-    from gpq_faiss.errors import UsageError
-    from gpq_faiss.stages.index import index as run
-    from gpq_faiss.stages.index import index_shards
-
     if options["kind"] == "fastscan":
         logging.getLogger("gpq_faiss.stages.index").warning(
             "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks of "
@@ -79,8 +78,8 @@ def index(
         )
     options["names"] = not no_names
     if out.endswith(".json"):
-        emit(str(index_shards(model_dir, sources, out, **ray, **options)))
+        common.emit(str(gpq.index_shards(model_dir, sources, out, **ray, **options)))
         return
     if ray["ray"] is not None or any([options.pop("add"), options.pop("remove")]):
         raise UsageError("--ray, --add and --remove-shard are for shards: name a manifest, --out NAME.json")
-    emit(str(run(model_dir, sources, out, **options)))
+    common.emit(str(gpq.index(model_dir, sources, out, **options)))

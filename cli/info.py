@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
-from .options import emit, format_option
+import gpq_faiss as gpq
+
+from . import options as common
 
 
 @click.command()
 @click.argument("path")
-@format_option("json", note="; JSON has everything")
+@common.format_option("json", note="; JSON has everything")
 def info(path: str, format_: str) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
@@ -25,15 +27,13 @@ def info(path: str, format_: str) -> None:
       gpq info model
       gpq info index.faiss --format json
     """
-    from gpq_faiss.stages.info import info as run
-
-    found = run(path)
+    found = gpq.info(path)
     if format_ == "json":
-        emit(found)
+        common.emit(found)
         return
     rows = _flat(found)
     width = max(map(len, rows))
-    emit("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows.items()))
+    common.emit("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows.items()))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

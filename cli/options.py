@@ -139,6 +139,16 @@ def format_option(*formats: str, note: str = "") -> Decorator:
     )
 
 
+def check_files(overwrite: bool, out: str | None, picture: str | None = None) -> None:
+    """Check before any work that these files can be written."""
+    from gpq_faiss.files import check_output
+    from gpq_faiss.report.plots import check_picture
+
+    for path, check in ((out, check_output), (picture, check_picture)):
+        if path is not None:
+            check(path, overwrite=overwrite)
+
+
 def emit(value: Any, out: str | None = None) -> None:
     """Print a result (JSON if it is not text) once the command's progress is gone, or write it to the file ``out``."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, allow_nan=False)

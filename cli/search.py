@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 
-from .options import device_option, emit, format_option, overwrite_option, ray_option, read_option
+import gpq_faiss as gpq
+from gpq_faiss.errors import UsageError
+
+from . import options as common
 
 
 @click.command()
-@click.argument("model_dir", metavar="MODEL")
-@click.argument("index_file", metavar="INDEX")
+@click.argument("model")
+@click.argument("index")
 @click.argument("queries")
 @click.option("-k", "k", type=int, help="Results per query.  [default: 10]")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
@@ -34,18 +37,15 @@ from .options import device_option, emit, format_option, overwrite_option, ray_o
 @click.option(
     "--min-score", type=float, metavar="SCORE", help="Instead of k: all items with at least this score."
 )
-@format_option("json", "png", note="; png needs --out and --images")
+@common.format_option("json", "png", note="; png needs --out and --images")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
-@ray_option("workers")
-@device_option
-@overwrite_option
-@read_option
+@common.ray_option("workers")
+@common.device_option
+@common.overwrite_option
+@common.read_option
 def search(
-    model_dir: str,
-    index_file: str,
-    queries: str,
     k: int | None,
     allow_ids: str | None,
     deny_ids: str | None,
@@ -75,13 +75,6 @@ def search(
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
     """
     from gpq_faiss.data.arrays import read_ids
-    from gpq_faiss.data.open import open_data
-    from gpq_faiss.errors import UsageError
-    from gpq_faiss.evaluation.tables import render
-    from gpq_faiss.files import check_output
-    from gpq_faiss.indexes.filters import Allow, Deny
-    from gpq_faiss.report.plots import check_picture
-    from gpq_faiss.stages.search import search as run
 
     if options["min_score"] is not None and k is not None:
         raise UsageError("--min-score returns all items with at least that score: leave out -k")
@@ -89,17 +82,15 @@ def search(
         raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
     if format_ == "png" and (out is None or images is None):
         raise UsageError("--format png needs --out FILE, and --images DATA of the index")
-    if out is not None:  # before any work
-        (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
-    items = open_data(images, **options["data_args"]) if format_ == "png" and images is not None else None
-    where: Any = None if allow_ids is None else Allow(read_ids(allow_ids))
-    where = where if deny_ids is None else Deny(read_ids(deny_ids))
-    k = 10 if k is None else k
-    result = run(model_dir, index_file, queries, k=k, where=where, **ray, **options)
+    common.check_files(overwrite, *([None, out] if format_ == "png" else [out]))
+    items = gpq.open_data(images, **options["data_args"]) if format_ == "png" and images is not None else None
+    where: Any = None if allow_ids is None else gpq.Allow(read_ids(allow_ids))
+    where = where if deny_ids is None else gpq.Deny(read_ids(deny_ids))
+    result = gpq.search(k=10 if k is None else k, where=where, **ray, **options)
     if items is not None and out is not None:
         # Of queries that are vectors alone, the images are the items'.
-        emit(str(result.draw(items, result.queries or items, out, overwrite=overwrite)))
+        common.emit(str(result.draw(items, result.queries or items, out, overwrite=overwrite)))
     elif format_ == "json":
-        emit(result.to_dict(), out)
+        common.emit(result.to_dict(), out)
     else:
-        emit(render(rows, digits=4) if (rows := result.rows()) else "no item found", out)
+        common.emit(gpq.render(rows, digits=4) if (rows := result.rows()) else "no item found", out)

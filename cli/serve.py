@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from .options import data_options, device_option, ray_option
+import gpq_faiss as gpq
+from gpq_faiss.errors import UsageError
+
+from . import options as common
 
 
 @click.command()
-@click.argument("index_file", metavar="INDEX")
+@click.argument("index")
 @click.option(
     "--model",
-    "model_dir",
     required=True,
     metavar="MODEL",
     help="The model of the index: its folder, or its network in ONNX, which needs no torch but is read-only.",
@@ -43,12 +45,10 @@ from .options import data_options, device_option, ray_option
     help="Limits: allowed_hosts, max_upload, max_pixels, max_k, max_connections, rate, timeout, threads, compact_after "
     "(docs/serve.md).",
 )
-@ray_option("workers")
-@device_option
-@data_options
+@common.ray_option("workers")
+@common.device_option
+@common.data_options
 def serve(
-    index_file: str,
-    model_dir: str,
     data: str | None,
     config_file: str | None,
     ray: dict[str, Any],
@@ -70,8 +70,6 @@ def serve(
       gpq serve manifest.json --model model --ray auto
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
-    from gpq_faiss.data.open import open_data
-    from gpq_faiss.errors import UsageError
     from gpq_faiss.inputs import read_toml
     from gpq_faiss.serve.guard import Settings
     from gpq_faiss.serve.run import serve as run
@@ -86,5 +84,5 @@ def serve(
             settings = Settings(**given, **limits)
         except UsageError as error:
             raise UsageError(f"{config_file}: {error}") from None
-    dataset = None if data is None else open_data(data, **data_args)
-    run(index_file, model_dir, data=dataset, settings=settings, **ray, **options)
+    dataset = None if data is None else gpq.open_data(data, **data_args)
+    run(data=dataset, settings=settings, **ray, **options)

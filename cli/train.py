@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from .options import DATA_HELP, data_options, device_option, emit, out_option, overwrite_option
+import gpq_faiss as gpq
+from gpq_faiss.errors import UsageError
+from gpq_faiss.training.launch import is_first
 
-if TYPE_CHECKING:
-    from gpq_faiss.config import Config
+from . import options as common
 
 
 @click.command(
@@ -28,11 +29,11 @@ Examples:
   gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg --set network.weights=imagenet --device cuda --amp --out model
   torchrun --nproc-per-node 2 --no-python gpq train folder:photos --set network.backbone=vgg --out model
 
-{DATA_HELP}
+{common.DATA_HELP}
 """
 )
 @click.argument("data")
-@out_option
+@common.out_option
 @click.option("--preset", help="Base settings: recommended (default), gpq, unseen-classes, paper or authors.")
 @click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
 @click.option(
@@ -70,34 +71,23 @@ Examples:
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @click.option("--validate-every", default=100, hidden=True, help="Steps between two validations.")
 @click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
-@device_option
+@common.device_option
 @click.option("--resume", is_flag=True, help="Continue an unfinished run.")
-@overwrite_option
-@data_options
-def train(
-    data: str,
-    out: str,
-    data_args: dict[str, Any],
-    **options: Any,
-) -> None:
-    from gpq_faiss.data.open import open_data
-    from gpq_faiss.training.launch import is_first
-
+@common.overwrite_option
+@common.data_options
+def train(data: str, out: str, data_args: dict[str, Any], **options: Any) -> None:
     given = ("preset", "config_file", "changes", "bits", "seed")
     config = _settings(**{name: options.pop(name) for name in given})
-    from gpq_faiss.stages.train import train as run  # torch is slow to load
-
-    folder = run(open_data(data, **data_args), out, config=config, **options)
+    folder = gpq.train(gpq.open_data(data, **data_args), out, config=config, **options)
     if is_first():
-        emit(_summary(folder, config))
+        common.emit(_summary(folder, config))
 
 
 def _settings(
     preset: str | None, config_file: str | None, changes: tuple[str, ...], bits: int | None, seed: int | None
-) -> Config:
+) -> gpq.Config:
     """The settings, from low to high: preset, file, ``--set``, ``--bits`` and ``--seed``; checked."""
     from gpq_faiss import config as settings
-    from gpq_faiss.errors import UsageError
 
     base = settings.preset(preset or "recommended")
     if config_file:
@@ -118,7 +108,7 @@ def _settings(
     return settings.validate(base)
 
 
-def _summary(folder: Path, config: Config) -> str:
+def _summary(folder: Path, config: gpq.Config) -> str:
     from gpq_faiss.faissio.model import read_description
 
     done = read_description(folder)["training"]

@@ -73,7 +73,8 @@ def evaluate(
         MismatchError: a model does not fit the data, or was trained on another split of them.
         UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
     """
-    compare = compare.split(",") if isinstance(compare, str) else compare
+    if isinstance(compare, str):
+        compare = [name.strip() for name in compare.split(",") if name.strip()]
     measures: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
     Convention(**measures, levels=RECALL_LEVELS)  # before the data are encoded, which may take hours
     threads = check_count(usable_cores() if threads is None else threads, "threads")
