@@ -52,13 +52,39 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
     """
     path = changes_path(index)
     _check_no_log(index)
+    changes: dict[int, Change] = {}
     try:
-        with _reading(path), contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db:
-            return _read(db, path, size, fingerprint)
+        with (
+            read_errors(path, "restore it, or move it away and lose its changes"),
+            contextlib.closing(open_sqlite(path, "changes of an index", "mode=ro")) as db,
+        ):
+            if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise ValueError("its pages do not fit together")
+            if (
+                db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
+            ):  # new, or a crash while it was made
+                return {}
+            if not has_tables(db, _TABLES, _VERSION):
+                raise DataError(
+                    f"{path} is not the changes of an index: move it away to serve the index without it"
+                )
+            about = db.execute("SELECT codebooks, code_size FROM about").fetchone()
+            rows = db.execute("SELECT id, code, name, labels, checksum FROM changes")
+            for number, code, name, labels, stored in rows:
+                if about != (fingerprint, size):
+                    raise MismatchError(
+                        f"{path} holds changes of an index with other codebooks ({about and about[0]}, not {fingerprint}): "
+                        "serve the index that it belongs to, or move it away"
+                    )
+                if _checksum(number, code, name, labels) != stored or len(code or b"") not in (0, size):
+                    raise ValueError("a checksum differs")
+                item = None if name is None and labels is None else row_item(name, labels, None)
+                changes[number] = Change(code, item)
     except DataError:
         if path.exists():
             raise
-        return {}  # there are none, or a service has just taken them up into the index
+        # There are none, or a service has just taken them up into the index.
+    return changes
 
 
 def _check_no_log(index: Path) -> None:
@@ -69,34 +95,6 @@ def _check_no_log(index: Path) -> None:
             f"{log} has changes in the form of an earlier version: start and end 'gpq serve --writable' of that version, "
             "which writes them into the index, or move the file away and lose them"
         )
-
-
-def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
-    return read_errors(path, "restore it, or move it away and lose its changes")
-
-
-def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Changes:
-    if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-        raise ValueError("its pages do not fit together")
-    if db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:  # new, or a crash while it was made
-        return {}
-    if not has_tables(db, _TABLES, _VERSION):
-        raise DataError(f"{path} is not the changes of an index: move it away to serve the index without it")
-    about = db.execute("SELECT codebooks, code_size FROM about").fetchone()
-    changes: dict[int, Change] = {}
-    for number, code, name, labels, stored in db.execute(
-        "SELECT id, code, name, labels, checksum FROM changes"
-    ):
-        if about != (fingerprint, size):
-            raise MismatchError(
-                f"{path} holds changes of an index with other codebooks ({about and about[0]}, not {fingerprint}): "
-                "serve the index that it belongs to, or move it away"
-            )
-        if _checksum(number, code, name, labels) != stored or len(code or b"") not in (0, size):
-            raise ValueError("a checksum differs")
-        item = None if name is None and labels is None else row_item(name, labels, None)
-        changes[number] = Change(code, item)
-    return changes
 
 
 def _checksum(number: int, code: bytes | None, name: str | None, labels: str | None) -> int:
@@ -114,7 +112,7 @@ class ChangeFile:
     """
 
     def __init__(self, index: Path, size: int, fingerprint: str) -> None:
-        self.path, self._about = changes_path(index), (fingerprint, size)
+        self.path = changes_path(index)
         _check_no_log(index)
         with contextlib.ExitStack() as stack:
             with self._writing():
@@ -131,14 +129,14 @@ class ChangeFile:
                     raise OSError(errno.ELOOP, "")
                 self._db = stack.enter_context(contextlib.closing(open_sqlite(self.path, "", "mode=rwc")))
                 stack.callback(self._settle)
-            held = self.read()
+            held = read_changes(index, size, fingerprint)
             with self._writing():
                 self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
                 if not held:
                     with self._db:
                         self._db.execute("BEGIN")
                         make_tables(self._db, _TABLES, _VERSION)
-                        self._db.execute("INSERT INTO about VALUES (?, ?)", self._about)
+                        self._db.execute("INSERT INTO about VALUES (?, ?)", (fingerprint, size))
             (self.number,) = self._db.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()
             self.close = stack.pop_all().close
 
@@ -154,12 +152,6 @@ class ChangeFile:
     def _writing(self) -> Iterator[None]:
         with writing(self.path), write_errors():
             yield
-
-    def read(self) -> Changes:
-        """All changes. Raises DataError, MismatchError: see :func:`read_changes`."""
-        fingerprint, size = self._about
-        with _reading(self.path):
-            return _read(self._db, self.path, size, fingerprint)
 
     def write(self, changes: Changes) -> None:
         """Make changes, all on disk on return. Raises DataError: writing fails, and none is made."""

@@ -251,7 +251,7 @@ class LiveIndex:
         with self._maintaining, stage("opening the index"):
             self._refused = state = self._state()
             # The changes first: a compaction replaces the index, and then deletes them.
-            changes = {} if self.writable or is_manifest(self.path) else read_changes(*self._of)
+            changes = {} if is_manifest(self.path) else read_changes(*self._of)
             index = ClusterIndex(self.path, **self._cluster) if self._ray else open_index(self.path)
             assert isinstance(index, MemoryIndex | MergedIndex)
             if index.fingerprint != self._of[2]:
@@ -261,7 +261,7 @@ class LiveIndex:
                 )
             named = known_items(self.path)
             with self._writing:
-                changes = changes if self._file is None else self._file.read()
+                changes = read_changes(*self._of) if self.writable else changes
                 self.snapshot = Snapshot(index, changes, named)
                 self._seen, self._refused = state, None
         log.info("%s: opened, %d items", self.path, self.snapshot.ntotal)
@@ -291,7 +291,7 @@ class LiveIndex:
                 self._seen = written
                 # Changes already in the file have no further effect: a crash here loses nothing.
                 self._file.drop(number)
-                self.snapshot = Snapshot(made, self._file.read(), open_items(self.path))
+                self.snapshot = Snapshot(made, read_changes(*self._of), open_items(self.path))
         log.info("%s: written with all changes, %d items", self.path, made.ntotal)
         return True
 
