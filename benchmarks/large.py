@@ -24,6 +24,7 @@ from search import enlarged, recall
 
 from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
+from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import row_header
 from gpq_faiss.files import atomic_path
 from gpq_faiss.indexes.codeword_lists import CodewordLists
@@ -134,7 +135,9 @@ def size(folder: Path, codes: Any, Z: Any, xq: Any, n: int, memory: str) -> dict
         write_rows(rows, codes, Z, n)
     fresh()
     before, start = peak(), time.perf_counter()
-    build_index([open_shard(rows, Z, "", "")], path, Z, "ivf", memory=parse_bytes(memory), overwrite=True)
+    build_index(
+        [open_shard(rows, ModelHeader(path, Z, ""))], path, "ivf", memory=parse_bytes(memory), overwrite=True
+    )
     cell: dict[str, Any] = {
         "build_s": time.perf_counter() - start,
         "build_peak": peak() - before,

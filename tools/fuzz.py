@@ -286,6 +286,7 @@ def _index_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.codes.encode import encode
     from gpq_faiss.faissio.io import save_index
+    from gpq_faiss.faissio.model import ModelHeader
     from gpq_faiss.faissio.storage import FORMS, faiss_index
     from gpq_faiss.store.header import Header
     from gpq_faiss.store.writer import RowWriter
@@ -304,8 +305,8 @@ def _index_seeds(folder: Path) -> list[Seed]:
     with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
         writer.append(codes[:40], ids[:40], None)
         writer.finish()
-    shard = open_shard(folder / "shard.h5", Z, "m" * 16, "the model")
-    paths.append(build_index([shard], folder / "streamed-ivf", Z, "ivf", model_fingerprint="m" * 16))
+    shard = open_shard(folder / "shard.h5", ModelHeader(folder, Z, "m" * 16))
+    paths.append(build_index([shard], folder / "streamed-ivf", "ivf"))
     Path(f"{paths[-1]}.json").unlink()
     faiss.write_index(inject(Z), str(folder / "empty"))
     faiss.write_index(faiss.index_factory(M * d, "Flat"), str(folder / "foreign"))

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,62 +22,57 @@ from ..store.items import Item, Items, Row, as_json, items_path, write_items
 from ..store.old_items import old_items, old_items_key, old_items_path
 from ..store.reader import RowReader
 from ..store.texts import Texts
-from .shards import is_index
+from .shards import Shard
 
 log = logging.getLogger(__name__)
 
 _ROWS = 1 << 15
 
 
-@dataclass(frozen=True)
-class ItemSources:
-    """Names and labels of the items of an index to build; ``key`` identifies them, also in the index's sidecar."""
+def items_key(shards: Sequence[Shard]) -> str | None:
+    """What identifies the names and labels of an index of these sources, also in its sidecar.
 
-    paths: tuple[Path, ...]
-    key: str
-
-    @classmethod
-    def of(cls, paths: Sequence[str | Path]) -> ItemSources | None:
-        """None if a source, an index without an items file, has no data on its items, or none has names or labels."""
-        keys: list[str] = []
-        unknown: list[Path] = []
-        named = False
-        for path in map(Path, paths):
-            if not is_index(path):
-                with RowReader(path) as reader:
-                    header, columns = reader.header, reader.text_columns
-                    keys += [f"{header.data_fingerprint} {reader.ntotal}", *header.class_names, *columns]
-                named |= bool(header.class_names or columns)
-            elif (items := open_items(path)) is None:
-                unknown.append(path)
-            else:
-                with items:
-                    keys.append(items.key)
-                named = True
-        if unknown and named:
-            log.warning("%s has no names or labels, so the index gets none of any source", unknown[0])
-        return None if unknown or not named else cls(tuple(map(Path, paths)), fingerprint("items", *keys))
-
-    def beside(self, index: str | Path) -> bool:
-        """Whether the items file of ``index`` is there, is whole, and has these items."""
-        with contextlib.suppress(DataError), Items(items_path(index)) as items:
-            return bool(items.key == self.key == _stated_key(index))
-        return False
-
-    def write(self, path: Path) -> None:
-        """Write the items to the temporary file ``path``."""
-        with stage("writing names"):
-            write_items(path, (row for source in self.paths for row in _rows_of(source)), self.key)
-
-
-def _rows_of(path: Path) -> Iterator[Row]:
-    if is_index(path):
-        items = open_items(path)
-        if items is not None:
+    None if a source, an index without an items file, has no data on its items, or none has names or labels.
+    """
+    keys: list[str] = []
+    unknown: list[Path] = []
+    named = False
+    for shard in shards:
+        if shard.kind != "index":
+            with RowReader(shard.path) as reader:
+                header, columns = reader.header, reader.text_columns
+                keys += [f"{header.data_fingerprint} {reader.ntotal}", *header.class_names, *columns]
+            named |= bool(header.class_names or columns)
+        elif (items := open_items(shard.path)) is None:
+            unknown.append(shard.path)
+        else:
             with items:
-                yield from items.rows()
+                keys.append(items.key)
+            named = True
+    if unknown and named:
+        log.warning("%s has no names or labels, so the index gets none of any source", unknown[0])
+    return None if unknown or not named else fingerprint("items", *keys)
+
+
+def has_items(index: str | Path, key: str) -> bool:
+    """Whether the items file of ``index`` is there, is whole, and has the items with this key."""
+    with contextlib.suppress(DataError), Items(items_path(index)) as items:
+        return bool(items.key == key == _stated_key(index))
+    return False
+
+
+def write_names(path: Path, shards: Sequence[Shard], key: str) -> None:
+    """Write the names and labels of sources to the temporary file ``path``."""
+    with stage("writing names"):
+        write_items(path, (row for shard in shards for row in _rows_of(shard)), key)
+
+
+def _rows_of(shard: Shard) -> Iterator[Row]:
+    if shard.kind == "index":
+        with open_items(shard.path) or contextlib.nullcontext() as items:
+            yield from items.rows() if items else ()
         return
-    with RowReader(path) as reader:
+    with RowReader(shard.path) as reader:
         for start in range(0, reader.ntotal, _ROWS):
             stop = min(reader.ntotal, start + _ROWS)
             texts, packed = reader.texts(start, stop), reader.labels(start, stop)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..codes.bits import check_codes
-from ..codes.checks import Codes, Floats, Ids
+from ..codes.checks import Codes, Ids
 from ..codes.encode import check_items, encode
 from ..errors import DataError, MismatchError
 from ..faissio.header import is_faiss
 from ..faissio.io import open_header
+from ..faissio.model import ModelHeader, items_are_codewords
 from ..files import fingerprint
-from ..store.header import codebooks_fingerprint
 from ..store.reader import RowReader
 
 
@@ -23,8 +23,7 @@ class Shard:
     """A file of rows of one model.
 
     Attributes:
-        codebooks: of the model, float32 [M, K, d].
-        codewords: whether features must be the codewords of their codes.
+        model: whose rows they are.
         kind: ``codes``, ``features`` (to encode) or ``index`` (of any form, to merge or convert).
         rows: their number.
         row_bytes: of memory to read a row.
@@ -33,8 +32,7 @@ class Shard:
     """
 
     path: Path
-    codebooks: Floats
-    codewords: bool
+    model: ModelHeader
     kind: str
     rows: int
     row_bytes: int
@@ -48,23 +46,23 @@ class Shard:
             MismatchError: the SHA-256 of an index, checked before the first block, differs from its sidecar's.
             DataError: the file is damaged, or was modified meanwhile.
         """
-        what, shape = str(self.path), self.codebooks.shape[:2]
+        what, Z, codewords = str(self.path), self.model.codebooks, items_are_codewords(self.model.document)
         if self.kind == "index":
             header, _ = open_header(self.path, verify=True)
             with contextlib.closing(header.source):
                 for span in header.spans(size):
                     codes, ids = header.codes(*span), header.ids(*span)
                     header.source.check()
-                    yield check_codes(codes, *shape, what=what), ids
+                    yield check_codes(codes, *Z.shape[:2], what=what), ids
             return
         with RowReader(self.path) as reader:
             for start, values, ids, _ in reader.blocks(size):
                 if self.kind == "codes":
-                    codes = check_codes(values, *shape, what=what)
+                    codes = check_codes(values, *Z.shape[:2], what=what)
                 else:
-                    codes = encode(values, self.codebooks, what=what, first_row=start)
-                    if self.codewords:
-                        check_items(values, codes, self.codebooks, what=what, first_row=start)
+                    codes = encode(values, Z, what=what, first_row=start)
+                    if codewords:
+                        check_items(values, codes, Z, what=what, first_row=start)
                 yield codes, ids
 
 
@@ -79,16 +77,14 @@ def is_index(path: str | Path) -> bool:
         return False
 
 
-def open_shard(
-    path: str | Path, codebooks: Floats, model: str, model_name: str, *, codewords: bool = False
-) -> Shard:
-    """Open a source of the model with this fingerprint: an index by its first bytes, else HDF5.
+def open_shard(path: str | Path, model: ModelHeader) -> Shard:
+    """Open a source of a model: an index by its first bytes, else HDF5.
 
     Raises:
         DataError: damaged or of another format, or an empty index.
         MismatchError: of another model or with other codebooks.
     """
-    data = ""
+    path, data = Path(path), ""
     if is_index(path):
         held, stated = open_header(path, verify=False)
         held.source.close()
@@ -100,13 +96,13 @@ def open_shard(
         kind, data, books = header.kind, header.data_fingerprint, header.codebooks_fingerprint
         row_bytes, of = 16 + header.width * (12 if kind == "features" else 3), header.model_fingerprint
     again = "encode the data again with this model"
-    if books != codebooks_fingerprint(codebooks):
-        raise MismatchError(f"{path} has other codebooks than those of {model_name}: {again}")
-    if of not in (None, model):
-        raise MismatchError(f"{path} is of model {of}, not of {model_name} ({model}): {again}")
+    if books != model.codebooks_fingerprint:
+        raise MismatchError(f"{path} has other codebooks than those of {model.folder}: {again}")
+    if of not in (None, model.model_fingerprint):
+        name = f"{model.folder} ({model.model_fingerprint})"
+        raise MismatchError(f"{path} is of model {of}, not of {name}: {again}")
     if kind == "index" and not rows:
         raise DataError(f"{path} is empty: leave it out, or add codes first")
-    path = Path(path)
     status = path.stat()
     mark = fingerprint("shard", path.name, str(status.st_size), str(status.st_mtime_ns))
-    return Shard(path, codebooks, codewords, kind, rows, row_bytes, mark, data)
+    return Shard(path, model, kind, rows, row_bytes, mark, data)

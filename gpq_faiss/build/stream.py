@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import code_size
-from ..codes.checks import Floats, Ids, repeated_among
+from ..codes.checks import Ids, repeated_among
 from ..errors import DataError, UsageError
 from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.storage import (
@@ -34,7 +34,6 @@ from ..faissio.storage import (
 )
 from ..files import fingerprint, open_own, read_json, unfinished, write_at, write_json, writing
 from ..progress import stage
-from ..store.header import codebooks_fingerprint
 from ..store.raw import RECORD, RawRows
 from .shards import Shard
 
@@ -47,45 +46,41 @@ _ID = np.dtype("<i8")
 _log = logging.getLogger(__name__)
 
 
-def build_index(  # noqa: PLR0913
+def build_index(
     shards: Sequence[Shard],
     out: str | Path,
-    codebooks: Floats,
     form: Form,
     *,
-    model_fingerprint: str | None = None,
     memory: int = MEMORY,
     overwrite: bool = False,
     by_id: bool = False,
     extra: dict[str, Any] | None = None,
     beside: Beside | None = None,
 ) -> Path:
-    """Write the rows of ``shards`` as one index file, a plain Faiss index, with its sidecar.
+    """Write the rows of ``shards`` (at least one) as one index file, a plain Faiss index, with its sidecar.
 
     Items keep the order of the shards, also within lists. Without lists and with ids 0, 1, 2, ... the file is a bare index; else it is
     in an ``IndexIDMap``; with ``by_id`` always in an ``IndexIDMap2``.
 
     Args:
-        codebooks: float32 [M, K, d], checked.
         form: of the codes (:mod:`..faissio.storage`).
         memory: budget of the build's arrays in bytes (Python and its libraries need about 200 MB more).
         beside: other files to put into place with the index.
 
     Raises:
-        UsageError: a budget below 16 MiB, no shards, or a form that these codebooks do not allow.
+        UsageError: a budget below 16 MiB, or a form that these codebooks do not allow.
         DataError: a damaged shard, the id -1 or a repeated id, or a full disk; finished shards are kept.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if memory < LEAST_MEMORY:
         raise UsageError(f"memory of {memory:,} bytes: at least {LEAST_MEMORY >> 20} MiB are needed")
-    if not shards:
-        raise UsageError("nothing to index: name at least one file of codes")
-    form = check_form(form, *codebooks.shape[:2])
+    model = shards[0].model
+    form = check_form(form, *model.codebooks.shape[:2])
     out = check_index_output(out, overwrite=overwrite)
-    identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint))
+    identity = fingerprint("build", model.codebooks_fingerprint, model.model_fingerprint)
     folder = out.with_name(f".{out.name}.building")
     with writing(out), unfinished(folder, out, keep=(RECORD, _SORTED)), contextlib.ExitStack() as stack:
-        work = _Work(folder, shards, codebooks, memory, identity)
+        work = _Work(folder, shards, memory, identity)
         counts = work.sorted_before() if form == "ivf" else None
         if counts is None:
             raw = stack.enter_context(contextlib.closing(work.collect()))
@@ -101,11 +96,11 @@ def build_index(  # noqa: PLR0913
                     step = work.step(_MAX_ROWS)
                     codes, ids = ((block for _, block in raw.blocks(name, step)) for name in ("codes", "ids"))
                     kind = "IDMap2" if by_id else mapped
-                    yield from row_parts(form, codebooks, work.rows, kind, codes, ids)
+                    yield from row_parts(form, work.Z, work.rows, kind, codes, ids)
                 filling.done = work.rows
 
         options: dict[str, Any] = {"extra": extra, "beside": beside, "done_with": folder}
-        save_index(parts(), out, model_fingerprint=model_fingerprint, overwrite=True, **options)
+        save_index(parts(), out, model_fingerprint=model.model_fingerprint, overwrite=True, **options)
     return out
 
 
@@ -140,8 +135,9 @@ def _check_ids(raw: RawRows, shards: Sequence[Shard], memory: int, out: Path) ->
 class _Work:
     """The unfinished work in ``folder``: files of rows, and the records of what is done."""
 
-    def __init__(self, folder: Path, shards: Sequence[Shard], Z: Floats, memory: int, identity: str) -> None:
-        self.folder, self.shards, self.Z, self.memory, self.identity = folder, shards, Z, memory, identity
+    def __init__(self, folder: Path, shards: Sequence[Shard], memory: int, identity: str) -> None:
+        self.folder, self.shards, self.memory, self.identity = folder, shards, memory, identity
+        self.Z = Z = shards[0].model.codebooks
         self.rows = sum(shard.rows for shard in shards)
         self.code = np.dtype((np.uint8, (code_size(int(Z.shape[0]), int(Z.shape[1])),)))
         self.mark = fingerprint(identity, *(shard.fingerprint for shard in shards))

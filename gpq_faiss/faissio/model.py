@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,12 @@ class ModelHeader:
     folder: Path
     codebooks: Floats
     model_fingerprint: str
-    codebooks_fingerprint: str
-    document: dict[str, Any]
+    document: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def codebooks_fingerprint(self) -> str:
+        """Of the codebooks."""
+        return codebooks_fingerprint(self.codebooks)
 
     def query_note(self) -> dict[str, Any]:
         """Note for exported files if query and item vectors differ; also logged."""
@@ -97,9 +102,9 @@ def read_model(model_dir: str | Path) -> ModelHeader:
         why = " ".join(str(error).split())[:120]
         raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
     Z = check_codebooks(codebooks, what=f"codebooks of {path}")
-    found = codebooks_fingerprint(Z)
-    if found != document["codebooks_fingerprint"]:
+    model = ModelHeader(folder, Z, document["model_fingerprint"], document)
+    if model.codebooks_fingerprint != document["codebooks_fingerprint"]:
         raise MismatchError(
             f"{path}: its codebooks are not those of config.json: copy the whole model folder again"
         )
-    return ModelHeader(folder, Z, document["model_fingerprint"], found, document)
+    return model

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..build.item_files import ItemSources
-from ..build.shards import Shard, open_shard
+from ..build.item_files import has_items, items_key, write_names
+from ..build.shards import open_shard
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
 from ..errors import OutputExistsError, UsageError
 from ..faissio.io import Beside, check_index_output
-from ..faissio.model import ModelHeader, items_are_codewords, read_model
+from ..faissio.model import read_model
 from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
@@ -63,39 +64,26 @@ def index(
         raise UsageError("nothing to index: name at least one file of codes or features")
     if any(Path(out).resolve() == Path(path).resolve() for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
-    items = ItemSources.of(sources) if names else None
     model = read_model(model_dir)
+    shards = [open_shard(path, model) for path in sources]
+    key = items_key(shards) if names else None
     recover(items_path(out))
-    known = {} if items is None else {"items": items.key}
-    beside: Beside = {items_path(out): None if items is None else items.write}
+    known = {} if key is None else {"items": key}
+    beside: Beside = {items_path(out): None if key is None else partial(write_names, shards=shards, key=key)}
     out = check_index_output(out, overwrite=overwrite)
     form = check_form(kind, *model.codebooks.shape[:2])
-    shards = [_shard(model, path) for path in sources]
     plain = form == "flat" and memory is None and len(shards) == 1 and shards[0].kind != "index"
     origin, data = shards[0].kind, shards[0].data_fingerprint
     extra = {"source": origin, **({"data_fingerprint": data} if data else {}), **known}
     return build_index(
         shards,
         out,
-        model.codebooks,
         form,
-        model_fingerprint=model.model_fingerprint,
         memory=STREAM_MEMORY if memory is None else parse_bytes(memory),
         overwrite=True,
         by_id=plain,
         extra=extra if plain else {**extra, "shards": len(shards)},
         beside=beside,
-    )
-
-
-def _shard(model: ModelHeader, path: str | Path) -> Shard:
-    """A source of rows. Raises MismatchError: it is of another model."""
-    return open_shard(
-        path,
-        model.codebooks,
-        model.model_fingerprint,
-        str(model.folder),
-        codewords=items_are_codewords(model.document),
     )
 
 
@@ -146,7 +134,7 @@ def index_shards(
     model = read_model(model_dir)
     check_form(kind, *model.codebooks.shape[:2])
     for path in sources:  # before any work
-        _shard(model, path)
+        open_shard(path, model)
     budget = STREAM_MEMORY if memory is None else parse_bytes(memory)
     folder = out.with_name(f"{out.stem}.shards")
     check_output(folder / "shard", overwrite=True)
@@ -166,16 +154,16 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
     """Build the shard of a source unless it exists; returns its path."""
     kind, memory, names = settings
     model = read_model(model_dir)
-    items = ItemSources.of([source]) if names else None
+    items = items_key([open_shard(source, model)]) if names else None
     with open(source, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     of = model.model_fingerprint, model.codebooks_fingerprint
-    key = fingerprint("shard", content, *of, kind, "" if items is None else items.key)
+    key = fingerprint("shard", content, *of, kind, items or "")
     path = Path(folder) / f"shard-{key}.faiss"
     recover(path)
     # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
     for overwrite in (False, True):
-        if path.exists() and (items is None or items.beside(path)):
+        if path.exists() and (items is None or has_items(path, items)):
             break
         with contextlib.suppress(OutputExistsError):
             index(model_dir, source, path, kind=kind, memory=memory, names=names, overwrite=overwrite)

@@ -18,6 +18,7 @@ from gpq_faiss.build.stream import build_index
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index
+from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import FORMS, faiss_index, row_header
 from gpq_faiss.indexes.file import open_file
 
@@ -28,7 +29,7 @@ def shards(folder, ids, parts=3):
     codes, Z, made = random_codes(len(ids), M), codebooks(), []
     for i, rows in enumerate(np.array_split(np.arange(len(ids)), parts)):
         path = make_rows(folder / f"{i}.h5", "codes", codes[rows], ids[rows], Z)
-        made.append(open_shard(path, Z, MODEL, "the model"))
+        made.append(open_shard(path, ModelHeader(folder, Z, MODEL)))
     return made
 
 
@@ -49,7 +50,7 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path, form, ids):
     if ids == "any":
         numbers = np.random.default_rng(1).permutation(numbers)
     parts, Z = shards(tmp_path, numbers), codebooks()
-    path = build_index(parts, tmp_path / "i.faiss", Z, form, model_fingerprint=MODEL, memory=16 << 20)
+    path = build_index(parts, tmp_path / "i.faiss", form, memory=16 << 20)
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
     held, sidecar = load_index(path)
     mapped = ids != "counting" or form == "ivf"
@@ -68,7 +69,7 @@ def interrupt(*_, **__):
 @pytest.mark.parametrize("form", ["flat", "ivf"])
 def test_a_build_that_was_cut_off_goes_on(tmp_path, monkeypatch, form):
     parts, out = shards(tmp_path, np.arange(3000) * 2, 4), tmp_path / "i.faiss"
-    whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), form).read_bytes()
+    whole = build_index(parts, tmp_path / "whole.faiss", form).read_bytes()
     read = []
     real = Shard.blocks
 
@@ -81,7 +82,7 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path, monkeypatch, form):
 
     def cut_off():
         with pytest.raises(KeyboardInterrupt):
-            build_index(parts, out, codebooks(), form)
+            build_index(parts, out, form)
         assert not out.exists()
         return progress_of(out)
 
@@ -92,7 +93,7 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path, monkeypatch, form):
         with monkeypatch.context() as patch:
             patch.setattr(stream, name, interrupt)
             assert cut_off() == progress
-    build_index(parts, out, codebooks(), form)
+    build_index(parts, out, form)
     assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
     assert out.read_bytes() == whole
     assert not (tmp_path / ".i.faiss.building").exists()
@@ -104,7 +105,7 @@ def test_unfinished_work_that_does_not_fit_starts_anew(tmp_path, monkeypatch, da
     with monkeypatch.context() as patch:
         patch.setattr(stream, "row_parts", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            build_index(parts, out, codebooks(), "flat")
+            build_index(parts, out, "flat")
     assert progress_of(out) == (3, 900)
     folder = tmp_path / ".i.faiss.building"
     if damage == "no JSON":
@@ -113,7 +114,7 @@ def test_unfinished_work_that_does_not_fit_starts_anew(tmp_path, monkeypatch, da
         (folder / "ids.raw").write_bytes(b"\0" * 100)
     parts = parts[::-1] if damage == "other shards" else parts
     expected = [600, *range(601, 900)] if damage == "other shards" else [*range(300)]
-    build_index(parts, out, codebooks(), "flat")
+    build_index(parts, out, "flat")
     assert load_index(out)[0].ids[:300].tolist() == expected
 
 
@@ -122,7 +123,7 @@ def test_ids_that_cannot_be_are_refused(tmp_path, ids):
     parts = shards(tmp_path, np.array(ids), 2)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=r"occurs more than once|marks a missing") as refused:
-        build_index(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=16 << 20)
+        build_index(parts, tmp_path / "i.faiss", "flat", memory=16 << 20)
     wrong = next(i for i in ids if i == -1 or ids.count(i) > 1)
     holders = [p for start, p in zip((0, 2), parts, strict=True) if wrong in ids[start : start + 2]]
     assert [str(part.path) in str(refused.value) for part in parts] == [part in holders for part in parts]
@@ -134,20 +135,18 @@ def test_repeated_ids_are_found_part_by_part(tmp_path, monkeypatch):
     """Many ids at a small budget: several passes, each over a part of the ids."""
     monkeypatch.setattr(stream, "LEAST_MEMORY", 1)
     ids, out = np.random.default_rng(2).permutation(20_000) * 64, tmp_path / "i.faiss"
-    build_index(shards(tmp_path, ids), out, codebooks(), "flat", memory=40_000)
+    build_index(shards(tmp_path, ids), out, "flat", memory=40_000)
     assert np.array_equal(load_index(out)[0].ids, ids)
     ids[17_001] = ids[3]
     for old in tmp_path.glob("?.h5"):
         old.unlink()
     with pytest.raises(DataError, match=rf"id {ids[3]} occurs more than once, in \S*0.h5 and in \S*2.h5"):
-        build_index(shards(tmp_path, ids), out, codebooks(), "flat", memory=40_000, overwrite=True)
+        build_index(shards(tmp_path, ids), out, "flat", memory=40_000, overwrite=True)
 
 
-def test_nothing_and_too_little_memory_are_refused(tmp_path):
-    parts = shards(tmp_path, np.arange(30), 1)
-    for sources, memory, message in ((parts, 1000, "at least 16 MiB"), ([], 1 << 30, "nothing to index")):
-        with pytest.raises(UsageError, match=message):
-            build_index(sources, tmp_path / "i.faiss", codebooks(), "flat", memory=memory)
+def test_too_little_memory_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="at least 16 MiB"):
+        build_index(shards(tmp_path, np.arange(30), 1), tmp_path / "i.faiss", "flat", memory=1000)
 
 
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path):

@@ -17,6 +17,7 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
+from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
@@ -57,7 +58,7 @@ def test_every_form_becomes_every_other(tmp_path, source, own_ids, M):
     xq = np.random.default_rng(1).normal(size=(3, M * 12)).astype(np.float32)
     truth = dict(zip(ids.tolist(), score_codes(xq, codes, Z).T, strict=True))
     for form in FORMS:
-        out = build_index([open_shard(path, Z, "", "")], tmp_path / f"{form}.faiss", Z, form)
+        out = build_index([open_shard(path, ModelHeader(path, Z, ""))], tmp_path / f"{form}.faiss", form)
         plain = faiss.read_index(str(out))
         assert faiss.serialize_index(plain).tobytes() == out.read_bytes()
         for other in (of_faiss(index).to_faiss(form), plain):
@@ -112,8 +113,8 @@ def test_lists_of_earlier_versions_open_and_are_converted(tmp_path, form, lists)
     assert all(map(np.array_equal, opened.search(xq, 20), made.search(xq, 20)))
     with pytest.raises(DataError, match="lists of an earlier version"):
         open_file(tmp_path / "old.faiss")
-    shard = open_shard(tmp_path / "old.faiss", Z, "", "")
-    with open_file(build_index([shard], tmp_path / "new.faiss", Z, "ivf")) as placed:
+    shard = open_shard(tmp_path / "old.faiss", ModelHeader(tmp_path, Z, ""))
+    with open_file(build_index([shard], tmp_path / "new.faiss", "ivf")) as placed:
         assert np.array_equal(placed.search(xq, 20)[1], made.search(xq, 20)[1])
     index.by_residual = True
     with pytest.raises(DataError, match="damaged or truncated, or set up"):

@@ -28,6 +28,7 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio import storage
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import open_header
+from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import WordLists, choose_P, first_words
 from gpq_faiss.indexes import near
 from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped
@@ -205,7 +206,9 @@ def test_lists_are_read_as_they_were_written(
             parts = [header.codes(i, 0, int(size)) for i, size in enumerate(header.sizes)]
             assert np.array_equal(np.concatenate(parts), held.codes)
         if n:
-            again = build_index([open_shard(path, Z, "", "")], Path(folder) / "again.faiss", Z, "ivf")
+            again = build_index(
+                [open_shard(path, ModelHeader(path, Z, ""))], Path(folder) / "again.faiss", "ivf"
+            )
             assert again.read_bytes() == path.read_bytes()
 
 

@@ -16,7 +16,7 @@ from served import open_live
 
 import gpq_faiss as gpq
 from gpq_faiss import Allow, Deny, MemoryIndex
-from gpq_faiss.build.item_files import ItemSources
+from gpq_faiss.build import item_files
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError
@@ -325,11 +325,8 @@ def test_changes_that_the_disk_refuses_are_not_made(tmp_path):
 
 
 def test_a_new_index_appears_together_with_its_names(tmp_path, monkeypatch):
-    model, path, write = (
-        make_model(tmp_path / "model", width=20, M=4),
-        tmp_path / "i.faiss",
-        ItemSources.write,
-    )
+    model, path = make_model(tmp_path / "model", width=20, M=4), tmp_path / "i.faiss"
+    write = item_files.write_items
     x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
     for stem in ("old", "new"):
         np.savez(tmp_path / f"{stem}.npz", features=x, names=np.array([f"{stem} {i}" for i in range(30)]))
@@ -337,14 +334,14 @@ def test_a_new_index_appears_together_with_its_names(tmp_path, monkeypatch):
     gpq.index(model, tmp_path / "old.h5", path)
     live = open_live(path, writable=True)
 
-    def compacting(self, path):
+    def compacting(*rows):
         """A service that watches the file takes changes and compacts while the names are written."""
-        write(self, path)
+        write(*rows)
         assert not live.stale, "the index is there before its names"
         live.commit([(41, live.snapshot.code(3).tobytes(), None)])
         assert live.compact()
 
-    monkeypatch.setattr(ItemSources, "write", compacting)
+    monkeypatch.setattr(item_files, "write_items", compacting)
     gpq.index(model, tmp_path / "new.h5", path, overwrite=True)
     assert live.stale
     live.reload()
