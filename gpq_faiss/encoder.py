@@ -56,20 +56,11 @@ class Encoder(Embedder):
         model = load_model(folder, place)
         if place.type == "cuda" and model.input_kind == "images":
             model.network.to(memory_format=torch.channels_last)
-        M, K, d = model.codebooks.shape
+        same = ("input_kind", "input_width", "image_size", "fingerprint")
+        about: dict[str, Any] = {name: getattr(model, name) for name in same}
+        about |= {"source": model.folder, "shape": model.codebooks.shape}
         codebooks = str(model.description["codebooks_fingerprint"])
-        return cls(
-            source=model.folder,
-            input_kind=model.input_kind,
-            input_width=model.input_width,
-            image_size=model.image_size,
-            shape=(M, K, d),
-            fingerprint=model.fingerprint,
-            codebooks_fingerprint=codebooks,
-            model=model,
-            device=place,
-            amp=amp,
-        )
+        return cls(**about, codebooks_fingerprint=codebooks, model=model, device=place, amp=amp)
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
         import torch

@@ -240,16 +240,10 @@ class OnnxEncoder(Embedder):
             raise UsageError(f"{path} runs on the CPU: leave out --device {device}, or give the model folder")
         session = _open_session(path)
         about = _metadata_of(session, path)
-        return cls(
-            source=path,
-            input_kind=about.input_kind,
-            input_width=about.input_width,
-            image_size=about.image_size,
-            shape=(about.codebooks, about.codewords, about.subdim),
-            fingerprint=about.model_fingerprint,
-            codebooks_fingerprint=about.codebooks_fingerprint,
-            session=session,
-        )
+        same = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
+        known: dict[str, Any] = {name: getattr(about, name) for name in same}
+        shape = about.codebooks, about.codewords, about.subdim
+        return cls(path, shape=shape, fingerprint=about.model_fingerprint, session=session, **known)
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""

@@ -22,7 +22,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
 from .inputs import parse_json, read_text
@@ -330,6 +330,19 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False, **options: Any) 
         yield temporary
         if not overwrite and path.is_dir() and any(path.iterdir()):
             raise DataError(f"{path} was created meanwhile: choose another --out, or --overwrite it")
+
+
+class Closing:
+    """Closed at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Release files and processes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -8,14 +8,14 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BusyError, DataError
 from ..faissio.io import read_sidecar
-from ..files import atomic_path, fingerprint
+from ..files import Closing, atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..progress import stage
 from ..store.items import Item, Items, Row, as_json, items_path, write_items
@@ -148,7 +148,7 @@ def _convert(old: Path, index: str | Path, key: str) -> None:
         log.info("%s: converted to %s", old, path.name)
 
 
-class ShardItems:
+class ShardItems(Closing):
     """Items of the shards of a manifest by id. Only needed files are opened. Thread-safe."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -176,12 +176,6 @@ class ShardItems:
         """Close the files."""
         for items in filter(None, self._opened.values()):
             items.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def known_items(index: str | Path) -> Items | ShardItems | None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from ..codes.bits import check_codes
 from ..codes.checks import Codes, Ids
-from ..codes.encode import check_items, encode
 from ..errors import DataError, MismatchError
 from ..faissio.header import is_faiss
 from ..faissio.io import open_header
-from ..faissio.model import ModelHeader, items_are_codewords
+from ..faissio.model import ModelHeader, encode_items
 from ..files import fingerprint
 from ..store.reader import RowReader
 
@@ -46,23 +45,23 @@ class Shard:
             MismatchError: the SHA-256 of an index, checked before the first block, differs from its sidecar's.
             DataError: the file is damaged, or was modified meanwhile.
         """
-        what, Z, codewords = str(self.path), self.model.codebooks, items_are_codewords(self.model.document)
+        what, model = str(self.path), self.model
+        shape = model.codebooks.shape[:2]
         if self.kind == "index":
             header, _ = open_header(self.path, verify=True)
             with contextlib.closing(header.source):
                 for span in header.spans(size):
                     codes, ids = header.codes(*span), header.ids(*span)
                     header.source.check()
-                    yield check_codes(codes, *Z.shape[:2], what=what), ids
+                    yield check_codes(codes, *shape, what=what), ids
             return
         with RowReader(self.path) as reader:
             for start, values, ids, _ in reader.blocks(size):
                 if self.kind == "codes":
-                    codes = check_codes(values, *Z.shape[:2], what=what)
+                    codes = check_codes(values, *shape, what=what)
                 else:
-                    codes = encode(values, Z, what=what, first_row=start)
-                    if codewords:
-                        check_items(values, codes, Z, what=what, first_row=start)
+                    where = {"what": what, "first_row": start}
+                    codes = encode_items(values, model.codebooks, model.document, **where)
                 yield codes, ids
 
 

@@ -99,6 +99,10 @@ class Labels:
         if (packed[:, -1] & ((1 << (8 * width - self.n_classes)) - 1)).any():
             raise DataError(f"packed labels have bits set beyond {self.n_classes} classes: damaged")
 
+    def names_of(self, row: int) -> tuple[str, ...]:
+        """Class names of an item."""
+        return tuple(self.class_names[c] for c in np.flatnonzero(self.dense(np.array([row]), np.uint8)))
+
     @classmethod
     def _of_pairs(cls, n: int, rows: Any, classes: Any, names: tuple[str, ...]) -> Labels:
         """Labels of ``n`` items that have class ``classes[i]`` at ``rows[i]``."""

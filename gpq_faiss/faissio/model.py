@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..codes.checks import Floats, check_codebooks
+from ..codes.checks import Codes, Floats, check_codebooks
+from ..codes.encode import check_items, encode
 from ..errors import DataError, MismatchError
 from ..files import read_json
 from ..inputs import check_file
@@ -21,12 +22,17 @@ FORMAT_VERSION = 1
 _log = logging.getLogger(__name__)
 
 
-def items_are_codewords(description: Mapping[str, Any]) -> bool:
-    """Whether, according to a model's ``config.json``, item vectors consist of codewords.
+def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **where: Any) -> Codes:
+    """Codes of item vectors by the model with this ``config.json``; ``where`` as for :func:`..codes.encode.encode`.
 
-    Earlier models only declare that query vectors differ; their items are of that kind.
+    Raises:
+        DataError: as there; or the model's items consist of codewords, and a vector does not, but may be one of a query.
     """
-    return description.get("items_are_codewords", description.get("asymmetric")) is True
+    codes = encode(vectors, Z, **where)
+    # Earlier models only declare that query vectors differ; their items are of that kind.
+    if description.get("items_are_codewords", description.get("asymmetric")) is True:
+        check_items(vectors, codes, Z, **where)
+    return codes
 
 
 @dataclass(frozen=True)

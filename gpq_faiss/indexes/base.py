@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Self, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from ..codes.checks import Codes, Floats, Ids, check_count, check_vectors
 from ..codes.scores import score_tables
 from ..errors import DataError, UsageError
+from ..files import Closing
 from ..store.header import codebooks_fingerprint
 from .filters import Filter
 from .kernels import squared_size
@@ -64,7 +65,7 @@ class Limits(TypedDict):
     threads: int | None
 
 
-class Index(ABC):
+class Index(Closing, ABC):
     """An index in memory, over a file, or over shards. Results for the same items are the same everywhere, bit for bit.
 
     Scores are those of :func:`..codes.scores.score_codes`, ties ordered by id, for any batch and number of threads. Searching is
@@ -100,12 +101,6 @@ class Index(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release files and processes, also at the end of a ``with`` block; searches then fail where there were any."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @abstractmethod
     def code_of(self, item: int) -> Codes | None:

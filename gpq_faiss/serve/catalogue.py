@@ -55,10 +55,8 @@ class Catalogue:
     def about(self, row: int) -> tuple[str | None, tuple[str, ...]]:
         """Name, if it has one, and labels of an item."""
         names = None if self.dataset is None else self.dataset.texts.get("name")
-        labels: Any = (
-            () if self._labels is None else np.flatnonzero(self._labels.dense(np.array([row]), np.uint8))
-        )
-        return None if names is None else str(names[row]) or None, tuple(self.classes[c] for c in labels)
+        labels = () if self._labels is None else self._labels.names_of(row)
+        return None if names is None else str(names[row]) or None, labels
 
     def labelled(self, names: Sequence[str], what: str) -> Ids:
         """Ids of the items with one of these labels, which ``what`` gives. Raises DataError: a label that no item has."""

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Floats, Ids
-from ..codes.encode import check_items, decode
-from ..codes.encode import encode as encode_vectors
+from ..codes.encode import decode
 from ..codes.scores import score_tables
 from ..data.base import Dataset
 from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
-from ..faissio.model import items_are_codewords
+from ..faissio.model import encode_items
 from ..indexes.sharded import MergedIndex
 from .batches import Batcher
 from .catalogue import Catalogue
@@ -196,11 +195,9 @@ class Service:
         if isinstance(vector, DataError):
             raise vector
         assert isinstance(self.encoder, Encoder)  # others are read-only
-        Z = self.encoder.model.codebooks
-        codes = encode_vectors(vector[None], Z, what=given.form)
-        if given.form == "vector" and items_are_codewords(self.encoder.model.description):
-            check_items(vector[None], codes, Z, what="vector")
-        return bytes(codes[0].tobytes())
+        model = self.encoder.model
+        description = model.description if given.form == "vector" else {}
+        return encode_items(vector[None], model.codebooks, description, what=given.form).tobytes()
 
     def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Any]:
         """Encoded inputs, float32 [D] each, or a DataError."""

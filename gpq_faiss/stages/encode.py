@@ -18,13 +18,11 @@ import numpy as np
 
 from ..cluster.connect import connected
 from ..cluster.tasks import run_all
-from ..codes.encode import check_items
-from ..codes.encode import encode as encode_vectors
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, OutputExistsError, UsageError
-from ..faissio.model import items_are_codewords
+from ..faissio.model import encode_items
 from ..files import check_output, fingerprint, recover, unfinished
 from ..progress import stage
 from ..store.header import Header
@@ -111,18 +109,13 @@ def encode(
 
 def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWriter) -> Path:
     """Write the codes of a features file."""
-    Z = encoder.model.codebooks
+    model = encoder.model.codebooks, encoder.model.description
     with RowReader(path) as reader, stage("features to codes", reader.ntotal, done=writer.rows) as coding:
-        block = max(1, _BLOCK_BYTES // (4 * reader.header.width))
-        codewords = items_are_codewords(encoder.model.description)  # the file may be another program's
-        for start in range(writer.rows, reader.ntotal, block):
-            stop = min(start + block, reader.ntotal)
-            vectors = reader.block(start, stop)
-            codes = encode_vectors(vectors, Z, what=str(path), first_row=start)
-            if codewords:
-                check_items(vectors, codes, Z, what=str(path), first_row=start)
-            writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
-            coding.done = stop
+        size = max(1, _BLOCK_BYTES // (4 * reader.header.width))
+        for start, vectors, ids, labels in reader.blocks(size, writer.rows):
+            # The file may be another program's.
+            writer.append(encode_items(vectors, *model, what=str(path), first_row=start), ids, labels)
+            coding.done = start + len(ids)
     return writer.finish(dataset.texts_of_ids())
 
 

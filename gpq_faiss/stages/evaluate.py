@@ -169,14 +169,11 @@ def _open_compared(
                 f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
             )
         other = Encoder.load(name, device)
-        (*split, protocol, seed), (*other_split, other_protocol, other_seed) = (
-            _trained_on(first),
-            _trained_on(other),
-        )
-        if split != other_split:
+        one, two = _trained_on(first), _trained_on(other)
+        if one[:2] != two[:2]:
             raise MismatchError(
-                f"--compare {name}: it was trained on other data or another split (protocol {other_protocol}, seed {other_seed}) than "
-                f"{first.source} (protocol {protocol}, seed {seed}): train it on the same data with the same --protocol, --seed, "
+                f"--compare {name}: it was trained on other data or another split (protocol {two[2]}, seed {two[3]}) than "
+                f"{first.source} (protocol {one[2]}, seed {one[3]}): train it on the same data with the same --protocol, --seed, "
                 "--labelled and --queries"
             )
         other.check(dataset)

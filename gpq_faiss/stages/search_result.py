@@ -84,14 +84,13 @@ class SearchResult(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per result, for a table."""
-        return list(self._rows())
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
         for _, name, found in self._answers():
             for rank, (i, score, *known) in enumerate(zip(*found.values(), strict=True), 1):
                 texts = (", ".join(text) if isinstance(text, list) else text or "" for text in known)
                 columns = dict(zip(list(found)[2:], texts, strict=True))
-                yield {"query": name, "rank": rank, "id": str(i), "score": score, **columns}
+                rows.append({"query": name, "rank": rank, "id": str(i), "score": score, **columns})
+        return rows
 
     def about(self) -> list[str]:
         """How the index was searched."""
@@ -170,7 +169,4 @@ def _image(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
 
 def _classes(dataset: Dataset, row: int) -> str:
     """Class names of an item, joined by commas; empty if it has none."""
-    if dataset.labels is None:
-        return ""
-    classes = np.flatnonzero(dataset.labels.dense(np.array([row]), dtype=bool)[0])
-    return ", ".join(dataset.labels.class_names[c] for c in classes)
+    return ", ".join(() if dataset.labels is None else dataset.labels.names_of(row))

@@ -14,12 +14,13 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..files import Closing
 from ..inputs import parse_json
 from .sqlite import LARGEST, has_tables, make_tables, open_sqlite, read_errors, write_errors
 
@@ -103,7 +104,7 @@ def write_items(path: Path, rows: Iterable[Row], key: str) -> None:
         db.execute("COMMIT")
 
 
-class Items:
+class Items(Closing):
     """Items of an index by id, with the ``key`` of :func:`write_items`; a context manager. Thread-safe.
 
     Raises:
@@ -141,9 +142,3 @@ class Items:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -6,12 +6,13 @@ import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MismatchError, UsageError
+from ..files import Closing
 from ..inputs import check_memory, parse_json
 from .hdf5 import damaged, dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
@@ -21,7 +22,7 @@ _MAX_CODEBOOKS = 64 << 20  # bytes
 _WHAT = "a features or codes file made by 'gpq encode'"
 
 
-class RowReader:
+class RowReader(Closing):
     """Reader of a complete features or codes file, in blocks; a context manager.
 
     Args:
@@ -132,24 +133,18 @@ class RowReader:
         return tuple(self._texts)
 
     def blocks(
-        self, size: int = 65_536
+        self, size: int = 65_536, start: int = 0
     ) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.uint8] | None]]:
-        """All rows in order, at most ``size`` at a time: (start, values, ids, labels). Raises UsageError: ``size`` below 1."""
+        """All rows from ``start`` in order, at most ``size`` at a time: (start, values, ids, labels). UsageError: ``size`` below 1."""
         if size < 1:
             raise UsageError(f"blocks of {size} rows: at least 1 is needed")
-        for start in range(0, self.ntotal, size):
-            stop = min(self.ntotal, start + size)
-            yield start, self.block(start, stop), self.ids(start, stop), self.labels(start, stop)
+        for at in range(start, self.ntotal, size):
+            span = at, min(self.ntotal, at + size)
+            yield at, self.block(*span), self.ids(*span), self.labels(*span)
 
     def close(self) -> None:
         """Close the file."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def describe(path: str | Path) -> dict[str, Any]:

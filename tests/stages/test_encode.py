@@ -211,7 +211,7 @@ def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
     tmp_path, model, data, monkeypatch, shards
 ):
     """Also while the first one makes codes of features that are finished, and while it goes on to its next shard."""
-    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_vectors", []
+    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_items", []
     write = getattr(stage, name)
 
     def run(**options):
