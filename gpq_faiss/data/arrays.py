@@ -32,19 +32,14 @@ class Matrix(Protocol):
     def __getitem__(self, rows: Any) -> Any: ...
 
 
-NpyHeader = tuple[tuple[int, ...], bool, np.dtype[Any], int]
-"""Shape, whether it is in Fortran's order, type, and the offset of the array's first byte."""
-
-
-def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
-    """Read the header of a ``.npy`` array, up to the array's first byte; ``size`` is that of the file or archive member, in bytes."""
+def npy_header(file: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type by the header of a ``.npy`` array; ``size`` is that of the file or archive member, in bytes."""
     try:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(file, max_header_size=_HEADER_LIMIT)
+        shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
         if version > (2, 0) or any(n < 0 for n in shape):
             raise ValueError(f"version {version}, shape {shape}")
-        shape, offset = tuple(int(n) for n in shape), file.tell()
     except Exception as error:
         # The header is a Python literal, whose parser has many ways to refuse one (SyntaxError, TokenError, RecursionError ...).
         raise DataError(
@@ -52,11 +47,11 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
         ) from None
     if dtype.hasobject:
         raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
-    whole = offset + math.prod(shape) * dtype.itemsize
+    whole = file.tell() + math.prod(shape) * dtype.itemsize
     if size != whole:
         what = f"{size:,} bytes, its array ends at {whole:,}"
         raise DataError(f"{where} is truncated or damaged: {what}; copy it again")
-    return shape, bool(fortran), dtype, offset
+    return shape, dtype
 
 
 class NpyArray:
@@ -65,15 +60,11 @@ class NpyArray:
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(path, "a .npy array") as size, path.open("rb") as file:
-            self.shape, self._fortran, self.dtype, self._offset = npy_header(file, str(path), size)
+            self.shape, self.dtype = npy_header(file, str(path), size)
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        order: Any = "F" if self._fortran else "C"
-        try:
-            mapped = np.memmap(self.path, self.dtype, "r", self._offset, self.shape, order)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.path} changed while it was read ({one_line(error)})") from None
-        return np.array(mapped[rows])
+        with reading(self.path, "the .npy array that was opened"):
+            return np.array(npy.open_memmap(self.path, "r", max_header_size=_HEADER_LIMIT)[rows])
 
 
 def read_npy(path: Path) -> NDArray[Any]:

@@ -121,7 +121,7 @@ def _model(path: Path) -> dict[str, Any]:
 
 
 def _array(file: IO[bytes], name: str, size: int) -> dict[str, Any]:
-    shape, _, dtype, _ = npy_header(file, name, size)
+    shape, dtype = npy_header(file, name, size)
     return {"shape": list(shape), "dtype": str(dtype)}
 
 
