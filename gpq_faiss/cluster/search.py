@@ -65,7 +65,7 @@ class ClusterIndex(MergedIndex):
         if workers is not None and workers < 1:
             raise UsageError(f"{workers} workers: at least one is needed")
         self.manifest = manifest = read_manifest(path)
-        self._timeout = timeout
+        self._timeout = TIMEOUT  # to start the actors
         with contextlib.ExitStack() as stack:
             self._ray = ray = stack.enter_context(connected(address))
             living = live_nodes(ray)
@@ -88,7 +88,7 @@ class ClusterIndex(MergedIndex):
                 self._parts.append((actor.remote(os.getcwd(), part, memory, max(load)), part))
             stack.callback(self._parts.clear)
             codebooks = [*self._answers("codebooks")]
-            self._stack = stack.pop_all()
+            self._timeout, self._stack = timeout, stack.pop_all()
         super().__init__(manifest, codebooks[0])
 
     def describe(self) -> str:
