@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..errors import DataError
 from ..evaluation.tables import summarise
 from ..files import check_output
 from ..methods.registry import METHODS
-from ..report.plots import picture, plot_curves
+from ..report.plots import check_picture, picture, plot_curves
 from .report import CURVES, Experiment, read_experiment
 from .runs import Run, read_run
 
@@ -24,8 +23,8 @@ _PANELS, _PANEL = 9, 3.2  # at most so many, of so many inches
 
 Panel = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any] | None]
 """Points [n, 2], classes [n] (-1: none), and None or unit-norm codewords [K, 2]."""
-Picture = tuple[str, str, Callable[..., object]]
-"""Name, caption, and what draws it: ``draw(path, overwrite=)``."""
+Place = Callable[[str, str], Path]
+"""``(name, caption) -> path`` of a picture to draw, over another one if that is there."""
 
 
 def draw_experiment(
@@ -49,9 +48,12 @@ def draw_experiment(
     check_output(Path(out) / f"map.{ending}", overwrite=True)
     of_kind = {"sensitivity": _heat_maps, "tsne": _tsne, "voronoi": _codebooks}
     made: dict[str, Path] = {}
-    for name, caption, draw in of_kind.get(experiment.about.kind, _curves)(experiment):
-        made[caption] = Path(out) / f"{name}.{ending}"
-        draw(made[caption], overwrite=overwrite)
+
+    def place(name: str, caption: str) -> Path:
+        made[caption] = check_picture(Path(out) / f"{name}.{ending}", overwrite=overwrite)
+        return made[caption]
+
+    of_kind.get(experiment.about.kind, _curves)(experiment, place)
     return made
 
 
@@ -73,7 +75,7 @@ def _runs_with(experiment: Experiment, *names: str) -> list[Run]:
     return found
 
 
-def _curves(experiment: Experiment) -> Iterator[Picture]:
+def _curves(experiment: Experiment, place: Place) -> None:
     """mAP over bits and over likeness; precision-recall, precision at k and recall at k at the longest code."""
     at, title = f"at {max(experiment.bits)} bits", _title(experiment, experiment.at)
     if len(experiment.bits) > 1:
@@ -81,10 +83,14 @@ def _curves(experiment: Experiment) -> Iterator[Picture]:
         for row in experiment.means(map(str, experiment.bits), longest=False):
             there = [(b, row[str(b)]) for b in experiment.bits if row[str(b)]]
             lines[row["method"]] = np.array([(b, of.mean, of.deviation or 0.0) for b, of in there]).T
-        draw = partial(
-            plot_curves, lines, x="bits per code", y="mAP", title=_title(experiment), from_zero=False
-        )
-        yield "map", "mAP over the length of the code", draw
+        path = place("map", "mAP over the length of the code")
+        style: dict[str, Any] = {
+            "x": "bits per code",
+            "y": "mAP",
+            "title": _title(experiment),
+            "from_zero": False,
+        }
+        plot_curves(lines, path, **style, overwrite=True)
     kinds = (
         ("pr", "recall", "precision"),
         ("precision", "k", "precision at k"),
@@ -96,16 +102,16 @@ def _curves(experiment: Experiment) -> Iterator[Picture]:
         for row in experiment.means(list(places)):
             known = {at: row[place].mean for place, at in places.items() if row.get(place)}
             lines[row["method"]] = list(known), list(known.values())
-        draw = partial(plot_curves, lines, x=across, y=up, title=title, log_x=across == "k")
-        yield name, f"{up[0].upper()}{up[1:]} over {across} {at}", draw
+        path = place(name, f"{up[0].upper()}{up[1:]} over {across} {at}")
+        plot_curves(lines, path, x=across, y=up, title=title, log_x=across == "k", overwrite=True)
     rows = [row for row in experiment.means(("NN10@100", "mAP")) if row.get("NN10@100")]
     if rows:
         lines = {row["method"]: ([row["NN10@100"].mean], [row["mAP"].mean]) for row in rows}
-        draw = partial(plot_curves, lines, x="NN10@100", y="mAP", title=title, from_zero=False)
-        yield "likeness", f"mAP over NN10@100 {at}", draw
+        path = place("likeness", f"mAP over NN10@100 {at}")
+        plot_curves(lines, path, x="NN10@100", y="mAP", title=title, from_zero=False, overwrite=True)
 
 
-def _heat_maps(experiment: Experiment) -> Iterator[Picture]:
+def _heat_maps(experiment: Experiment, place: Place) -> None:
     """mAP over the weights λ1 and λ2, one picture per variant of GPQ and length."""
     weights = ("lambda1", "lambda2")
     lines = [
@@ -128,15 +134,15 @@ def _heat_maps(experiment: Experiment) -> Iterator[Picture]:
         for cell in panel:
             values[down.index(cell["lambda1"]), across.index(cell["lambda2"])] = cell["mAP"].mean
         of = f"mAP of {method} at {bits} bits"
-        draw = partial(_draw_heat_map, values, down, across, f"{of}: {_title(experiment)}")
-        yield f"sensitivity-{method}-{bits}", f"{of}, over the weights", draw
+        path = place(f"sensitivity-{method}-{bits}", f"{of}, over the weights")
+        _draw_heat_map(values, down, across, f"{of}: {_title(experiment)}", path)
 
 
 def _draw_heat_map(
-    values: NDArray[Any], down: list[float], across: list[float], title: str, out: Path, *, overwrite: bool
+    values: NDArray[Any], down: list[float], across: list[float], title: str, out: Path
 ) -> None:
     """Values [down, across] as colours and numbers; NaN, of a run that is missing, is an empty cell."""
-    with picture(out, 1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down), overwrite=overwrite) as figure:
+    with picture(out, 1.6 + 0.85 * len(across), 1.4 + 0.6 * len(down), overwrite=True) as figure:
         axes = figure.add_subplot(xlabel="λ2 (entropy)", ylabel="λ1 (classification)")
         axes.grid(visible=False)
         image = axes.imshow(values, cmap="viridis", aspect="auto")
@@ -180,14 +186,12 @@ def cell_borders(codewords: NDArray[Any]) -> NDArray[np.float64]:
     return np.sort((middle + math.pi) % (2 * math.pi) - math.pi)
 
 
-def _draw_points(
-    title: str, panels: Mapping[str, Panel], class_names: Sequence[str], out: Path, *, overwrite: bool
-) -> None:
+def _draw_points(title: str, panels: Mapping[str, Panel], class_names: Sequence[str], out: Path) -> None:
     """Panels of points, coloured by class; with codewords on the unit circle, these and their Voronoi cells. Points of such a panel lie
     on the circle; they are drawn at random distances from it so that they do not overlap."""
     across, down = min(len(panels), 3), -(-len(panels) // 3)
     size = _PANEL * across + 1.4, _PANEL * down + 0.4
-    with picture(out, *size, overwrite=overwrite, dpi=120) as figure:  # many points make large files
+    with picture(out, *size, overwrite=True, dpi=120) as figure:  # many points make large files
         for i, (head, (points, classes, codewords)) in enumerate(panels.items()):
             axes = figure.add_subplot(down, across, i + 1, xticks=[], yticks=[])
             axes.set_title(head, fontsize=10)
@@ -212,7 +216,7 @@ def _draw_points(
         figure.suptitle(title, x=0.01, ha="left")
 
 
-def _tsne(experiment: Experiment) -> Iterator[Picture]:
+def _tsne(experiment: Experiment, place: Place) -> None:
     every = _runs_with(experiment, "vectors", "vector_labels")
     runs = every[:_PANELS]
     panels: dict[str, Panel] = {
@@ -231,10 +235,10 @@ def _tsne(experiment: Experiment) -> Iterator[Picture]:
     if len(every) > len(runs):
         caption += f"; {len(every) - len(runs)} more rows have no panel"
     title = f"t-SNE of {n:,} database items by (first) class: {_title(experiment, experiment.at)}"
-    yield "tsne", caption, partial(_draw_points, title, panels, runs[0].class_names)
+    _draw_points(title, panels, runs[0].class_names, place("tsne", caption))
 
 
-def _codebooks(experiment: Experiment) -> Iterator[Picture]:
+def _codebooks(experiment: Experiment, place: Place) -> None:
     for i, run in enumerate(_runs_with(experiment, "vectors", "vector_labels", "codebooks")):
         Z, M = run.arrays["codebooks"], len(run.arrays["codebooks"])
         if Z.shape[2] != 2:
@@ -251,8 +255,5 @@ def _codebooks(experiment: Experiment) -> Iterator[Picture]:
         title = f"{name}, mAP {run.map:.3f}: codewords (stars), their cells, and items, drawn near the circle that they are on"
         caption = f"Codebooks in two dimensions, {name}, with {len(x):,} items of the database drawn at random by seed {run.seed}"
         caption += f"; the first {_PANELS} of {M}" if M > _PANELS else ""
-        yield (
-            f"voronoi-{i + 1}" if i else "voronoi",
-            caption,
-            partial(_draw_points, title, panels, run.class_names),
-        )
+        path = place(f"voronoi-{i + 1}" if i else "voronoi", caption)
+        _draw_points(title, panels, run.class_names, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .plots import picture
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Image = NDArray[np.uint8]
 
 _FRAMES = {True: "#1A9850", False: "#D73027", None: "#BBBBBB"}
-_INCH = 100.0  # drawing units per inch
-_CELL, _GAP, _TEXT, _HEAD = 84.0, 10.0, 17.0, 24.0
+_CELL, _BELOW = 0.84, 0.27  # inches
 _SMALL = 64  # smaller images are drawn without smoothing, which would blur them
 
 
@@ -49,46 +51,34 @@ def save_gallery(
     if not rows:
         raise DataError("no queries to draw: give one at least")
     shown = min(columns, max(len(row.results) for row in rows))
-    line, first = _CELL + _GAP + _TEXT, _CELL + 3.6 * _GAP  # results begin at first, beside the query
-    width, height = first + shown * (_CELL + _GAP) + _GAP, _HEAD + len(rows) * line + 26.0
-    size = width / _INCH, height / _INCH
-    with picture(out, *size, overwrite=overwrite, dpi=150, layout=None) as figure:
-        from matplotlib.patches import Rectangle
+    width, height = 0.3 + (1 + shown) * (_CELL + 0.1), 0.5 + len(rows) * (_CELL + _BELOW)
+    with picture(out, width, height, overwrite=overwrite, dpi=150, layout=None) as figure:
+        grid = figure.subplots(len(rows), 1 + shown, squeeze=False)
+        figure.subplots_adjust(
+            *(0.1 / width, (0.26 + _BELOW) / height, 1 - 0.1 / width, 1 - 0.24 / height),
+            *(0.1 / _CELL, _BELOW / _CELL),
+        )
 
-        axes = figure.add_axes((0, 0, 1, 1))
+        def draw(axes: Axes, image: Image, name: str, colour: str, line: float) -> None:
+            smooth = "nearest" if max(image.shape[:2]) < _SMALL else "antialiased"
+            axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation=smooth)
+            axes.set_axis_on()
+            axes.spines[:].set(visible=True, color=colour, linewidth=line)
+            short = name if len(name) <= 14 else name[:13].rstrip() + "…"
+            axes.set_xlabel(short, fontsize=7.5, color="#333333", labelpad=3)
 
-        def text(value: str, x: float, y: float, fontsize: float) -> None:
-            short = value if len(value) <= 14 else value[:13].rstrip() + "…"
-            axes.text(x + _CELL / 2, y, short, fontsize=fontsize, color="#333333", ha="center", va="center")
-
-        def cell(image: Image, name: str, x: float, y: float, colour: str, line: float) -> None:
-            """An image with its aspect ratio in a framed square, and its name below."""
-            side, pixels = _CELL + line, max(image.shape[:2])
-            high, wide = (_CELL * n / pixels for n in image.shape[:2])
-            left, top = x + (_CELL - wide) / 2, y + (_CELL - high) / 2
-            style: dict[str, Any] = {"facecolor": "#F2F2F2", "edgecolor": colour, "linewidth": line * 0.72}
-            axes.add_patch(Rectangle((x - line / 2, y - line / 2), side, side, **style))
-            place, smooth = (
-                (left, left + wide, top + high, top),
-                "nearest" if pixels < _SMALL else "antialiased",
-            )
-            grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255}
-            axes.imshow(image, extent=place, zorder=2, aspect="auto", interpolation=smooth, **grey)
-            text(name, x, y + _CELL + 11, 7.5)
-
-        starts = [first + j * (_CELL + _GAP) for j in range(shown)]
-        for x, head in zip((_GAP, *starts), ("query", *map(str, range(1, shown + 1))), strict=True):
-            text(head, x, _HEAD - 10, 8.5)
-        for i, row in enumerate(rows):
-            y = _HEAD + i * line
-            cell(row.query, row.query_name, _GAP, y, "#222222", 1.2)
-            for j, (x, image) in enumerate(zip(starts, row.results, strict=False)):
-                text_below = " · ".join(filter(None, (row.names[j], f"{row.scores[j]:.2f}")))
-                cell(image, text_below, x, y, _FRAMES[row.relevant[j]], 3.0)
-        axes.plot([first - 1.3 * _GAP] * 2, [_HEAD, height - 30], color="#DDDDDD", linewidth=1)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+            axes.grid(visible=False)
+            axes.set_axis_off()
+        for axes, head in zip(grid[0], ("query", *map(str, range(1, shown + 1))), strict=True):
+            axes.set_title(head, fontsize=8.5, color="#333333", loc="center", pad=4)
+        for row, (query, *others) in zip(rows, grid, strict=True):
+            draw(query, row.query, row.query_name, "#222222", 0.9)
+            for j, (axes, image) in enumerate(zip(others, row.results, strict=False)):
+                name = " · ".join(filter(None, (row.names[j], f"{row.scores[j]:.2f}")))
+                draw(axes, image, name, _FRAMES[row.relevant[j]], 2.2)
         if any(known is not None for row in rows for known in row.relevant):
-            for known, word, x in ((True, "relevant", first), (False, "not relevant", first + 84)):
-                axes.text(x, height - 13, f"□ {word}", fontsize=8, color=_FRAMES[known], va="center")
-        axes.set_axis_off()
-        axes.set(xlim=(0, width), ylim=(height, 0))  # y runs downwards, as in an image
+            for known, word, x in ((True, "relevant", 1.1), (False, "not relevant", 2.0)):
+                figure.text(x / width, 0.1 / height, f"□ {word}", fontsize=8, color=_FRAMES[known])
     return Path(out)
