@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from ..errors import UsageError
 
@@ -219,12 +220,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 def _plain(value: Any) -> Any:
     """A value for JSON: NaN and infinity become null, numpy numbers plain numbers."""
-    if isinstance(value, Spread):
-        return {name: _plain(part) for name, part in vars(value).items()}
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    numpy = (np.ndarray, np.generic)
+    return to_jsonable_python(
+        value, inf_nan_mode="null", fallback=lambda x: x.tolist() if isinstance(x, numpy) else str(x)
+    )

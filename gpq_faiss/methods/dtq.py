@@ -79,32 +79,19 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
     Each b_m in turn is set to its best value with the others fixed. The first sweep starts from zero, which is residual quantisation; at
     most ``sweeps`` follow, until nothing changes.
     """
-    M, K, D = C.shape
-    flat = C.reshape(M * K, D)
-    cross = (flat @ flat.T).reshape(M, K, M, K)
     half = 0.5 * np.einsum("mkd,mkd->mk", C, C)
-    codes = np.zeros((len(x), M), np.uint8)
+    codes = np.zeros((len(x), len(C)), np.uint8)
     for i in range(0, len(x), _BLOCK):
-        rows = np.ascontiguousarray(x[i : i + _BLOCK], dtype=np.float32)
-        # Gain of a codeword: x·c - ||c||²/2, less its inner product with the codewords chosen from other codebooks.
-        gain = (rows @ flat.T).reshape(len(rows), M, K) - half
-        chosen = codes[i : i + _BLOCK]
-        taken = np.zeros((len(rows), M, K), np.float32)
+        rows, chosen = np.asarray(x[i : i + _BLOCK], np.float32), codes[i : i + _BLOCK]
+        total = np.zeros_like(rows)  # of the chosen codewords
         for sweep in range(1 + sweeps):
-            changed = False
-            for m in range(M):
-                best = (gain[:, m] - taken[:, m]).argmax(axis=1).astype(np.uint8)
-                moved = np.flatnonzero(best != chosen[:, m]) if sweep else np.arange(len(rows))
-                if not moved.size:
-                    continue
-                changed = True
-                step = cross[m, best[moved]]
+            before = chosen.copy()
+            for m, words in enumerate(C):
                 if sweep:
-                    step = step - cross[m, chosen[moved, m]]
-                step[:, m] = 0
-                taken[moved] += step
-                chosen[moved, m] = best[moved]
-            if not changed:
+                    total -= words[chosen[:, m]]
+                chosen[:, m] = ((rows - total) @ words.T - half[m]).argmax(axis=1)
+                total += words[chosen[:, m]]
+            if sweep and np.array_equal(chosen, before):
                 break
     return codes
 

@@ -58,26 +58,18 @@ class PQ(InParts):
     def index(self) -> Any:
         """``faiss.IndexPQ`` (L2) behind the necessary transforms, so that it takes raw vectors."""
         self._require_fit()
-        inner = self.quantizer.index()
-        index = faiss.IndexPreTransform(inner)
-        parts = [faiss.NormalizationTransform(self.width, 2.0), *self._transforms()]
-        for transform in reversed(parts):
-            index.prepend_transform(transform)
-        for part in (*parts, inner):
-            part.this.disown()  # the index owns its parts, which outlive their Python references
-        index.own_fields = index.is_trained = True
+        index: Any = faiss.index_factory(self.width, f"L2norm,{self._first()}PQ{self.M}x{NBITS}np")
+        inner: Any = faiss.downcast_index(index.index)
+        faiss.copy_array_to_vector(self.quantizer.codebooks.ravel(), inner.pq.centroids)
+        inner.is_trained = index.is_trained = True
         return index
 
-    def _transforms(self) -> list[Any]:
-        """Faiss transforms from scaled vectors to the space of the product quantiser."""
-        if self.quantizer.width == self.width:
-            return []
-        # Maps input dimension i to i; the rest is zero.
-        remap: Any = faiss.RemapDimensionsTransform  # its type annotations lack this overload
-        return [remap(self.width, self.quantizer.width, False)]
+    def _first(self) -> str:
+        """What an index does before the product quantiser, in the language of Faiss' index factory."""
+        return "" if self.quantizer.width == self.width else f"Pad{self.quantizer.width},"
 
     def _to_quantizer(self, x: Floats) -> Floats:
-        """As :meth:`_transforms`, for an array: float32 [n, width] to [n, padded]."""
+        """As :meth:`_first`, for an array: float32 [n, width] to [n, padded]."""
         return np.pad(x, ((0, 0), (0, -x.shape[1] % self.M)))
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
@@ -113,12 +105,16 @@ class OPQ(PQ):
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
         super()._fit(x, labels)
 
-    def _transforms(self) -> list[Any]:
-        transform = faiss.LinearTransform(self.width, self.quantizer.width, False)
-        faiss.copy_array_to_vector(self.rotation.ravel(), transform.A)
-        transform.is_trained = True
-        transform.set_is_orthonormal()
-        return [transform]
+    def index(self) -> Any:
+        index = super().index()
+        matrix: Any = faiss.downcast_VectorTransform(index.chain.at(1))
+        faiss.copy_array_to_vector(self.rotation.ravel(), matrix.A)
+        matrix.is_trained = True
+        matrix.set_is_orthonormal()
+        return index
+
+    def _first(self) -> str:
+        return f"OPQ{self.M}_{self.quantizer.width},"
 
     def _to_quantizer(self, x: Floats) -> Floats:
         return np.ascontiguousarray(x @ self.rotation.T)

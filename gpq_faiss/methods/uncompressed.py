@@ -64,12 +64,8 @@ class FloatFeatures(Coder):
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:
-    """Inner products float32 [Q, n] of the rows of ``xq`` [Q, D] and ``xb`` [n, D], bit-equal for equal rows.
-
-    BLAS sums in an order that depends on a row's position, which would break ties of equal items in the last bit.
-    """
-    scores: Floats = np.einsum("qd,nd->qn", xq, xb)
-    return scores
+    """Inner products float32 [Q, n] of rows, bit-equal for equal rows: BLAS sums in an order that depends on a row's position."""
+    return np.asarray(np.einsum("qd,nd->qn", xq, xb))
 
 
 class Classifier(FloatFeatures):
