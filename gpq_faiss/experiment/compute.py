@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -32,6 +30,7 @@ from ..methods.coders import Floats, ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder
 from ..methods.trainable import embed_rows
+from ..nn.device import torch_threads
 from ..training.loop import Fitted, RunOptions, fit
 from .runs import RunSpec
 
@@ -42,18 +41,6 @@ TOP = 1000
 MAX_CODE_BYTES = 256
 """Maximum code size to store; longer codes (``float``) are in the data anyway."""
 _VECTOR_STREAM = 102  # of random numbers
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread, so that concurrent runs do not compete, and sums have a fixed order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass
@@ -91,7 +78,8 @@ def compute(
     labels, image_size = dataset.require_labels(), native_image_size(dataset)
     # Items whose vectors are stored: the same for all methods of a seed.
     keep = np.random.default_rng([spec.seed, _VECTOR_STREAM]).permutation(split.database)[: spec.vectors]
-    with one_thread():
+    # On one thread concurrent runs do not compete, and sums have a fixed order.
+    with torch_threads(1), threadpool_limits(1):
         if find_method(spec.method).deep:
             coded = _train_and_encode(spec, dataset, split, partial, options, cache, keep)
         else:

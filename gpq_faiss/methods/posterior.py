@@ -97,23 +97,20 @@ class PosteriorCodes(CodeMethod):
             )
 
     def prepared(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"accuracy": self.accuracy}
-        if isinstance(self.classes.backbone.head, SubspaceHeads):
-            found["noise"] = self.classes.backbone.head.noise
-        if (told := self.pseudo_labels) is not None:
-            found |= {
-                "rows": torch.from_numpy(told.rows),
-                "p": torch.from_numpy(told.p),
-                "weight": told.weight,
-            }
-        return found
+        told = self.pseudo_labels
+        return {
+            "accuracy": self.accuracy,
+            "noise": getattr(self.classes.backbone.head, "noise", None),
+            "told": told and [torch.from_numpy(told.rows), torch.from_numpy(told.p), told.weight],
+        }
 
     def take_prepared(self, found: dict[str, Any]) -> None:
-        self.accuracy = found["accuracy"]
-        if "weight" in found:
-            self.pseudo_labels = PseudoLabels(found["rows"].numpy(), found["p"].numpy(), found["weight"])
-        if "noise" in found:
-            self.classes.backbone.head.noise = found["noise"]
+        self.accuracy, head = found["accuracy"], self.classes.backbone.head
+        if isinstance(head, SubspaceHeads):
+            head.noise = found["noise"]
+        if found["told"]:
+            rows, p, weight = found["told"]
+            self.pseudo_labels = PseudoLabels(rows.numpy(), p.numpy(), weight)
 
     def adopt(self, other: TrainableMethod) -> None:
         assert isinstance(other, PosteriorCodes)

@@ -69,6 +69,19 @@ def full_float32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """Context in which torch uses so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """A batch as network input: float32 on ``device``; uint8 images become [0, 1], channels last."""
     import torch

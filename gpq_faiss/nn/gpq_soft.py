@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import UsageError
 from .gpq import CodeNetwork
 from .posterior import PosteriorNetwork
 from .quantizer import Codebooks, intra_normalize, subspace_cosine, unit
@@ -106,19 +105,10 @@ class SoftGPQNetwork(CodeNetwork):
 
         Any table of K scores can be realised if the K codewords are independent, which needs d > K: with the pseudo-inverse of the
         codewords times the table.
-
-        Raises:
-            UsageError: d is not greater than K.
         """
         found = self.classifier()
         if tables is not None:
-            Z = self.codewords().double()
-            _, K, inner = Z.shape
-            if inner < K:
-                raise UsageError(
-                    f"score tables of {K} codewords need sub-vectors of more than {K} dimensions"
-                )
-            found = (torch.linalg.pinv(Z) @ tables.double()).transpose(1, 2)
+            found = (torch.linalg.pinv(self.codewords().double()) @ tables.double()).transpose(1, 2)
             # A mean of vectors is not longer than the longest; one factor for all, since tables are added.
             found = found / found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
         self.register_buffer("prototypes", _completed(found).float())

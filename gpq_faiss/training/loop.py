@@ -32,7 +32,7 @@ from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
-from ..nn.device import to_input
+from ..nn.device import to_input, torch_threads
 from ..nn.joint import DrawsByRow, join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
@@ -175,7 +175,7 @@ def fit(
             if found:
                 run.take(found)
                 log.info("resumed at step %d of %d", run.step, task.steps)
-            with _threads(method, task):
+            with torch_threads(1) if _is_small(method, task) else contextlib.nullcontext():
                 _loop(task, run, identity)
             if held.size and run.best_step:
                 method.load_state_dict(run.best_state)
@@ -185,18 +185,11 @@ def fit(
     return Fitted(method, run, labels, len(seen), len(held), image_size)
 
 
-@contextlib.contextmanager
-def _threads(method: TrainableMethod, task: _Task) -> Iterator[None]:
-    """Context in which torch uses one thread if a step is small: several wait for each other after every operation, and long beside
-    another busy process."""
-    training, before, parameters = task.config.training, torch.get_num_threads(), list(method.parameters())
+def _is_small(method: TrainableMethod, task: _Task) -> bool:
+    """Whether one thread is enough for a step: several wait for each other after every operation, and long beside another busy process."""
+    training, parameters = task.config.training, list(method.parameters())
     numbers = sum(p.numel() for p in parameters) * (training.batch_labelled + training.batch_unlabelled)
-    if numbers < _SMALL_STEP and not any(p.ndim == 4 for p in parameters):  # of convolutions
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return numbers < _SMALL_STEP and not any(p.ndim == 4 for p in parameters)  # of convolutions
 
 
 def _loop(task: _Task, run: RunState, identity: str) -> None:

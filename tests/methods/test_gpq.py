@@ -19,7 +19,6 @@ from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import UsageError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import npair, soft_npair, triplet
 from gpq_faiss.methods.gpq import GPQ
@@ -177,8 +176,6 @@ def test_queries_realise_any_score_tables_but_for_one_factor(K, more, M, seed):
     net.classes.posterior = lambda raw: torch.eye(C)
     sure = net.queries(items(C)).view(C, M, -1).transpose(0, 1)
     torch.testing.assert_close(sure, net.prototypes, rtol=0, atol=1e-3)
-    with pytest.raises(UsageError, match=f"more than {K} dimensions"):
-        method(quantizer=sizes | {"subdim": K}).network.set_queries(given_tables)
 
 
 def test_straight_through_gives_codewords_and_the_gradient_of_their_mean():
