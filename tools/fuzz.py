@@ -429,12 +429,12 @@ def _hub_seeds(folder: Path) -> list[Seed]:
 
 def _model_seeds(folder: Path) -> list[Seed]:
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     from gpq_faiss.config import from_dict, preset, to_dict
     from gpq_faiss.data.labels import Labels
     from gpq_faiss.data.protocols import make_split
-    from gpq_faiss.nn.model import build_network, save_model
+    from gpq_faiss.nn.model import build_network, save_model, save_tensors
     from gpq_faiss.store.header import codebooks_fingerprint
 
     labels = Labels.from_ids(np.arange(N) % 3)
@@ -460,10 +460,9 @@ def _model_seeds(folder: Path) -> list[Seed]:
     tensors = load_file(folder / "paper" / "model.safetensors")
     (folder / ".m.partial").mkdir()
     state = {"identity": "i", "step": 3, "seconds": 1.5, "best": 0.5, "best_step": 2, "lines": ["{}"]}
-    state |= {"best_state": {}, "method": tensors, "optimizer": {}}
-    checkpoint = folder / ".m.partial" / "checkpoint.pt"
-    torch.save(state, checkpoint)
-    save_file(tensors, folder / "weights.safetensors")
+    checkpoint = folder / ".m.partial" / "checkpoint.safetensors"
+    save_tensors(tensors, checkpoint, metadata={"state": json.dumps(state)})
+    save_tensors(tensors, folder / "weights.safetensors")
     torch.save({"state_dict": tensors}, folder / "weights.pth")
     return [
         *(Seed(folder / name / "config.json", _model, text=True) for name in ("paper", "recommended")),

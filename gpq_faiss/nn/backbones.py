@@ -13,10 +13,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError, UsageError, one_line
+from ..errors import DataError, UsageError
 from ..plugins import Plugin, find_plugin, plugin_names
 from .joint import RowDropout
-from .weights import imagenet_state, load_into, read_weights
+from .weights import first_line, imagenet_state, load_into, read_weights
 
 BACKBONES = ("vgg", "cnnf", "mlp", "linear")
 """Names of the backbones, besides ``timm/NAME`` and those of plugins."""
@@ -142,10 +142,14 @@ class VGG(Backbone):
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-        from torchvision.models.vgg import make_layers
-
-        blocks: list[str | int] = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512]
-        layers = list(make_layers(blocks, batch_norm=True))
+        layers: list[nn.Module] = []
+        width = 3
+        for item in (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512):
+            if isinstance(item, int):
+                layers += [nn.Conv2d(width, item, 3, padding=1), nn.BatchNorm2d(item), nn.ReLU(inplace=True)]
+                width = item
+            else:
+                layers.append(nn.MaxPool2d(2))
         self.features = _convolutional(layers)
         # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after conv4_3.
         self.taps = (23 if spec.tap == "pool" else 22, len(layers) - 1)
@@ -265,7 +269,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     try:
         made = Trunk(spec, make)
     except Exception as error:  # hub, http and timm errors have no common base
-        wrong = f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
+        wrong = f"cannot make timm's model '{name}' for {spec.image_size} pixels ({first_line(error)})"
         if not pretrained:
             raise UsageError(f"{wrong}: see timm.list_models()") from error
         raise DataError(f"{wrong}: set network.weights to the path of its weights, or to none") from error
@@ -316,7 +320,9 @@ def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torc
             try:
                 backbone = Trunk(spec, lambda: make(spec))
             except Exception as error:  # of the plugin's own code
-                raise plugin.error(f"cannot be built ({type(error).__name__}: {one_line(error)})") from error
+                raise plugin.error(
+                    f"cannot be built ({type(error).__name__}: {first_line(error)})"
+                ) from error
         else:
             backbone = MLP(spec) if perceptron else VGG(spec) if name == "vgg" else CNNF(spec)
     if weights == "imagenet" and name == "vgg":

@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -41,6 +43,18 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
         content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         parts += [name, f"{tensor.dtype}{list(tensor.shape)}", content]
     return fingerprint(*parts)
+
+
+def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """``save_file`` of safetensors, with an OSError on a full disk, and normal permissions: a service under another account may load it."""
+    try:
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(state, path, metadata=metadata)
+        path.chmod(mode)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise (OSError(int(number[1]), str(error)) if number else OSError(str(error))) from error
 
 
 def save_model(
@@ -70,7 +84,7 @@ def save_model(
         "model_fingerprint": state_fingerprint(state),
     }
     with atomic_folder(out, overwrite=overwrite, done_with=done_with) as folder:
-        (folder / "model.safetensors").write_bytes(save(state))
+        save_tensors(state, folder / "model.safetensors")
         write_json(folder / "config.json", determined | description)
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")

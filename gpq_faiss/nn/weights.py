@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError, one_line
+from ..errors import DataError
 from ..inputs import check_memory
 
 log = logging.getLogger(__name__)
@@ -22,12 +22,10 @@ _OPTIONAL = ("head.", "input.")
 """Tensors specific to task or data: loaded if they fit, else left as initialised."""
 
 
-def load_tensors(path: Path) -> Any:
-    """Contents of a file that torch has saved. Raises DataError: they do not fit into memory; or almost anything: it is none."""
-    if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size
-        with zipfile.ZipFile(path) as archive:
-            check_memory(sum(member.file_size for member in archive.infolist()), str(path))
-    return torch.load(path, map_location="cpu", weights_only=True)
+def first_line(error: BaseException) -> str:
+    """First line of an error's text, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".: ") if lines else type(error).__name__
 
 
 def imagenet_state() -> dict[str, Tensor]:
@@ -47,7 +45,7 @@ def imagenet_state() -> dict[str, Tensor]:
         place = Path(torch.hub.get_dir()) / "checkpoints" / name
         what = f"{place} is damaged" if place.exists() else f"cannot download {name} to {place.parent}"
         raise DataError(
-            f"{what} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
+            f"{what} ({first_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
             "its path, or to none"
         ) from error
     finally:
@@ -59,12 +57,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict"). Raises DataError: it is none."""
     path = Path(path)
     try:
+        if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size
+            with zipfile.ZipFile(path) as archive:
+                check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             state: Any = load_file(path)
         else:
-            state = load_tensors(path)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         for key in ("state_dict", "model"):
             if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
                 state = state[key]
@@ -74,7 +75,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # pickle, zip and safetensors errors have no common base
         raise DataError(
-            f"{path} is not a weights file ({one_line(error)}): network.weights takes none, imagenet, or the path of a "
+            f"{path} is not a weights file ({first_line(error)}): network.weights takes none, imagenet, or the path of a "
             ".safetensors file, or of a .pth that holds a state dict"
         ) from error
     return dict(state)

@@ -1,26 +1,28 @@
-"""The state of an unfinished training, in one file of torch.
+"""The state of an unfinished training, in one safetensors file with JSON metadata.
 
 Batches and dropout depend on seed and step only, so the state is weights, optimizer, best weights and log lines.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import DataError, one_line
+from ..errors import DataError
 from ..files import atomic_path
+from ..inputs import parse_json
 from ..methods.trainable import TrainableMethod
-from ..nn.weights import load_tensors
+from ..nn.model import save_tensors
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT = "checkpoint.safetensors"
 """File name of the checkpoint in the folder of an unfinished run."""
-_KEPT = ("step", "seconds", "best", "best_step", "best_state", "lines")
+_NOTED = ("step", "seconds", "best", "best_step", "lines")
 
 
 class RunState:
@@ -68,32 +70,36 @@ class RunState:
             DataError: the file cannot be written.
         """
         self.tick()
-        state = {name: getattr(self, name) for name in _KEPT} | {"identity": identity}
-        state |= {"method": self.method.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
-        # Not by its path: torch would say no more than that writing failed.
-        with atomic_path(self.checkpoint) as temporary, temporary.open("wb") as file:
-            torch.save(state, file)
+        tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
+        for i, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        meta = {"identity": identity, **{name: getattr(self, name) for name in _NOTED}}
+        with atomic_path(self.checkpoint) as temporary:
+            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
         self.saved = time.monotonic()
 
     def read(self, identity: str) -> dict[str, Any]:
-        """Contents of the checkpoint for :meth:`take`.
+        """Contents of the checkpoint for :meth:`take`: its tensors, and other values under ``meta``.
 
         Raises:
             DataError: damaged, or of other settings or data.
         """
         try:
-            found = load_tensors(self.checkpoint)
-            if not isinstance(found, dict) or not set(found) >= {"identity", "method", "optimizer", *_KEPT}:
-                raise ValueError("no state of a training")
-        except Exception as error:  # pickle and zip errors have no common base
-            why = one_line(error)
-            raise DataError(f"{self.checkpoint} is damaged ({why}): start again with --overwrite") from None
-        if found["identity"] != identity:
+            with safe_open(self.checkpoint, framework="pt") as file:
+                meta = parse_json((file.metadata() or {})["state"])
+                if not isinstance(meta, dict) or not set(meta) >= {"identity", *_NOTED}:
+                    raise ValueError("no state of a training")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
+        if meta["identity"] != identity:
             raise DataError(
                 f"{self.checkpoint.parent} was begun with other settings, data or versions: give the same ones to --resume it, "
                 "or start again with --overwrite"
             )
-        return found
+        return {"meta": meta, **tensors}
 
     def take(self, found: dict[str, Any]) -> None:
         """Restore the result of :meth:`read`, from this or another process.
@@ -101,13 +107,22 @@ class RunState:
         Raises:
             DataError: it does not fit this network.
         """
+
+        def part(kind: str) -> dict[str, Tensor]:
+            return {k.removeprefix(kind): v for k, v in found.items() if k.startswith(kind)}
+
         try:
-            self.method.load_state_dict(found["method"])
+            self.method.load_state_dict(part("method."))
         except RuntimeError:
             raise DataError(
                 f"{self.checkpoint} does not fit this network; it is from another version of gpq-faiss: "
                 "start again with --overwrite"
             ) from None
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": found["optimizer"]})
-        for name in _KEPT:
-            setattr(self, name, found[name])
+        self.best_state = part("best.")
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in part("optimizer.").items():
+            i, key = name.split(".", 1)
+            state.setdefault(int(i), {})[key] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        for name in _NOTED:
+            setattr(self, name, found["meta"][name])

@@ -142,9 +142,9 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(sh
     settings = f"--preset paper --config {shop.settings} --set training.steps=120 --checkpoint-seconds 0.4"
     train = f"train {shop.data} --labels {shop.labels} {settings} --out {tmp_path}"
     partial = tmp_path / ".model.partial"
-    ended = interrupt(f"{train}/model", partial / "checkpoint.pt", signal.SIGTERM)
+    ended = interrupt(f"{train}/model", partial / "checkpoint.safetensors", signal.SIGTERM)
     assert ended == (143, "ended by SIGTERM: run the same command again with --resume to go on")
-    assert set(content(tmp_path)) == {".model.partial", ".model.partial/checkpoint.pt"}
+    assert set(content(tmp_path)) == {".model.partial", ".model.partial/checkpoint.safetensors"}
     assert json.loads(done(f"info {tmp_path}/model --format json"))["kind"] == "unfinished"
     assert "--resume" in refused(f"{train}/model")
     done(f"{train}/model --resume")

@@ -209,7 +209,7 @@ def test_an_interrupted_call_goes_on_with_the_runs_that_are_left(tmp_path, monke
     for name, run in json.loads((tmp_path / "experiment.json").read_text())["planned"].items():
         work = tmp_path / ".partial" / f"{name}-{run['identity']}"
         work.mkdir(parents=True)
-        (work / "checkpoint.pt").touch()
+        (work / "checkpoint.safetensors").touch()
     summary = made(tmp_path, **PQ)
     assert (summary.made, summary.there) == (1, 1)
     assert not (tmp_path / ".partial").exists()
@@ -248,7 +248,7 @@ def test_where_one_process_is_killed_the_others_end(tmp_path):
     late = []
 
     def kill():
-        while len(list(tmp_path.glob(".partial/*/checkpoint.pt"))) < 2:
+        while len(list(tmp_path.glob(".partial/*/checkpoint.safetensors"))) < 2:
             time.sleep(0.02)
         first, *_ = workers = multiprocessing.active_children()
         first.kill()
@@ -294,7 +294,7 @@ def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(
     call.start()
     alive.close()
     deadline = time.monotonic() + 300
-    while len(list(out.glob(".partial/*/checkpoint.pt"))) < 2:
+    while len(list(out.glob(".partial/*/checkpoint.safetensors"))) < 2:
         assert call.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.02)

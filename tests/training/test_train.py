@@ -144,7 +144,7 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, tmp_path):
     with pytest.raises(InterruptedError):
         train_digits(out, stop=6)
     assert not out.exists()
-    assert (partial / "checkpoint.pt").exists()
+    assert (partial / "checkpoint.safetensors").exists()
     with pytest.raises(OutputExistsError, match="--resume"):
         train_digits(out)
     with pytest.raises(DataError, match="other settings"):
@@ -161,7 +161,7 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, tmp_path):
             train_digits(out, **options)
     # A damaged checkpoint is one clear error.
     partial.mkdir()
-    (partial / "checkpoint.pt").write_bytes(b"no checkpoint")
+    (partial / "checkpoint.safetensors").write_bytes(b"not safetensors")
     shutil.rmtree(out)
     with pytest.raises(DataError, match="damaged"):
         train_digits(out, resume=True)
@@ -178,7 +178,7 @@ def test_a_run_that_replaces_a_model_can_be_resumed(trained, other, tmp_path):
         train_digits(out, seed=1)
     with pytest.raises(OutputExistsError, match="finished model of other settings"):
         train_digits(out, seed=2, resume=True)
-    assert (partial / "checkpoint.pt").exists()
+    assert (partial / "checkpoint.safetensors").exists()
     document = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**document, "note": "another model"}))
     with pytest.raises(OutputExistsError, match="finished model of other settings"):
