@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from ..progress import stage
 from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows, words_of
 from .scorers import LAST, ScoreFunction, Tables, scores_of
 from .tables import Shown
-from .ties import Convention, Floats, Ints, harmonic_numbers
+from .ties import Convention, Denominator, Floats, Ints, Ties, harmonic_numbers
 
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` for all database rows, larger is better."""
@@ -32,6 +32,20 @@ _BY_ITEM = 0.6  # minimum share of distinct codes for which sorting items is fas
 _CACHE = 1 << 16  # scores per block, so that buffers fit a core's cache
 _TOGETHER = 8  # minimum queries scored together, sharing look-ups
 _BYTES = 64  # of all buffers, per score
+
+
+class Options(TypedDict, total=False):
+    """Options of all rankings, see :func:`rank_codes`."""
+
+    ties: Ties
+    k: int | None
+    denominator: Denominator
+    ks: Sequence[int]
+    levels: ArrayLike | None
+    ids: ArrayLike | None
+    exclude: ArrayLike | None
+    memory: int
+    threads: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +114,7 @@ def rank_codes(
     codes: Bytes,
     query_labels: LabelsLike,
     database_labels: LabelsLike,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> RankingResult:
     """Rank a database of codes for every query and measure the rankings. Items are relevant if they share a label with
     the query.
@@ -137,7 +151,7 @@ def rank_scores(
     scores: NDArray[Any] | RowFunction,
     query_labels: LabelsLike,
     database_labels: LabelsLike,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> RankingResult:
     """:func:`rank_codes` from scores, without codes: for float features, class probabilities or distances.
 
