@@ -84,13 +84,14 @@ class SearchResult(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per result, for a table."""
-        rows: list[dict[str, Any]] = []
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
         for _, name, found in self._answers():
             for rank, (i, score, *known) in enumerate(zip(*found.values(), strict=True), 1):
                 texts = (", ".join(text) if isinstance(text, list) else text or "" for text in known)
                 columns = dict(zip(list(found)[2:], texts, strict=True))
-                rows.append({"query": name, "rank": rank, "id": str(i), "score": score, **columns})
-        return rows
+                yield {"query": name, "rank": rank, "id": str(i), "score": score, **columns}
 
     def about(self) -> list[str]:
         """How the index was searched."""
