@@ -1,11 +1,11 @@
 """Speed of exact search on the CPU, against Faiss' scans of the same codes.
 
-    python benchmarks/search.py --codes default=models/default,paper=models/paper --items 100000,1000000,10000000
-    python benchmarks/search.py --items 1000000 --bits 12,48    # random codes alone
+    python benchmarks/search.py --models FOLDER --items 100000,1000000,10000000
+    python benchmarks/search.py --codes "" --items 1000000 --bits 12,48    # random codes alone
 
-``--codes NAME=FOLDER`` names a folder with ``codes.h5`` (``gpq encode``) and ``queries.npy``, vectors of real queries that are not among
-the items. Its codes are drawn with repetition, and each codeword is changed with chance 0.05, so that any number of items is alike in
-kind. Random codes, uniform with normal queries, come last: nobody searches them, but they are the worst case.
+Codes are those of models trained with a few labels on features of ``$GPQ_DATA`` (:data:`TRAINED`); queries are not among the items.
+``--models`` keeps them. Codes are drawn with repetition, and each codeword is changed with chance 0.05, so that any number of items is alike
+in kind. Random codes, uniform with normal queries, come last: nobody searches them, but they are the worst case.
 
 All searches of a group (codes, items) are timed in turns, round by round. A ratio is the median of the ratios within rounds, so it is
 valid on a busy machine too. ``recall`` is the share of the true top k, by scores. Groups are written when done; a second run computes
@@ -23,12 +23,14 @@ from typing import Any
 
 import faiss
 import numpy as np
-from common import describe_machine, make_parser, numbers, read_results, run_main, save
+from common import data_path, describe_machine, gpq, make_parser, numbers, read_results, run_main, save
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.data.protocols import load_split
+from gpq_faiss.encoder import open_encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.indexes.items import Items
 from gpq_faiss.indexes.memory import MemoryIndex
@@ -44,6 +46,34 @@ ROUNDS = 5
 SECONDS = 0.1  # of one search in a round, at most about this
 REST = 0.03  # seconds before several threads are timed: OpenMP's wait actively for 15 ms after a search, which slows others down
 PLAIN = 100_000  # items up to which IndexPQ is timed
+TRAINED = {
+    "default": ("cifar10-features", "recommended", 48, "500-per-class"),
+    "omniglot": ("omniglot", "recommended", 48, "10-per-class"),
+    "paper": ("cifar10-features", "paper", 48, "500-per-class"),
+    "gpq": ("cifar10-features", "gpq", 48, "500-per-class"),
+    "default-32": ("cifar10-features", "recommended", 32, "500-per-class"),
+}
+"""Data, preset, bits and labels of the codes of a name."""
+
+
+def trained(models: Path, name: str) -> Path:
+    """The folder ``models/name`` with ``codes.h5``, codes of the items, and ``queries.npy``, vectors of the queries; made where missing."""
+    out = models / name
+    if not (out / "queries.npy").is_file():
+        data, preset, bits, labelled = TRAINED[name]
+        source = data_path(data)
+        if source is None:
+            raise UsageError("no data: set GPQ_DATA to the folder of features")
+        out.mkdir(parents=True, exist_ok=True)
+        x, model = source / "features.npy", out / "model"
+        options = ["--preset", preset, "--bits", bits, "--labelled", labelled, "--seed", 0, "--overwrite"]
+        gpq("train", f"features:{x}", "--labels", source / "labels.npy", *options, "--out", model)
+        split, features = load_split(model / "split.json"), np.load(x, allow_pickle=False)
+        items = out / "items.npy"
+        np.save(items, features[split.database])
+        gpq("encode", model, f"features:{items}", "--no-features", "--overwrite", "--out", out / "codes.h5")
+        np.save(out / "queries.npy", open_encoder(model).embed(features[split.query], queries=True)[0])
+    return out
 
 
 def enlarged(codes: Codes, M: int, n: int) -> Codes:
@@ -219,9 +249,8 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json")
-    parser.add_argument(
-        "--codes", default="", help="NAME=FOLDER,...: trained codes; without it, random ones only"
-    )
+    parser.add_argument("--codes", default="default,omniglot,paper,gpq", help="trained codes, before random ones")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="of trained codes")
     parser.add_argument("--items", type=numbers, default=(100_000, 1_000_000))
     parser.add_argument("--bits", type=numbers, default=(12, 48), help="of random codes")
     parser.add_argument("-k", type=numbers, default=(10, 100))
@@ -229,17 +258,14 @@ def main() -> None:
     parser.add_argument("--threads", type=numbers, default=(1, 2))
     parser.add_argument("--queries", type=int, default=1024)
     args = parser.parse_args()
-    folders: dict[str, Path] = {}
-    for part in filter(None, args.codes.split(",")):
-        name, _, folder = part.partition("=")
-        if not (Path(folder) / "queries.npy").is_file():
-            raise UsageError(f"--codes {part}: NAME=FOLDER is needed, a folder with codes.h5 and queries.npy")
-        folders[name] = Path(folder)
+    names = [name for name in args.codes.split(",") if name]
+    if unknown := sorted(set(names) - set(TRAINED)):
+        raise UsageError(f"--codes {','.join(unknown)}: names of {', '.join(TRAINED)} are expected")
     result: dict[str, Any] = read_results(args.out, {"groups": {}})
     result["machine"] = describe_machine()
     result["settings"] = {"queries": args.queries, "rounds": ROUNDS, "changed": CHANGED}
     for n in args.items:
-        draws = {name: functools.partial(trained_codes, folder, n) for name, folder in folders.items()}
+        draws = {name: functools.partial(trained_codes, trained(args.models, name), n) for name in names}
         draws |= {f"random {bits}": functools.partial(random_codes, bits, n) for bits in args.bits}
         for source, draw in draws.items():
             Z, codes, xq = draw(args.queries)
