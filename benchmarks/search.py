@@ -4,8 +4,8 @@
     python benchmarks/search.py --codes "" --items 1000000 --bits 12,48    # random codes alone
 
 Codes are those of models trained with a few labels on features of ``$GPQ_DATA`` (:data:`TRAINED`); queries are not among the items.
-``--models`` keeps them. Codes are drawn with repetition, and each codeword is changed with chance 0.05, so that any number of items is alike
-in kind. Random codes, uniform with normal queries, come last: nobody searches them, but they are the worst case.
+``--models`` keeps them. Codes are drawn with repetition, and each codeword is changed with chance 0.05, so that any number of items is
+alike in kind. Random codes, uniform with normal queries, come last: nobody searches them, but they are the worst case.
 
 All searches of a group (codes, items) are timed in turns, round by round. A ratio is the median of the ratios within rounds, so it is
 valid on a busy machine too. ``recall`` is the share of the true top k, by scores. Groups are written when done; a second run computes
@@ -249,7 +249,9 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json")
-    parser.add_argument("--codes", default="default,omniglot,paper,gpq", help="trained codes, before random ones")
+    parser.add_argument(
+        "--codes", default="default,omniglot,paper,gpq", help="trained codes, before random ones"
+    )
     parser.add_argument("--models", type=Path, default=Path("models"), help="of trained codes")
     parser.add_argument("--items", type=numbers, default=(100_000, 1_000_000))
     parser.add_argument("--bits", type=numbers, default=(12, 48), help="of random codes")

@@ -31,6 +31,7 @@ from .near import BLOCK, put
 from .threads import in_parallel, workers
 
 NO_FILTER = np.empty(0, np.bool_)
+_MANY = 1 << 24  # bytes of codes that come from memory, not from a processor's cache
 _ANY = np.full(1, -np.inf, np.float32)
 
 
@@ -95,30 +96,29 @@ class ListSearch:
         Z: codebooks, float32 [M, K, d], checked.
         P: codebooks whose codewords name a list.
         names: uint8 [lists, 2] (:func:`names_of`), in the order of the lists.
+        sizes: int64 [lists], codes of each.
 
     Attributes:
         lists: number of lists.
-        sizes: int64 [lists], codes of each.
         scored: codes of the lists that searches have visited so far, and
         searched: number of queries so far: for benchmarks.
     """
 
-    sizes: Ids
     _pieces: tuple[Ids, Ids]  # as arguments of kernels.search
     _ends: Ids
     _rows: tuple[Codes, NDArray[np.uint32], NDArray[Any]]
 
-    def __init__(self, Z: Floats, P: int, names: Codes) -> None:
+    def __init__(self, Z: Floats, P: int, names: Codes, sizes: Ids) -> None:
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
-        self.P, self.names, self.lists = P, names, len(names)
+        self.P, self.names, self.sizes, self.lists = P, names, sizes, len(names)
         self.T = columns_per_code(self.M, self.K)
         self.scored = self.searched = 0
         self._ZT = np.ascontiguousarray(Z.transpose(2, 0, 1))
         cells = np.zeros(1, np.int64)
         if P >= 2:
             cells = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
-        self._cells = (names[cells, 0].copy(), np.append(cells, self.lists))
+        self._cells = names[cells, 0].copy(), np.append(cells, self.lists), np.add.reduceat(sizes, cells)
 
     @staticmethod
     def _least(floor: Floats | None, queries: int) -> Floats:
@@ -155,16 +155,41 @@ class ListSearch:
 
     def _listed(
         self, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
-    ) -> Ids:
-        """Fill the results by the lists that are there, in ``count`` threads; the queries that reach others."""
+    ) -> None:
+        """Fill the results, in ``count`` threads."""
 
         def run(*own: Any) -> None:
             lists = self._ZT, self.P, self.names, self._cells, self._pieces
-            self.scored += kernels.search(*lists, self._ends, self._rows, passing, k, *own)
+            self.scored += kernels.search(*lists, self._ends, self._rows, passing, k, many, *own)
 
-        given_up = np.empty(len(xq), np.bool_)
+        given_up, many = np.empty(len(xq), np.bool_), _MANY // self.T
         in_parallel(run, (xq, floor, D, found, given_up), count)
-        return given_up.nonzero()[0]
+        left = given_up.nonzero()[0]
+        if len(left):
+            self._together(left, k, passing, count, xq, np.maximum(floor, D[:, 0]), D, found)
+
+    def _together(
+        self, left: Ids, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, *out: Any
+    ) -> None:
+        """Fill the results of the queries ``left``, which visit each list together."""
+        D, found = (array[left] for array in out)
+        counts = np.zeros(len(left), np.int64)
+        self._visit_all(k, passing, count, xq[left], floor[left], D, found, counts)
+        for q, some in enumerate(counts.tolist()):
+            kernels.order(D[q], found[q], some)
+            D[q, some:], found[q, some:] = -np.inf, -1
+        out[0][left], out[1][left] = D, found
+
+    def _visit_all(
+        self, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, *out: Any
+    ) -> None:
+        """Visit all lists for all queries, in ``count`` threads; the results are in any order."""
+        lists = np.arange(self.lists)
+
+        def run(xq: Floats, floor: Floats, *own: Any) -> None:
+            self._visit(xq, lists, lists, passing, k, floor, *own)
+
+        in_parallel(run, (xq, floor, *out), min(count, workers(len(xq), count)))
 
     def _probe(
         self, xq: Floats, k: int, nprobe: int, D: Floats, found: Ids, visit: Callable[..., None]
@@ -235,9 +260,8 @@ class CodewordLists(ListSearch):
         self._rows = blocks, np.append(starts, self.n).astype(np.uint32), order.astype(np.uint32)
         keys = first_words(columns, P)
         heads = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        super().__init__(Z, P, names_of(keys.take(heads), P))
         self._ends = np.append(heads, self.distinct)
-        self.sizes = np.diff(self._ends)
+        super().__init__(Z, P, names_of(keys.take(heads), P), np.diff(self._ends))
         self._pieces = np.arange(self.lists + 1), np.arange(self.lists)
 
     def search(

@@ -21,6 +21,10 @@ _EPS = float(np.finfo(np.float32).eps)
 _LEAST = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # steps are made anew where they would be finer by this
 _JUMP = np.int64(8)  # blocks
+_TOGETHER = np.int64(32)  # queries that visit the same codes one after the other, so that these are read once
+_SOME = np.int64(
+    128 * BLOCK
+)  # rows that they visit before the next ones: with what the queries hold, they fit a processor's cache
 _ZERO = np.int64(0)
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
@@ -455,7 +459,7 @@ def visit(
     found: Ids,
     counts: Ids,
 ) -> Number:
-    """Visit some lists for all queries, as far as their bounds reach the k-th score so far.
+    """Visit some lists for all queries, as far as their bounds reach the k-th score so far. Many queries read codes once.
 
     Args:
         xq: float32 [Q, M * d].
@@ -470,27 +474,66 @@ def visit(
     Returns:
         Rows of the lists that were visited.
     """
-    room, held = _room(ZT.shape[1], ZT.shape[2]), _held(k)
-    done, (tables, heads, steps, reach) = 0, room
-    for q in range(len(xq)):
-        n, least = counts[q], floor[q]
-        if k and n == k:
-            least = max(least, D[q, k - 1])
-        top, behind, _, _ = _begin(xq[q], ZT, P, room)
-        query = tables, top, steps, reach, P // 2
-        _measure(query, least)
-        out = held if k else (D[q], found[q])
-        for i in range(n if k else 0):
-            held[0][i], held[1][i] = D[q, i], found[q, i]
+    M, K, done = ZT.shape[1], ZT.shape[2], 0
+    together: Number = min(_TOGETHER, len(xq))
+    tables, heads = np.empty((together, M, K), np.float32), np.empty((together, 256), np.float32)
+    steps, reach = np.zeros((together, M + M % 2, 16), np.uint8), np.empty((together, 1), np.float32)
+    scores, items = np.empty((together, 2 * k + 8), np.float32), np.empty((together, 2 * k + 8), np.int64)
+    tops, behind, least = np.empty((3, together), np.float32)
+    for first in range(0, len(xq), _TOGETHER):
+        some: Number = min(_TOGETHER, len(xq) - first)
+        for g in range(some):
+            q = first + g
+            n, least[g] = counts[q], floor[q]
+            if k and n == k:
+                least[g] = max(least[g], D[q, k - 1])
+            for i in range(n if k else 0):
+                scores[g, i], items[g, i] = D[q, i], found[q, i]
+            tops[g], behind[g], _, _ = _begin(xq[q], ZT, P, (tables[g], heads[g], steps[g], reach[g]))
+            _measure((tables[g], tops[g], steps[g], reach[g], P // 2), least[g])
         for i in range(len(lists)):
             name = names[lists[i]]
-            if _cell(tables, name[0], P) + heads[name[1]] + behind < least:
-                continue
-            low, high = ends[at[i]], ends[at[i] + 1]
-            n, least = _rows(low, high, query, rows, passing, k, out, n, least)
-            done += high - low
-        counts[q] = _best(held, n, k, D[q], found[q]) if k else n
+            low, end = ends[at[i]], ends[at[i] + 1]
+            while low < end:
+                high = min(end, low // BLOCK * BLOCK + _SOME)
+                for g in range(some):
+                    if _cell(tables[g], name[0], P) + heads[g, name[1]] + behind[g] < least[g]:
+                        continue
+                    q, query = first + g, (tables[g], tops[g], steps[g], reach[g], P // 2)
+                    out = (scores[g], items[g]) if k else (D[q], found[q])
+                    counts[q], least[g] = _rows(low, high, query, rows, passing, k, out, counts[q], least[g])
+                    done += high - low
+                low = high
+        for g in range(some if k else 0):
+            q = first + g
+            counts[q] = _best((scores[g], items[g]), counts[q], k, D[q], found[q])
     return done
+
+
+@inner
+def _best_list(
+    tables: Floats, heads: Floats, P: Number, names: Codes, value: Codes, first: Ids, bounds: Floats
+) -> Any:
+    """Fill ``bounds`` with the scores of the cells (:func:`search`); the best cell, and its best list."""
+    best = _ZERO
+    for c in range(len(value)):
+        bounds[c] = _cell(tables, value[c], P)
+        best = np.int64(c) if bounds[c] > bounds[best] else best
+    opened = first[best]
+    for number in range(first[best], first[best + 1]):
+        if heads[names[number, 1]] > heads[names[opened, 1]]:
+            opened = number
+    return best, opened
+
+
+@inner
+def _reached(bounds: Floats, least: Number, cells: Ids, codes: Ids) -> Number:
+    """Codes of the cells whose bounds are at least ``least``."""
+    count = np.int64(0)
+    for i in range(len(cells)):
+        if bounds[cells[i]] >= least:
+            count += codes[cells[i]]
+    return count
 
 
 @inner
@@ -519,6 +562,7 @@ def search(
     rows: Any,
     passing: Any,
     k: Number,
+    many: Number,
     xq: Floats,
     floor: Floats,
     D: Floats,
@@ -531,32 +575,26 @@ def search(
     same first two codewords) that reach the threshold, best first.
 
     Args:
-        cells: uint8 [cells], values of the first column, and int64 [cells + 1], the first list of each.
+        cells: uint8 [cells], values of the first column; int64 [cells + 1], the first list of each; and int64 [cells], codes of each.
         pieces: int64 [lists + 1], the first piece of each list, and int64 [any], where each piece is in ``ends``; -1: not there.
         D, found, given_up: float32 [Q, k], int64 [Q, k], filled with the results, -inf and -1 where there are none; and bool [Q], the
-            queries that reach a piece that is not there, which have no results. Other arguments as :func:`visit`.
+            queries that are given up, with a score that k items have as the first of ``D``: those that reach a piece that is not there, and
+            those among several that reach more than ``many`` codes, for which :func:`visit` is faster. Other arguments as there.
 
     Returns:
         Rows of the lists that were visited.
     """
     K = ZT.shape[2]
     room, held = _room(ZT.shape[1], K), _held(k)
-    (value, first), (begin, at), (tables, heads, steps, reach) = cells, pieces, room
+    (value, first, codes), (begin, at), (tables, heads, steps, reach) = cells, pieces, room
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
     done = np.int64(0)
     for q in range(len(xq)):
         n, least = np.int64(0), floor[q]
         every, behind, most, margin = _begin(xq[q], ZT, P, room)
         query = tables, every, steps, reach, P // 2
-        best = 0
-        for c in range(len(value)):
-            bounds[c] = _cell(tables, value[c], P)
-            if bounds[c] > bounds[best]:
-                best = c
-        opened = first[best]
-        for number in range(first[best], first[best + 1]):
-            if heads[names[number, 1]] > heads[names[opened, 1]]:
-                opened = number
+        before, reached = done, _ZERO
+        best, opened = _best_list(tables, heads, P, names, value, first, bounds)
         if len(passing) == 0 and K <= 16 and begin[opened] < begin[opened + 1] and at[begin[opened]] >= 0:
             piece = at[begin[opened]]
             least = max(least, _floor(rows[0], ends[piece], ends[piece + 1], query, k) - 2 * margin)
@@ -567,6 +605,10 @@ def search(
         while i < turns and not lacks:
             c = turn[i]
             i += 1
+            if reached > many and 16 * (done - before) >= reached:  # the threshold will hardly rise
+                lacks, reached = _reached(bounds, least - top, turn[i - 1 : turns], codes) > many, _ZERO
+                if lacks:
+                    break
             low, high = (opened, opened + 1) if c < 0 else (first[c], first[c + 1])
             cell = bounds[best] if c < 0 else bounds[c]
             if cell + top < least:
@@ -585,7 +627,11 @@ def search(
                     break
             if c < 0:
                 turns = _best_first(bounds, least - top, turn)
+                if len(xq) > 1:
+                    reached = _reached(bounds, least - top, turn[1:turns], codes)
         given_up[q] = lacks
-        if not lacks:
+        if lacks:
+            D[q, 0] = least
+        else:
             _sorted(held, n, k, D[q], found[q])
     return done

@@ -13,7 +13,6 @@ from ..codes.bits import check_codes
 from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, UsageError
 from ..faissio.header import Header
-from . import kernels
 from .base import too_many
 from .codeword_lists import (
     NO_FILTER,
@@ -53,8 +52,7 @@ class StoredLists(ListSearch):
         keys = np.zeros(1, np.int64) if words is None else words.keys
         self._number = np.argsort(keys, kind="stable")  # the first lists of a file are not in their order
         P = 0 if words is None else words.P
-        super().__init__(header.codebooks, P, names_of(keys[self._number], P))
-        self.sizes = header.sizes[self._number]
+        super().__init__(header.codebooks, P, names_of(keys[self._number], P), header.sizes[self._number])
         # A piece is what is read at once: a list, or a part of a long one. FastScan's blocks stay whole.
         self._piece = max(128, min(_MOST_READ, memory // 4 // (_READING + 3 * self.T)) // 128 * 128)
         count = -(-self.sizes // self._piece)
@@ -221,18 +219,15 @@ class StoredLists(ListSearch):
 
     def _search(self, xq: Floats, k: int, floor: Floats, D: Floats, found: Ids, threads: int | None) -> None:
         self.searched += len(xq)
-        count = workers(len(xq), threads)
-        left = np.arange(len(xq))
+        arguments = k, self._passing, workers(len(xq), threads), xq, floor, D, found
         if self._where is None:
-            left = self._listed(k, NO_FILTER, count, xq, floor, D, found)
-        if len(left):
-            own = D[left], found[left]
-            self._reading(k, count, xq[left], floor[left], *own)
-            D[left], found[left] = own
+            self._listed(*arguments)
+        else:
+            self._together(np.arange(len(xq)), *arguments)
 
-    def _reading(self, k: int, count: int, xq: Floats, floor: Floats, D: Floats, found: Ids) -> None:
-        """Fill the results; reads lists, those that may make others unnecessary first."""
-        bounds, counts = self.list_bounds(xq), np.zeros(len(xq), np.int64)
+    def _visit_all(self, k: int, _: Any, count: int, xq: Floats, floor: Floats, *out: Any) -> None:
+        """As there; reads lists, those that may make others unnecessary first."""
+        (D, _, counts), bounds = out, self.list_bounds(xq)
         done = np.zeros(self.lists, np.bool_)
         lists, reading = np.unique(bounds.argmax(axis=1)), _FIRST_READ
         while len(lists):
@@ -242,7 +237,7 @@ class StoredLists(ListSearch):
                 def run(xq: Floats, floor: Floats, *out: Any, pieces: Ids = pieces) -> None:
                     self._visit_pieces(xq, pieces, k, floor, *out)
 
-                in_parallel(run, (xq, floor, D, found, counts), min(count, workers(len(xq), count)))
+                in_parallel(run, (xq, floor, *out), min(count, workers(len(xq), count)))
             least = np.where(counts == k, D[:, -1], floor)
             # Lists that are there come first; of the others, the best ones: they may make the rest unnecessary.
             lists = np.flatnonzero((bounds >= least[:, None]).any(axis=0) & ~done)
@@ -254,8 +249,6 @@ class StoredLists(ListSearch):
             read = np.cumsum(np.where(unread, self.sizes[lists], 0))
             lists = lists[~unread | (read <= max(reading, read[unread][:1].max(initial=0)))]
             reading *= 4
-        for q, some in enumerate(counts.tolist()):
-            kernels.order(D[q], found[q], some)
 
     def range_search(
         self, query: Floats, min_score: float, limit: int, *, where: Filter | None = None

@@ -30,7 +30,7 @@ from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import open_header
 from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import WordLists, choose_P, first_words
-from gpq_faiss.indexes import near
+from gpq_faiss.indexes import codeword_lists, near
 from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Deny
@@ -110,8 +110,16 @@ def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
     assert 0 < index.scored < 0.1 * 3 * index.distinct
 
 
-@pytest.mark.parametrize("K", [16, 8])
-def test_codes_without_structure_are_searched_as_exactly(K: int) -> None:
+@pytest.mark.parametrize(("K", "many"), [(16, None), (8, None), (16, 0)])
+def test_codes_without_structure_are_searched_as_exactly(
+    K: int, many: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where queries that reach many codes visit them together."""
+    together: list[int] = []
+    if many is not None:
+        visit = CodewordLists._together
+        monkeypatch.setattr(codeword_lists, "_MANY", many)
+        monkeypatch.setattr(CodewordLists, "_together", lambda *a: together.append(len(a[1])) or visit(*a))
     Z, codes, xq = books(12, K), random_codes(20_000, 12, K), queries(80, 48)
     xq[60:70] = 0  # all tie
     xq[70:, :4] *= 1e4
@@ -126,6 +134,7 @@ def test_codes_without_structure_are_searched_as_exactly(K: int) -> None:
     scores, rows = best(xq[:60], codes[mask], Z, 10)
     assert np.array_equal(found, mask.nonzero()[0][rows])
     assert np.array_equal(D, scores)
+    assert (sum(together) > 60) == (many == 0)
 
 
 @pytest.mark.parametrize("form", storage.FORMS)
