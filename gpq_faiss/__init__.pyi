@@ -1,0 +1,35 @@
+from .config import Config as Config
+from .config import preset as preset
+from .data.open import open_data as open_data
+from .encoder import Encoder as Encoder
+from .encoder import open_encoder as open_encoder
+from .errors import GpqError as GpqError
+from .evaluation.ranking import rank_codes as rank_codes
+from .evaluation.ranking import rank_scores as rank_scores
+from .evaluation.tables import render as render
+from .experiment.pictures import draw_experiment as draw_experiment
+from .experiment.report import report_experiment as report_experiment
+from .experiment.run import run_experiment as run_experiment
+from .gpu.faiss_form import to_faiss_gpu as to_faiss_gpu
+from .gpu.index import to_gpu as to_gpu
+from .indexes.base import Index as Index
+from .indexes.filters import Allow as Allow
+from .indexes.filters import Deny as Deny
+from .indexes.memory import MemoryIndex as MemoryIndex
+from .indexes.opening import open_index as open_index
+from .nn.model import Model as Model
+from .nn.model import load_model as load_model
+from .stages.encode import encode as encode
+from .stages.encode import encode_shards as encode_shards
+from .stages.evaluate import evaluate as evaluate
+from .stages.export import export as export
+from .stages.export import export_faiss as export_faiss
+from .stages.export_encoder import export_encoder as export_encoder
+from .stages.index import index as index
+from .stages.index import index_shards as index_shards
+from .stages.info import info as info
+from .stages.search import search as search
+from .stages.train import train as train
+from .store.reader import RowReader as RowReader
+
+__version__: str
