@@ -34,9 +34,13 @@ class _Cache(FunctionCache):
             super().save_overload(*arguments)  # type: ignore[no-untyped-call]
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
-    return _made(function, counted=True)
+    options: dict[str, bool] = {"nogil": True, "boundscheck": False, "_nrt": counted}
+    made: Any = cast(Any, numba.njit)(**options)(function)
+    with contextlib.suppress(RuntimeError):
+        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    return cast(Function, made)
 
 
 def inner(function: Function) -> Function:
@@ -44,12 +48,4 @@ def inner(function: Function) -> Function:
 
     It does not count references to its arrays, which its caller holds: threads would wait for each other at the counts.
     """
-    return _made(function, counted=False)
-
-
-def _made(function: Function, counted: bool) -> Function:
-    options: dict[str, bool] = {"nogil": True, "boundscheck": False, "_nrt": counted}
-    made: Any = cast(Any, numba.njit)(**options)(function)
-    with contextlib.suppress(RuntimeError):
-        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
-    return cast(Function, made)
+    return compiled(function, counted=False)

@@ -12,7 +12,7 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -240,27 +240,28 @@ def _adapter() -> TypeAdapter[Config]:
     return TypeAdapter(Config)
 
 
-def merge(config: Config, changes: dict[str, Any]) -> Config:
+def merge(config: Config, changes: Mapping[str, Any]) -> Config:
     """``config`` with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
 
     Raises:
         UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
     """
-    if not isinstance(changes, dict):
+    if not isinstance(changes, Mapping):
         raise UsageError(f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}")
     try:
         # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
-        return _adapter().validate_json(json.dumps(_updated(to_dict(config), changes), default=str))
+        return _adapter().validate_json(json.dumps(updated(to_dict(config), changes), default=str))
     except ValidationError as error:
         raise UsageError(_message(error)) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"settings that cannot be read: {error}") from None
 
 
-def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with nested ``changes``, in place."""
     for key, value in changes.items():
         old = values.get(key)
-        values[key] = _updated(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        values[key] = updated(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return values
 
 
@@ -297,7 +298,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
             read = tomllib.loads(f"{name} = {value}")
         except ValueError:
             read = tomllib.loads(f"{name} = {json.dumps(value.strip())}")
-        changes = _updated(changes, read)
+        changes = updated(changes, read)
     return changes
 
 

@@ -14,9 +14,11 @@ import errno
 import fcntl
 import glob
 import hashlib
+import importlib
 import json
 import logging
 import os
+import platform
 import secrets
 import shutil
 import stat
@@ -363,6 +365,13 @@ def read_json(path: str | Path, what: str) -> Any:
         return parse_json(text)
     except ValueError as error:
         raise DataError(f"{path} is not the JSON of {what} ({error}): it is damaged or foreign") from None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of this package and of these, one of which may be ``python``, for what a file says of its making."""
+    python = {"python": platform.python_version()}
+    names = "gpq_faiss", *packages
+    return {name: python.get(name) or importlib.import_module(name).__version__ for name in names}
 
 
 def fingerprint(*parts: bytes | str) -> str:

@@ -6,18 +6,19 @@ again with something changed, and ``[product]`` makes a variation of each combin
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ..config import MOST_SEED, Config, merge, preset, to_dict
+from ..config import MOST_SEED, Config, merge, preset, to_dict, updated
 from ..data.protocols import check_protocol
 from ..errors import UsageError, unknown
 from ..inputs import read_toml
@@ -115,9 +116,7 @@ class Grid(_Strict):
 
     def with_options(self, settings: Changes | None = None, **changes: Any) -> Grid:
         """A copy with the given fields that are not None, and these settings of its trained methods."""
-        config = dict(self.config)
-        for section, values in (settings or {}).items():
-            config[section] = config.get(section, {}) | values if isinstance(values, dict) else values
+        config = updated(copy.deepcopy(self.config), settings or {})
         changed = {key: value for key, value in changes.items() if value is not None}
         return grid_from({**self.model_dump(), "config": config, **changed})
 
@@ -192,10 +191,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     entry = find_method(method)
     config = preset(variation.preset or grid.preset)
     own = (entry.changes, grid.config, variation.config)
-    backbones = [
-        changes["network"]["backbone"] for changes in own if "backbone" in changes.get("network", {})
-    ]
-    perceptron = perceptron or [config.network.backbone, *backbones][-1] == "mlp"
+    perceptron = perceptron or reduce(merge, own, config).network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif entry.changes.keys() & {"loss", "gpq"}:
@@ -206,8 +202,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     elif (config.method == "posterior") != (method == "posterior"):
         # Two methods, each with its own preset if the grid has the other's.
         config = preset("recommended" if method == "posterior" else "gpq")
-    for changes in own:
-        config = merge(config, dict(changes))
+    config = reduce(merge, own, config)
     if entry.convolutional and not config.network.image_size:
         config = merge(config, {"network": {"image_size": 224}})
     return config

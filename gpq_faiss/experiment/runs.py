@@ -40,20 +40,20 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
-from .. import __version__
 from ..config import codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.likeness import Likeness
 from ..evaluation.ranking import usable_cores
-from ..files import fingerprint, read_json, write_json
+from ..files import fingerprint, read_json, versions, write_json
 from ..methods.measure import needs_perceptron
 from ..methods.registry import find_method, make_method, method_names
 from ..store.hdf5 import read_arrays, write_arrays
 from .grid import Grid, method_config
 
 ABOUT = "experiment.json"
+_COMPUTING = ("python", "numpy", "torch", "faiss")
 _OF_ONE_FOLDER = ("grid", "protocol", "labelled", "queries", "preset", "config")
 RUN_FORMAT = 1
 """Version of the run files; part of every identity."""
@@ -100,7 +100,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
     left_out = {name: no_room for name, e in entries.items() if perceptron and e.convolutional}
     for name in entries.keys() - left_out.keys():
         entries[name].load()
-    computing = json.dumps(versions(), sort_keys=True)
+    computing = json.dumps(versions(*_COMPUTING), sort_keys=True)
     specs: dict[str, RunSpec] = {}
     for seed in grid.seeds:
         chosen: dict[str, Any] = grid.model_dump(include={"protocol", "labelled", "queries"}) | {"seed": seed}
@@ -326,19 +326,8 @@ def begin(
 # Machine ----------------------------------------------------------------------------------------------------------------
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and the numerical packages."""
-    return {
-        "gpq_faiss": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "faiss": faiss.__version__,
-    }
-
-
 def describe_machine() -> dict[str, Any]:
-    """Processor, memory, system, GPU, thread counts and :func:`versions`, without host names or paths; JSON-serialisable."""
+    """Processor, memory, system, GPU, thread counts and versions, without host names or paths; JSON-serialisable."""
     cpu, system, memory = platform.processor() or platform.machine(), platform.system(), None
     with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):  # of other systems than Linux
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
@@ -352,7 +341,7 @@ def describe_machine() -> dict[str, Any]:
         "os": system,
         "gpu": ", ".join(gpus) or None,
         "threads": {"torch": torch.get_num_threads(), "faiss": faiss.omp_get_max_threads()},
-        "versions": versions(),
+        "versions": versions(*_COMPUTING),
     }
 
 

@@ -26,12 +26,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from ..codes.bits import bits_per_code, code_size
 from ..codes.checks import Floats
 from ..codes.codebooks import fuse
 from ..errors import UsageError
-from ..files import atomic_path, check_output
+from ..files import atomic_path, check_output, versions
 from .io import save_index
 from .model import read_model
 from .storage import Form, faiss_index
@@ -87,7 +86,7 @@ def export_codebooks(
         "codebooks_fingerprint": model.codebooks_fingerprint,
         "model_fingerprint": model.model_fingerprint,
         **note,
-        "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
+        "versions": versions("numpy"),
     }
     arrays = _ARRAYS[to](Z) | {"meta": np.array(json.dumps(meta))}
     with atomic_path(out) as temporary, temporary.open("wb") as file:

@@ -15,12 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import faiss
-import numpy as np
-
-from .. import __version__
 from ..errors import DataError, MismatchError
-from ..files import atomic_paths, check_output, read_json, write_json
+from ..files import atomic_paths, check_output, read_json, versions, write_json
 from ..inputs import check_file
 from .header import INDEX_FILE, Contents, Header, IndexFile, read_contents, read_header, to_bytes
 
@@ -97,7 +93,7 @@ def save_index(
             "model_fingerprint": model_fingerprint,
             "bytes": source.size,
             "sha256": _sha256(temporary),
-            "versions": {"gpq_faiss": __version__, "faiss": faiss.__version__, "numpy": np.__version__},
+            "versions": versions("faiss", "numpy"),
             "extra": extra or {},
         }
         write_json(temporary_sidecar, document)

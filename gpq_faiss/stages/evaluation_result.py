@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from ..evaluation.likeness import Likeness
 from ..evaluation.ranking import RankingResult
 from ..evaluation.tables import Shown
+from ..files import versions
 from ..report.plots import plot_curves
 
 
@@ -80,11 +79,7 @@ class Evaluation(Shown):
             **{name: getattr(self, name) for name in ("method", "protocol", "split_hash", "data", "device")},
             "compared": {name: row.to_dict() for name, row in others},
             "notes": list(self.notes),
-            "versions": {
-                "gpq_faiss": __version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions("numpy", "python"),
         }
 
     def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import platform
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .. import __version__
 from ..encoder import Encoder
 from ..errors import DataError, UsageError, one_line
 from ..exported import METADATA_FILE, Metadata, graph_input
-from ..files import atomic_path, check_output
+from ..files import atomic_path, check_output, versions
 from ..nn.model import Model
 from ..progress import levels
 
@@ -183,11 +181,7 @@ def _metadata(encoder: Encoder) -> dict[str, str]:
         "model_fingerprint": encoder.fingerprint,
         **{name: getattr(encoder, name) for name in same},
         **{"codebooks": M, "codewords": K, "subdim": d, "class_names": list(encoder.model.class_names)},
-        "versions": {
-            "gpq_faiss": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "versions": versions("python", "torch"),
     }
     about = Metadata.model_construct(**given).model_dump()
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}

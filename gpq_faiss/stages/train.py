@@ -8,21 +8,18 @@ The loop is in :mod:`gpq_faiss.training.loop`.
 from __future__ import annotations
 
 import logging
-import platform
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from .. import __version__
 from ..config import Config, preset, to_dict, validate
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, UsageError
-from ..files import fingerprint
+from ..files import fingerprint, versions
 from ..methods.gpq import build_gpq
 from ..methods.registry import METHODS
 from ..methods.trainable import CodeMethod
@@ -98,8 +95,8 @@ def train(
             )
             # Everything that must be equal to continue a checkpoint.
             often = f"amp {options.amp}, validation every {options.validate_every} steps"
-            versions = torch.__version__, str(METHODS["gpq"].revision)
-            identity = fingerprint(config.fingerprint(), often, dataset.fingerprint, split.hash, *versions)
+            computing = torch.__version__, str(METHODS["gpq"].revision)
+            identity = fingerprint(config.fingerprint(), often, dataset.fingerprint, split.hash, *computing)
         if len(set(group.gather(identity))) > 1:
             raise DataError(
                 "the processes of this training have different data, settings or versions: make them equal"
@@ -153,10 +150,5 @@ def _describe(
             "device": str(options.device),
             **({"processes": options.group.size} if options.group.size > 1 else {}),
         },
-        "versions": {
-            "gpq_faiss": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "numpy", "python"),
     }

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
 from ..errors import DataError
-from ..files import check_output, unfinished, writing
+from ..files import check_output, unfinished, versions, writing
 from ..progress import stage
 from .hdf5 import PACKED, Sink, new_hdf5
 from .header import FORMAT_VERSION, Header
@@ -126,7 +124,6 @@ class RowWriter(RawRows):
             ids = self.blocks("ids", _CHUNK_BYTES // 8)
             write_texts(h5, name, (texts[name](block) for _, block in ids))
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
-        versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
         attributes: dict[str, Any] = {
             "kind": header.kind,
             "format_version": FORMAT_VERSION,
@@ -135,7 +132,7 @@ class RowWriter(RawRows):
             "class_names": json.dumps(header.class_names),
             "multi_label": header.multi_label,
             "extra": json.dumps(header.extra),
-            "versions": json.dumps(versions),
+            "versions": json.dumps(versions("numpy", "h5py")),
             "ntotal": self.rows,
             "complete": True,
         }
