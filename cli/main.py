@@ -18,14 +18,11 @@ from gpq_faiss.training.launch import is_first, launched
 
 from .progress import shown
 
-# In the order of the path, with their modules, each imported when its command is used, so that --help does not wait for torch.
-COMMANDS = {
-    **{name: name for name in ("train", "encode")},
-    **dict.fromkeys(("export-faiss", "export"), "export"),
-    **{name: name for name in ("index", "search", "serve", "evaluate")},
-    "export-encoder": "export",
-    **{name: name for name in ("experiment", "info")},
-}
+# In the order of the path; the module of each is imported when its command is used, so that --help does not wait for torch.
+COMMANDS = (
+    *("train", "encode", "export-faiss", "export", "index", "search", "serve", "evaluate", "export-encoder"),
+    *("experiment", "info"),
+)
 
 # Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
 # process each wait takes the rest of a time slice. What the user has set goes first.
@@ -80,7 +77,7 @@ class Commands(click.Group):
         """Import the module of the command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f".{COMMANDS[cmd_name]}", __package__)
+        module = importlib.import_module(f".{cmd_name.partition('-')[0]}", __package__)
         return loud(getattr(module, cmd_name.replace("-", "_")))
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -72,13 +72,6 @@ class Watcher(threading.Thread):
                 log.info("%s", line)
 
 
-class _Formatter(logging.Formatter):
-    """Messages, which take the place of the redrawn line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return (_CLEAR if sys.stderr.isatty() else "") + super().format(record)
-
-
 @contextmanager
 def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     """While a command works: its log and its progress on stderr.
@@ -87,12 +80,14 @@ def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
         quiet: errors only.
         verbose: what is of interest to few as well, and the warnings of libraries.
     """
+    terminal = sys.stderr.isatty()
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
+    # A message takes the place of the redrawn line.
+    handler.setFormatter(logging.Formatter(f"{_CLEAR if terminal else ''}%(message)s"))
     handler.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     logging.getLogger().addHandler(handler)
     own = levels(logging.DEBUG if verbose else logging.INFO, "gpq_faiss")
-    watcher = contextlib.nullcontext() if quiet else Watcher(sys.stderr.isatty())
+    watcher = contextlib.nullcontext() if quiet else Watcher(terminal)
     try:
         with own, levels(logging.ERROR, *_OTHERS), warnings.catch_warnings(), watcher:
             if not verbose:

@@ -83,14 +83,8 @@ def _curves(experiment: Experiment, place: Place) -> None:
         for row in experiment.means(map(str, experiment.bits), longest=False):
             there = [(b, row[str(b)]) for b in experiment.bits if row[str(b)]]
             lines[row["method"]] = np.array([(b, of.mean, of.deviation or 0.0) for b, of in there]).T
-        path = place("map", "mAP over the length of the code")
-        style: dict[str, Any] = {
-            "x": "bits per code",
-            "y": "mAP",
-            "title": _title(experiment),
-            "from_zero": False,
-        }
-        plot_curves(lines, path, **style, overwrite=True)
+        path, whole = place("map", "mAP over the length of the code"), _title(experiment)
+        plot_curves(lines, path, x="bits per code", y="mAP", title=whole, from_zero=False, overwrite=True)
     kinds = (
         ("pr", "recall", "precision"),
         ("precision", "k", "precision at k"),

@@ -122,7 +122,7 @@ def _add_reading(
         scores, ids, best = await service.search(inner.Query(given, asked.k, where))
         took = round(1000 * (time.perf_counter() - began), 3)
         known = zip(await service.in_pool(service.known, ids), scores.tolist(), strict=True)
-        results = [requests.Result(score=score, **one) for one, score in known]
+        results = [requests.Result(score=score, **vars(one)) for one, score in known]
         return requests.SearchResponse(results=results, best=best, took_ms=took, ntotal=live.snapshot.ntotal)
 
     @routes.get("/items", response_model_exclude_none=True)
@@ -130,13 +130,13 @@ def _add_reading(
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
         check_k(k)
         known = await service.in_pool(service.known, await service.some_items(k, label))
-        return requests.Listed(items=[requests.Item(**one) for one in known], ntotal=live.snapshot.ntotal)
+        return requests.Listed(items=known, ntotal=live.snapshot.ntotal)
 
     @routes.get("/items/{id}", response_model_exclude_none=True)
     async def item(number: Number) -> requests.Item:
         """An item, with its name and labels if known."""
         live.snapshot.code(number)  # an error where there is none
-        return requests.Item(**(await service.in_pool(service.known, np.array([number])))[0])
+        return (await service.in_pool(service.known, np.array([number])))[0]
 
     @routes.get(
         "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")

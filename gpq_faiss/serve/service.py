@@ -25,7 +25,7 @@ from ..indexes.sharded import MergedIndex
 from .batches import Batcher
 from .catalogue import Catalogue
 from .live import Asked, LiveIndex, Where
-from .requests import Body
+from .requests import Body, Item
 
 WATCH = 1.0
 """Seconds between checks of the index file."""
@@ -124,10 +124,10 @@ class Service:
 
     # Items -----------------------------------------------------------------------------------------------------------
 
-    def known(self, ids: Ids) -> list[dict[str, Any]]:
-        """Id, name and labels of items, if known, for :class:`.requests.Item`."""
+    def known(self, ids: Ids) -> list[Item]:
+        """Id, name and labels of items, if known."""
         snapshot, catalogue = self.live.snapshot, self.catalogue
-        known: list[dict[str, Any]] = []
+        known = []
         for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
             name, labels = (None, ()) if item is None else (item.name, item.labels or ())
             row = catalogue.row(number)
@@ -135,7 +135,7 @@ class Service:
             if row is not None and (item is None or number not in snapshot.changes):
                 known_name, labels = catalogue.about(row)
                 name = known_name or name
-            known.append({"id": number, "name": name, "labels": labels or None})
+            known.append(Item(id=number, name=name, labels=list(labels) or None))
         return known
 
     async def some_items(self, k: int, labels: Sequence[str] = ()) -> Ids:

@@ -75,10 +75,10 @@ def evaluate(
     """
     if isinstance(compare, str):
         compare = [name.strip() for name in compare.split(",") if name.strip()]
-    measures: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
-    Convention(**measures, levels=RECALL_LEVELS)  # before the data are encoded, which may take hours
-    threads = check_count(usable_cores() if threads is None else threads, "threads")
-    options = {**measures, "levels": RECALL_LEVELS, "threads": threads}
+    options: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
+    options["levels"] = RECALL_LEVELS
+    Convention(**options)  # before the data are encoded, which may take hours
+    options["threads"] = check_count(usable_cores() if threads is None else threads, "threads")
     dataset = open_data(data)
     if codes is not None:
         if compare or protocol is not None or ray is not None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError
 from ..evaluation.tables import Shown
+from ..indexes.items import IdMap
 from ..report.gallery import Ranked, save_gallery
 from ..store.items import Item
 
@@ -153,13 +154,13 @@ def _relevant(queries: ImageDataset, query: int, items: ImageDataset, rows: list
 def _rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> list[int]:
     """Rows of items by id. Raises DataError: one is missing."""
     order = np.argsort(dataset.ids)
-    rows = order[np.searchsorted(dataset.ids, ids, sorter=order) % max(1, len(order))]
-    missing = ids[dataset.ids[rows] != ids]
-    if len(missing):
+    at = IdMap(len(order), dataset.ids[order]).positions_of(ids)
+    if (at < 0).any():
         raise DataError(
-            f"{dataset.name} has no image with id {missing[0]}: give the data of the index and of the queries"
+            f"{dataset.name} has no image with id {ids[at < 0][0]}: give the data of the index and of the queries"
         )
-    return [int(row) for row in rows]
+    rows: list[int] = order[at].tolist()
+    return rows
 
 
 def _image(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
