@@ -4,7 +4,9 @@ The command line prints only the message and exits with :attr:`GpqError.exit_cod
 """
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class GpqError(Exception):
@@ -58,6 +60,14 @@ def needs(what: str, missing: ImportError) -> str | None:
     name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
     both = " or 'gpq-faiss[train]'" if package == "faiss" else ""
     return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{both}"
+
+
+def optional(module: str, remedy: str, error: type[GpqError] = UsageError) -> Any:
+    """A module of an extra. Raises ``error`` with the text ``remedy``: it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise error(remedy) from None
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from .data.base import Dataset, FeatureDataset
 from .data.images import to_images, to_vectors
 from .data.labels import rows_that
 from .data.reader import Reader
-from .errors import DataError, MismatchError, UsageError, one_line
+from .errors import DataError, MismatchError, UsageError, one_line, optional
 from .inputs import check_file, check_memory, parse_json, reading
 from .progress import stage
 
@@ -180,12 +180,8 @@ def _parse(raw: Any, path: Path) -> Metadata:
 
 def _open_session(path: Path) -> Any:
     """An ``onnxruntime.InferenceSession`` of a file, on the CPU."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise UsageError(
-            f"{path}: ONNX needs the package onnxruntime: pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
-        ) from None
+    remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
+    onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
     check_memory(2 * check_file(path, "an exported encoder"), str(path))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import secrets
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import DataError, UsageError, one_line
+from ..errors import DataError, one_line, optional
 from ..evaluation.ranking import usable_cores
 
 log = logging.getLogger(__name__)
@@ -36,10 +35,7 @@ def connected(address: str | None) -> Iterator[Any]:
         yield None
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics; Ray reads it on import
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise UsageError("the package ray is missing: pip install 'gpq-faiss[ray]'") from None
+    ray = optional("ray", "the package ray is missing: pip install 'gpq-faiss[ray]'")
     if ray.is_initialized():
         yield ray
         return

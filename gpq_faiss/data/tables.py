@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
-from ..errors import DataError
+from ..errors import DataError, optional
 from ..inputs import check_memory, read_text, reading
 from ..store.hdf5 import Hdf5Array, read_hdf5_array
 from ..store.texts import Texts, as_texts
@@ -322,13 +322,11 @@ def array_table(path: Path, o: Options = PLAIN) -> Table:
 @contextlib.contextmanager
 def _parquet(path: Path, texts: Sequence[str] = ()) -> Iterator[Any]:
     """A ``pyarrow.parquet.ParquetFile``, its checksums verified; the columns ``texts`` are read as dictionaries."""
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
+    remedy = f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'"
+    parquet = optional("pyarrow.parquet", remedy, DataError)
     with (
         reading(path, "a Parquet file"),
-        ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file,
+        parquet.ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file,
     ):
         yield file
 

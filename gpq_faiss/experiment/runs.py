@@ -244,11 +244,9 @@ class Planned(BaseModel):
     identity: str
 
 
-class About(BaseModel):
+class About(_Strict):
     """What an experiment is: contents of ``experiment.json``. ``planned``: name -> run, of all calls, so that missing ones can be told;
     ``left_out``: method -> why it has no run."""
-
-    model_config = ConfigDict(strict=True)
 
     experiment_format: Literal[2] = 2
     grid: str

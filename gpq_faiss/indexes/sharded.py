@@ -17,6 +17,13 @@ from .manifest import Manifest
 from .memory import MemoryIndex
 
 
+def merged(one: tuple[Floats, Ids], other: tuple[Floats, Ids], k: int) -> tuple[Floats, Ids]:
+    """Of two results, scores and ids [Q, n], the ``k`` best of every query, ties by ascending id."""
+    D, ids = np.concatenate([one[0], other[0]], axis=1), np.concatenate([one[1], other[1]], axis=1)
+    order = np.lexsort((ids, -D), axis=1)[:, :k]
+    return np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
+
+
 class MergedIndex(Index):
     """Common base of sharded indexes: merging.
 
@@ -47,11 +54,7 @@ class MergedIndex(Index):
             limits["floor"] = D[:, -1]
         for scores, ids in self._answers("search", xq, k, **limits):
             new = (scores >= D[:, -1:]).any(axis=1)
-            both = np.concatenate([D[new], scores[new]], axis=1)
-            of = np.concatenate([found[new], ids[new]], axis=1)
-            order = np.lexsort((of, -both), axis=1)[:, :k]
-            D[new] = np.take_along_axis(both, order, axis=1)
-            found[new] = np.take_along_axis(of, order, axis=1)
+            D[new], found[new] = merged((D[new], found[new]), (scores[new], ids[new]), k)
         return D, found
 
     def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, optional
 from ..plugins import Plugin, find_plugin, plugin_names
 from .joint import RowDropout
 from .weights import first_line, imagenet_state, load_into, read_weights
@@ -250,12 +250,7 @@ class Trunk(Backbone):
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     """Any timm model without its classifier, with its timm normalisation."""
-    try:
-        import timm
-    except ImportError:
-        raise UsageError(
-            f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
-        ) from None
+    timm = optional("timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'")
     name = spec.name.removeprefix("timm/")
 
     def make() -> nn.Module:

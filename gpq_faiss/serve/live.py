@@ -32,7 +32,7 @@ from ..indexes.items import IdMap
 from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
-from ..indexes.sharded import MergedIndex
+from ..indexes.sharded import MergedIndex, merged
 from ..progress import stage
 from ..store.items import Item, item_row, items_path, write_items
 from ..store.items import Items as NamedItems
@@ -110,14 +110,12 @@ class Snapshot:
             there, ids = where.mask(IdMap(len(self.added), self.added)), id_list(where.ids, "ids")
             allowed = isinstance(where, Allow)
             kept = Allow(np.setdiff1d(ids, self.hidden)) if allowed else Deny(np.union1d(ids, self.hidden))
-        D, found = self.index.search(xq, min(k, self.index.ntotal), where=kept, threads=threads)
+        k, most = min(k, self.ntotal), min(k, self.index.ntotal)
+        D, found = self.index.search(xq, most, where=kept, threads=threads)
         if there.any():
             scores = score_codes(xq, self._codes[there], self.index.codebooks)
             ids = np.broadcast_to(self.added[there], scores.shape)
-            D, found = np.concatenate([D, scores], axis=1), np.concatenate([found, ids], axis=1)
-            order = np.lexsort((found, -D), axis=1)  # only padding has -inf
-            D, found = np.take_along_axis(D, order, axis=1), np.take_along_axis(found, order, axis=1)
-        k = min(k, self.ntotal)
+            D, found = merged((D, found), (scores, ids), k)  # only padding has -inf
         return D[:, :k], found[:, :k]
 
     def code_of(self, number: int) -> bytes | Codes | None:

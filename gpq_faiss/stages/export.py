@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..codes.bits import bits_per_code
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, optional
 from ..faissio.export import export_codebooks
 from ..faissio.model import read_model
 from ..files import atomic_path, check_output
@@ -68,11 +68,8 @@ def export(
 
 
 def _export_codes(codes: str | Path, out: Path) -> Path:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise DataError("Parquet needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
+    remedy = "Parquet needs pyarrow: pip install 'gpq-faiss[parquet]'"
+    pa, pq = optional("pyarrow", remedy, DataError), optional("pyarrow.parquet", remedy, DataError)
     with RowReader(codes, kind="codes") as reader:
         header = reader.header
         texts = [name for name in reader.text_columns if name not in ("id", "codes", "labels")]

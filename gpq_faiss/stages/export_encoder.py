@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..encoder import Encoder
-from ..errors import DataError, UsageError, one_line
+from ..errors import DataError, UsageError, one_line, optional
 from ..exported import METADATA_FILE, Metadata, graph_input
 from ..files import atomic_path, check_output, versions
 from ..nn.model import Model
@@ -74,11 +74,8 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
         raise UsageError(f"{out}: end the name in .onnx, or in .pt2 for torch.export")
     out, onnx = check_output(out, overwrite=overwrite), out.suffix.lower() == ".onnx"
     for name in ("onnx", "onnxscript", "onnxruntime") if onnx else ():
-        try:
-            __import__(name)
-        except ImportError:
-            remedy = "pip install 'gpq-faiss[onnx]', or export as .pt2"
-            raise UsageError(f"exporting to ONNX needs the package {name}: {remedy}") from None
+        remedy = "pip install 'gpq-faiss[onnx]', or export as .pt2"
+        optional(name, f"exporting to ONNX needs the package {name}: {remedy}")
     encoder = Encoder.load(model_dir)
     with levels(logging.ERROR, *_NOISY), warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
