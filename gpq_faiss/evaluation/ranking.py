@@ -79,9 +79,10 @@ class RankingResult(Shown):
             missing
         )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row, for a table."""
-        at = {f"P@{k}": v for k, v in self.precision.items()} | {f"R@{k}": v for k, v in self.recall.items()}
+    def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """One row, for a table; ``ks`` of precision and recall (default: all)."""
+        there = [k for k in (self.precision if ks is None else ks) if k in self.precision]
+        at = {f"P@{k}": self.precision[k] for k in there} | {f"R@{k}": self.recall[k] for k in there}
         return [{"mAP": self.map, **at}]
 
     def about(self) -> list[str]:

@@ -84,15 +84,13 @@ class Evaluation(Shown):
 
     def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """One row per model or method, for a table; ``ks`` of precision and recall (default: all)."""
-        ks = tuple(self.ranking.precision) if ks is None else ks
         return [
             {
                 "method": name,
                 "bits": row.bits or "-",
                 "mAP": row.ranking.map,
                 **({} if row.likeness is None else {"NN10@100": row.likeness.nn10_at_100}),
-                **{f"P@{k}": row.ranking.precision[k] for k in ks if k in row.ranking.precision},
-                **{f"R@{k}": row.ranking.recall[k] for k in ks if k in row.ranking.recall},
+                **row.ranking.rows(ks)[0],
             }
             for name, row in self.measured.items()
         ]
