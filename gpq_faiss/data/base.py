@@ -102,12 +102,20 @@ class Dataset(ABC):
         """A copy with ``changes``; its fingerprint covers ``what`` they are and their ``content``."""
         return replace(self, fingerprint=fingerprint(self.fingerprint, what, *content), **changes)
 
+    @functools.cached_property
+    def _order(self) -> NDArray[np.int64]:
+        return np.argsort(self.ids, kind="stable")
+
+    def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row of each id, -1 where there is none: int64 [n]; of repeated ids the first item counts."""
+        at = np.searchsorted(self.ids, ids, sorter=self._order)
+        rows = self._order[np.minimum(at, len(self) - 1)]
+        return np.where(self.ids[rows] == ids, rows, -1)
+
     def texts_of_ids(self) -> dict[str, Callable[[NDArray[np.int64]], Texts]]:
-        """Column name -> function from ids [n] to texts; of repeated ids the first item counts."""
-        order = np.argsort(self.ids, kind="stable")
-        known = self.ids[order]
+        """Column name -> function from ids [n] to texts."""
         return {
-            name: lambda ids, column=column: column[order[np.searchsorted(known, ids)]]  # type: ignore[misc]
+            name: lambda ids, column=column: column[self.rows_of(ids)]  # type: ignore[misc]
             for name, column in self.texts.items()
         }
 

@@ -17,7 +17,6 @@ from ..data.base import Dataset, ImageDataset
 from ..data.images import resize_square
 from ..errors import DataError
 from ..indexes.filters import Allow, Deny
-from ..indexes.items import IdMap
 from .requests import SearchRequest
 
 THUMBNAIL = 192
@@ -42,14 +41,12 @@ class Catalogue:
         repeated = repeated_id(self._ids)
         if dataset is not None and repeated is not None:
             raise DataError(f"{dataset.name}: id {repeated} occurs more than once: every item needs its own")
-        order = np.argsort(self._ids, kind="stable")
-        self._map, self._rows = IdMap(len(order), self._ids[order]), np.append(order, -1)
         self.by_turns = self._by_turns()
         self.thumbnail = functools.lru_cache(_CACHED)(self._thumbnail)
 
     def row(self, number: int) -> int | None:
         """Row of an id in the data."""
-        row = int(self._rows[self._map.positions_of(np.array([number], np.int64))][0])
+        row = -1 if self.dataset is None else int(self.dataset.rows_of(np.array([number], np.int64))[0])
         return row if row >= 0 else None
 
     def about(self, row: int) -> tuple[str | None, tuple[str, ...]]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError
 from ..evaluation.tables import Shown
-from ..indexes.items import IdMap
 from ..report.gallery import Ranked, save_gallery
 from ..store.items import Item
 
@@ -153,14 +152,12 @@ def _relevant(queries: ImageDataset, query: int, items: ImageDataset, rows: list
 
 def _rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> list[int]:
     """Rows of items by id. Raises DataError: one is missing."""
-    order = np.argsort(dataset.ids)
-    at = IdMap(len(order), dataset.ids[order]).positions_of(ids)
-    if (at < 0).any():
+    rows = dataset.rows_of(ids)
+    if (rows < 0).any():
         raise DataError(
-            f"{dataset.name} has no image with id {ids[at < 0][0]}: give the data of the index and of the queries"
+            f"{dataset.name} has no image with id {ids[rows < 0][0]}: give the data of the index and of the queries"
         )
-    rows: list[int] = order[at].tolist()
-    return rows
+    return [int(row) for row in rows]
 
 
 def _image(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
