@@ -8,9 +8,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ..codes.bits import bits_per_code
+from ..codes.codebooks import inject
 from ..errors import DataError, UsageError, optional
 from ..faissio.export import export_codebooks
+from ..faissio.io import check_index_output, save_index
 from ..faissio.model import read_model
 from ..files import atomic_path, check_output
 from ..progress import stage
@@ -30,9 +31,10 @@ def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = Fa
         DataError, MismatchError: a damaged model.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    M, K, _ = read_model(model_dir).codebooks.shape
-    plain = f"PQ{M}x{bits_per_code(K)}"
-    return export_codebooks(model_dir, out, to="factory", factory=plain, overwrite=overwrite)
+    out = check_index_output(out, overwrite=overwrite)
+    model = read_model(model_dir)
+    empty, name = inject(model.codebooks), model.model_fingerprint
+    return save_index(empty, out, model_fingerprint=name, overwrite=True, extra=model.query_note())
 
 
 def export(
