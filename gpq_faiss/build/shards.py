@@ -46,23 +46,21 @@ class Shard:
             DataError: the file is damaged, or was modified meanwhile.
         """
         what, model = str(self.path), self.model
-        shape = model.codebooks.shape[:2]
         if self.kind == "index":
             header, _ = open_header(self.path, verify=True)
             with contextlib.closing(header.source):
                 for span in header.spans(size):
                     codes, ids = header.codes(*span), header.ids(*span)
                     header.source.check()
-                    yield check_codes(codes, *shape, what=what), ids
+                    yield check_codes(codes, *model.codebooks.shape[:2], what=what), ids
             return
         with RowReader(self.path) as reader:
             for start, values, ids, _ in reader.blocks(size):
                 if self.kind == "codes":
-                    codes = check_codes(values, *shape, what=what)
+                    yield values, ids  # checked by the reader
                 else:
                     where = {"what": what, "first_row": start}
-                    codes = encode_items(values, model.codebooks, model.document, **where)
-                yield codes, ids
+                    yield encode_items(values, model.codebooks, model.document, **where), ids
 
 
 def is_index(path: str | Path) -> bool:
