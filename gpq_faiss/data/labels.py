@@ -101,7 +101,7 @@ class Labels:
 
     def names_of(self, row: int) -> tuple[str, ...]:
         """Class names of an item."""
-        return tuple(self.class_names[c] for c in np.flatnonzero(self.dense(np.array([row]), np.uint8)))
+        return self.names(np.flatnonzero(self.dense(np.array([row]), np.uint8)))
 
     @classmethod
     def _of_pairs(cls, n: int, rows: Any, classes: Any, names: tuple[str, ...]) -> Labels:
@@ -211,21 +211,16 @@ class Labels:
         ids[rows] = classes
         return ids
 
-    def over(self, class_names: Sequence[str]) -> Labels:
-        """The same labels over ``class_names``, a superset of their names."""
+    def over(self, class_names: Iterable[str]) -> Labels:
+        """The same N items over these classes, in this order; labels of other classes are dropped."""
         place = {name: c for c, name in enumerate(class_names)}
-        return self._renumbered(np.array([place[name] for name in self.class_names]), tuple(class_names))
+        number = np.array([place.get(name, -1) for name in self.class_names])
+        rows, classes = self._pairs[0], number[self._pairs[1]]
+        return self._of_pairs(len(self), rows[classes >= 0], classes[classes >= 0], tuple(place))
 
-    def select_classes(self, classes: NDArray[Any]) -> Labels:
-        """The same N items over these classes only (class numbers, in this order); other labels are dropped."""
-        place = np.full(self.n_classes, -1)
-        place[classes] = np.arange(len(classes))
-        return self._renumbered(place, tuple(self.class_names[int(c)] for c in classes))
-
-    def _renumbered(self, place: NDArray[np.int64], names: tuple[str, ...]) -> Labels:
-        """The labels by ``place``: old class number -> new one, or -1: dropped."""
-        rows, classes = self._pairs[0], place[self._pairs[1]]
-        return self._of_pairs(len(self), rows[classes >= 0], classes[classes >= 0], names)
+    def names(self, classes: Iterable[int]) -> tuple[str, ...]:
+        """Names of class numbers."""
+        return tuple(self.class_names[c] for c in classes)
 
     def take(self, rows: Rows) -> Labels:
         """The labels of ``rows`` (a slice, positions or a mask), over the same classes."""

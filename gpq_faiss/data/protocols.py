@@ -95,7 +95,7 @@ class Split:
     def training_labels(self, labels: Labels) -> Labels:
         """Labels for the training: of the labelled items, over the seen classes."""
         masked = labels.masked(self.labelled)
-        return masked if self.seen_classes is None else masked.select_classes(np.array(self.seen_classes))
+        return masked if self.seen_classes is None else masked.over(masked.names(self.seen_classes))
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with one compressed byte per item."""
@@ -301,9 +301,10 @@ def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
 
 def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | None, ids: Rows) -> Split:
     seen, has = _seen(labels, protocol, seed), labels.has()
+    names = labels.names(seen)
     unseen = labels.counts() > 0
     unseen[seen] = False
-    hidden = labels.select_classes(np.flatnonzero(unseen)).has()
+    hidden = labels.over(labels.names(np.flatnonzero(unseen))).has()
     # Halves of each class, or for several labels per item of each side.
     groups = [np.flatnonzero(labels.column(c)) for c in range(labels.n_classes)]
     if labels.multi_label:
@@ -321,10 +322,10 @@ def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | No
     else:
         database, train = hidden & first, has & ~hidden
         rest, reserved = train.copy(), "not of the seen classes"
-    visible = labels.masked(np.flatnonzero(train)).select_classes(seen)
+    visible = labels.masked(np.flatnonzero(train)).over(names)
     chosen = _labelled(labelled or "all", visible, train, seed, ids, reserved)
     rest[chosen] = False
-    more = tuple(seen.tolist()), (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",)
+    more = tuple(seen.tolist()), (f"seen classes: {', '.join(names)}",)
     roles = {"query": query, "labelled": chosen, "unlabelled": rest, "database": database}
     return Split.of(len(labels), protocol, seed, *more, **roles)
 

@@ -26,7 +26,7 @@ def test_packed_equals_dense(dense):
     assert (len(labels), labels.n_classes, labels.dense().dtype) == (n, c, np.float32)
     assert labels.multi_label == bool((dense.sum(axis=1) > 1).any())
     rows, some = np.flatnonzero(np.arange(n) % 3 == 0)[::-1], np.arange(c)[::-2]
-    selected = labels.select_classes(some)
+    selected = labels.over(str(k) for k in some)
     assert selected.class_names == tuple(str(k) for k in some)
     for found, expected in (
         (labels.packed, np.packbits(dense, axis=1)),
