@@ -31,26 +31,18 @@ from .tables import About
 
 
 class BadItems:
-    """Counts unreadable images among ``total``, each once, and raises if more than the fraction ``limit`` are bad. Thread-safe."""
+    """Counts unreadable images among ``total``, each once, and raises if more than the fraction ``limit`` are bad. Thread-safe.
+
+    ``rows``: row -> its name, and why it is bad."""
 
     def __init__(self, total: int, limit: float = 0.01) -> None:
         self.total, self.limit = total, limit
-        self._why: dict[int, str] = {}
-
-    @property
-    def count(self) -> int:
-        """Number of bad images so far."""
-        return len(self._why)
-
-    @property
-    def positions(self) -> list[int]:
-        """Their rows, sorted."""
-        return sorted(self._why)
+        self.rows: dict[int, str] = {}
 
     def add(self, position: int, name: str, why: str) -> None:
         """Record a bad image. Raises DataError: more than ``limit`` of the images are bad; names the first few."""
-        self._why.setdefault(position, f"{name}: {why}")
-        if above := self.above(self.count):
+        self.rows.setdefault(position, f"{name}: {why}")
+        if above := self.above(len(self.rows)):
             raise DataError(f"{name}: {why}" if self.total == 1 else f"{self.summary()}; {above}")
 
     def above(self, count: int) -> str:
@@ -60,31 +52,28 @@ class BadItems:
 
     def summary(self) -> str:
         """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
-        first = [*list(self._why.values())[:5], *["..."] * (self.count > 5)]
-        return f"{self.count:,} of {self.total:,} images cannot be read ({'; '.join(first)})" if first else ""
+        first = [*list(self.rows.values())[:5], *["..."] * (len(self.rows) > 5)]
+        return (
+            f"{len(self.rows):,} of {self.total:,} images cannot be read ({'; '.join(first)})"
+            if first
+            else ""
+        )
 
 
 @dataclass(kw_only=True)
-class Dataset(ABC):
+class Dataset(About, ABC):
     """N items of a source.
 
     Attributes:
         name: as given by the user, for messages and reports.
-        ids: int64 [N], returned by searches.
         fingerprint: hash over content (of large files, over samples of it), labels and ids.
-        labels: None if the source has none.
-        notes: remarks on loading, for the user.
         kind: ``images`` or ``features``.
-        texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
     """
 
     name: str
-    ids: NDArray[np.int64] = field(repr=False)
+    ids: NDArray[np.int64] = field(repr=False)  # never None
     fingerprint: str
-    labels: Labels | None = field(default=None, repr=False)
-    notes: list[str] = field(default_factory=list)
     kind: Literal["images", "features"]
-    texts: dict[str, Texts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for what, column in (("labels", self.labels), *self.texts.items()):
@@ -169,16 +158,10 @@ def features(name: str, matrix: Matrix, about: About, content: str | None = None
     ids = about.ids_of(shape[0], name)
     bare = 0 if about.labels is None else int((~about.labels.has()).sum())
     said = "no labels" if about.labels is None else f"{bare:,} of {len(ids):,} items are unlabelled"
+    about.notes = list(dict.fromkeys([*about.notes, *[said] * (about.labels is None or bare > 0)]))
     content = digest(matrix) if content is None else content
-    return FeatureDataset(
-        name=name,
-        ids=ids,
-        fingerprint=fingerprint("features", content, str(shape), about.mark(), ids.tobytes()),
-        labels=about.labels,
-        texts=about.texts,
-        notes=list(dict.fromkeys([*about.notes, *[said] * (about.labels is None or bare > 0)])),
-        matrix=matrix,
-    )
+    mark = fingerprint("features", content, str(shape), about.mark(), ids.tobytes())
+    return FeatureDataset(**vars(about), name=name, fingerprint=mark, matrix=matrix)
 
 
 def digest(array: Any) -> str:
@@ -316,7 +299,7 @@ def images(
     elsewhere has the same."""
     ids = about.ids_of(len(names), name)
     held: Sequence[Piece] = () if pieces is None else pieces
-    texts = {"name": as_texts(names)} if fetch is None else {}
+    about.texts = ({"name": as_texts(names)} if fetch is None else {}) | about.texts
     if pieces is not None:
         fetch = lambda i: read_piece(held[i], paths[i])  # noqa: E731
     elif fetch is None:
@@ -326,17 +309,9 @@ def images(
     content = "".join(sampled_content(inside) for _, inside in archives)
     sizes = np.array([size for _, _, size in held] or [0] * len(names), dtype="<i8")
     joined = b"\0".join(os.fsencode(one) for one in names)
-    made = ImageDataset(
-        name=name,
-        ids=ids,
-        labels=about.labels,
-        fingerprint=fingerprint(kind, joined, sizes.tobytes(), about.mark(), ids.tobytes(), content),
-        notes=about.notes,
-        texts=texts | about.texts,
-        paths=paths,
-        bad=BadItems(len(names), max_bad),
-        fetch=fetch,
-    )
+    mark = fingerprint(kind, joined, sizes.tobytes(), about.mark(), ids.tobytes(), content)
+    bad = BadItems(len(names), max_bad)
+    made = ImageDataset(**vars(about), name=name, fingerprint=mark, paths=paths, bad=bad, fetch=fetch)
     with errors_of(name):
         for i in np.flatnonzero(sizes < 0).tolist():
             made.bad.add(i, shown(paths[i]), "not found" if fetch is None else "has no image")

@@ -145,9 +145,9 @@ def _from_network(
         for there, values in made(dataset, rows, start=position, batch_size=size):
             labels = None if dataset.labels is None else dataset.labels.packed[there]
             encoding.done = min(encoding.done + size, len(span))
-            state = {"position": encoding.done, "bad": images.bad.positions if images else []}
+            state = {"position": encoding.done, "bad": sorted(images.bad.rows) if images else []}
             writer.append(values, dataset.ids[there], labels, state=state)
-    if images and images.bad.count:
+    if images and images.bad.rows:
         log.warning("%s", images.bad.summary())
     return writer.finish(dataset.texts_of_ids())
 

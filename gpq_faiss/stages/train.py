@@ -108,7 +108,7 @@ def train(
             build_gpq, dataset, split, config, folder=output.partial, identity=identity, options=options
         )
         if group.main:
-            if isinstance(dataset, ImageDataset) and dataset.bad.count:
+            if isinstance(dataset, ImageDataset) and dataset.bad.rows:
                 log.warning("%s", dataset.bad.summary())
             assert isinstance(fitted.method, CodeMethod)
             save_model(
