@@ -30,36 +30,6 @@ from .paths import blocks
 from .tables import About
 
 
-class BadItems:
-    """Counts unreadable images among ``total``, each once, and raises if more than the fraction ``limit`` are bad. Thread-safe.
-
-    ``rows``: row -> its name, and why it is bad."""
-
-    def __init__(self, total: int, limit: float = 0.01) -> None:
-        self.total, self.limit = total, limit
-        self.rows: dict[int, str] = {}
-
-    def add(self, position: int, name: str, why: str) -> None:
-        """Record a bad image. Raises DataError: more than ``limit`` of the images are bad; names the first few."""
-        self.rows.setdefault(position, f"{name}: {why}")
-        if above := self.above(len(self.rows)):
-            raise DataError(f"{name}: {why}" if self.total == 1 else f"{self.summary()}; {above}")
-
-    def above(self, count: int) -> str:
-        """What to say of so many bad images; empty within the limit."""
-        what = f"that is above the limit of {100 * self.limit:g} %: repair them, or raise --read max_bad"
-        return what if count > self.limit * self.total else ""
-
-    def summary(self) -> str:
-        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
-        first = [*list(self.rows.values())[:5], *["..."] * (len(self.rows) > 5)]
-        return (
-            f"{len(self.rows):,} of {self.total:,} images cannot be read ({'; '.join(first)})"
-            if first
-            else ""
-        )
-
-
 @dataclass(kw_only=True)
 class Dataset(About, ABC):
     """N items of a source.
@@ -182,19 +152,17 @@ class ImageDataset(Dataset):
             in columns). It raises BrokenImageError for those that cannot be had.
         pixels: in place of both, images in memory: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read).
         mirrors: whether mirrored images keep their meaning (not for digits).
-        bad: counter of unreadable images, with its limit.
+        max_bad: fraction of unreadable images that is no error.
+        bad: row of an unreadable image -> its name, and why. Thread-safe.
     """
 
     paths: Sequence[str] = field(default=(), repr=False)
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = field(default=None, repr=False)
     pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
     mirrors: bool = True
-    bad: BadItems = field(default_factory=lambda: BadItems(0))
+    max_bad: float = 0.01
+    bad: dict[int, str] = field(default_factory=dict, repr=False)
     kind: Literal["images", "features"] = "images"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.bad = self.bad if self.bad.total else BadItems(len(self), self.bad.limit)
 
     @functools.cached_property
     def native_size(self) -> int | None:
@@ -233,9 +201,27 @@ class ImageDataset(Dataset):
                 source = self._source(i)
                 out.append(source if isinstance(source, np.ndarray) else decode_image(source))
             except BrokenImageError as error:
-                self.bad.add(i, shown(self.paths[i]), error.why)
+                self.add_bad(i, shown(self.paths[i]), error.why)
                 out.append(None)
         return out
+
+    def add_bad(self, i: int, name: str, why: str) -> None:
+        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows; names the first few."""
+        self.bad.setdefault(i, f"{name}: {why}")
+        if above := self.above_limit(len(self.bad)):
+            raise DataError(f"{name}: {why}" if len(self) == 1 else f"{self.bad_summary()}; {above}")
+
+    def above_limit(self, count: int) -> str:
+        """What to say of so many bad images; empty within the limit."""
+        what = f"that is above the limit of {100 * self.max_bad:g} %: repair them, or raise --read max_bad"
+        return what if count > self.max_bad * len(self) else ""
+
+    def bad_summary(self) -> str:
+        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
+        first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
+        return (
+            f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})" if first else ""
+        )
 
     def image_path(self, i: int) -> str | None:
         """Path of image ``i``, if it is a file."""
@@ -310,11 +296,11 @@ def images(
     sizes = np.array([size for _, _, size in held] or [0] * len(names), dtype="<i8")
     joined = b"\0".join(os.fsencode(one) for one in names)
     mark = fingerprint(kind, joined, sizes.tobytes(), about.mark(), ids.tobytes(), content)
-    bad = BadItems(len(names), max_bad)
-    made = ImageDataset(**vars(about), name=name, fingerprint=mark, paths=paths, bad=bad, fetch=fetch)
+    options: dict[str, Any] = {"paths": paths, "fetch": fetch, "max_bad": max_bad}
+    made = ImageDataset(**vars(about), name=name, fingerprint=mark, **options)
     with errors_of(name):
         for i in np.flatnonzero(sizes < 0).tolist():
-            made.bad.add(i, shown(paths[i]), "not found" if fetch is None else "has no image")
+            made.add_bad(i, shown(paths[i]), "not found" if fetch is None else "has no image")
     return made
 
 

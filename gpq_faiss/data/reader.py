@@ -129,7 +129,7 @@ class Reader:
     def count_broken(self, rows: NDArray[np.int64]) -> None:
         """Count broken images found by another process."""
         if isinstance(self.dataset, ImageDataset):
-            new = np.setdiff1d(rows, list(self.dataset.bad.rows))
+            new = np.setdiff1d(rows, list(self.dataset.bad))
             if len(new):
                 self.dataset.read(new)
 

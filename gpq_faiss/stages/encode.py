@@ -138,17 +138,17 @@ def _from_network(
         # The limit of unreadable images holds for a run and its resumption together.
         for bad in map(int, writer.state.get("bad", []) if images else []):
             name = images.image_path(bad) or f"item {images.ids[bad]}"  # type: ignore[union-attr]
-            images.bad.add(bad, name, "broken when it was read before")  # type: ignore[union-attr]
+            images.add_bad(bad, name, "broken when it was read before")  # type: ignore[union-attr]
     made: Any = encoder.code_batches if writer.header.kind == "codes" else encoder.batches
     rows = np.arange(span.start, span.stop)
     with stage("encoding", len(span), done=position) as encoding:
         for there, values in made(dataset, rows, start=position, batch_size=size):
             labels = None if dataset.labels is None else dataset.labels.packed[there]
             encoding.done = min(encoding.done + size, len(span))
-            state = {"position": encoding.done, "bad": sorted(images.bad.rows) if images else []}
+            state = {"position": encoding.done, "bad": sorted(images.bad) if images else []}
             writer.append(values, dataset.ids[there], labels, state=state)
-    if images and images.bad.rows:
-        log.warning("%s", images.bad.summary())
+    if images and images.bad:
+        log.warning("%s", images.bad_summary())
     return writer.finish(dataset.texts_of_ids())
 
 
@@ -225,7 +225,7 @@ def encode_shards(
             rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=ended)
     bad = len(dataset) - sum(rows)
     said = f"{bad:,} of {len(dataset):,} images cannot be read"
-    if isinstance(dataset, ImageDataset) and (above := dataset.bad.above(bad)):
+    if isinstance(dataset, ImageDataset) and (above := dataset.above_limit(bad)):
         raise DataError(f"{said}; {above}")
     if bad:
         log.warning("%s, and were left out", said)

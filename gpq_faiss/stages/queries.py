@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.base import BadItems, Dataset, ImageDataset
+from ..data.base import Dataset, ImageDataset
 from ..data.images import is_image_name
 from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
@@ -64,8 +64,8 @@ def open_queries(queries: object, **options: Any) -> Dataset:
         return open_data(queries, **options)
     if not path.is_file():
         raise DataError(f"{name} not found: no such image")
-    bad, ids = BadItems(1, 0.0), np.zeros(1, dtype=np.int64)
-    return ImageDataset(name=name, ids=ids, fingerprint=fingerprint(queries), bad=bad, paths=[str(path)])
+    ids, mark = np.zeros(1, dtype=np.int64), fingerprint(queries)
+    return ImageDataset(name=name, ids=ids, fingerprint=mark, max_bad=0.0, paths=[str(path)])
 
 
 def query_vectors(

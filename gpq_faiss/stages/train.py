@@ -108,8 +108,8 @@ def train(
             build_gpq, dataset, split, config, folder=output.partial, identity=identity, options=options
         )
         if group.main:
-            if isinstance(dataset, ImageDataset) and dataset.bad.rows:
-                log.warning("%s", dataset.bad.summary())
+            if isinstance(dataset, ImageDataset) and dataset.bad:
+                log.warning("%s", dataset.bad_summary())
             assert isinstance(fitted.method, CodeMethod)
             save_model(
                 output.model,

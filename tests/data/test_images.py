@@ -211,4 +211,4 @@ def test_load_batch_equals_one_by_one(tmp_path, threads):
         assert ok.tolist() == [i not in (3, 17) for i in rows]
         assert np.array_equal(read, [resize_square(decode_image(p), 5).transpose(2, 0, 1) for p in good])
         assert read.flags.c_contiguous
-        assert sorted(dataset.bad.rows) == [3, 17], "an image counts once however often it is read"
+        assert sorted(dataset.bad) == [3, 17], "an image counts once however often it is read"

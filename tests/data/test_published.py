@@ -178,4 +178,4 @@ def test_nuswide_damaged_parts(file, text, why, tmp_path):
     refused(f"nuswide:{tmp_path}", why, concepts=5)
     if file.endswith("png"):
         dataset = open_data(tmp_path, concepts=5, max_bad=0.04)
-        assert (len(dataset), dataset.ids[sorted(dataset.bad.rows)].tolist()) == (27, [3])
+        assert (len(dataset), dataset.ids[sorted(dataset.bad)].tolist()) == (27, [3])

@@ -187,8 +187,8 @@ def test_broken_images_of_all_processes_are_counted(tmp_path):
     alone = Reader(open_data(tmp_path / "images", max_bad=0.1), 16)
     np.testing.assert_array_equal(values, alone.fetch(np.arange(40))[0])
     assert int(ok.sum()) == 37
-    assert first.dataset.bad.rows.keys() == alone.dataset.bad.rows.keys()
-    assert 0 < len(second.dataset.bad.rows) < 3
+    assert first.dataset.bad.keys() == alone.dataset.bad.keys()
+    assert 0 < len(second.dataset.bad) < 3
     with pytest.raises(DataError, match="above the limit of 5 %"):
         read(0.05)
 
