@@ -22,7 +22,7 @@ from PIL import Image
 from ..errors import DataError
 from ..files import fingerprint
 from ..inputs import reading
-from ..store.texts import Texts, as_texts
+from ..store.texts import as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
 from .labels import Labels, Rows, errors_of, row_numbers, rows_that
@@ -70,13 +70,6 @@ class Dataset(About, ABC):
         at = np.searchsorted(self.ids, ids, sorter=self._order)
         rows = self._order[np.minimum(at, len(self) - 1)]
         return np.where(self.ids[rows] == ids, rows, -1)
-
-    def texts_of_ids(self) -> dict[str, Callable[[NDArray[np.int64]], Texts]]:
-        """Column name -> function from ids [n] to texts."""
-        return {
-            name: lambda ids, column=column: column[self.rows_of(ids)]  # type: ignore[misc]
-            for name, column in self.texts.items()
-        }
 
     def require_labels(self) -> Labels:
         """The labels."""

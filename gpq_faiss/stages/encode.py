@@ -116,7 +116,7 @@ def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWr
             # The file may be another program's.
             writer.append(encode_items(vectors, *model, what=str(path), first_row=start), ids, labels)
             coding.done = start + len(ids)
-    return writer.finish(dataset.texts_of_ids())
+    return writer.finish(dataset.ids, dataset.texts)
 
 
 def _from_network(
@@ -149,7 +149,7 @@ def _from_network(
             writer.append(values, dataset.ids[there], labels, state=state)
     if images and images.bad:
         log.warning("%s", images.bad_summary())
-    return writer.finish(dataset.texts_of_ids())
+    return writer.finish(dataset.ids, dataset.texts)
 
 
 # On a cluster --------------------------------------------------------------------------------------------------------------

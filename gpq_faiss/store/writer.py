@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,8 +24,7 @@ COMMIT_SECONDS = 5.0
 """Time between commits: a forced write per batch would keep a GPU waiting."""
 _CHUNK_BYTES = 1 << 20
 
-TextsOf = Callable[[NDArray[np.int64]], Texts]
-"""From ids [n] to texts [n]."""
+_NONE = np.empty(0, np.int64)
 
 
 class RowWriter(RawRows):
@@ -95,8 +94,12 @@ class RowWriter(RawRows):
             super().commit()
         self._last_commit = time.monotonic()
 
-    def finish(self, texts: Mapping[str, TextsOf] | None = None) -> Path:
-        """Write the file atomically, with text columns by name, and remove the partial file.
+    def finish(self, items: NDArray[np.int64] = _NONE, texts: Mapping[str, Texts] | None = None) -> Path:
+        """Write the file atomically, with text columns, and remove the partial file.
+
+        Args:
+            items: ids of all items, of which rows may be a part; of repeated ones the first counts.
+            texts: name -> texts of these items.
 
         Raises:
             DataError: no rows, or the disk is full (the partial file is kept).
@@ -105,11 +108,11 @@ class RowWriter(RawRows):
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
         with new_hdf5(self.path, self.folder) as (h5, sink):
-            self._fill(h5, sink, texts or {})
+            self._fill(h5, sink, items, texts or {})
         self.close()
         return self.path
 
-    def _fill(self, h5: Any, sink: Sink, texts: Mapping[str, TextsOf]) -> None:
+    def _fill(self, h5: Any, sink: Sink, items: NDArray[np.int64], texts: Mapping[str, Texts]) -> None:
         header = self.header
         for name, row in header.columns().items():
             chunk = min(self.rows, max(1, _CHUNK_BYTES // row.itemsize))
@@ -120,9 +123,11 @@ class RowWriter(RawRows):
                     column[start : start + len(block)] = block
                     sink.check()
                     filling.advance(len(block))
+        order = np.argsort(items, kind="stable")
+        known = items[order]
         for name in sorted(texts):
             ids = self.blocks("ids", _CHUNK_BYTES // 8)
-            write_texts(h5, name, (texts[name](block) for _, block in ids))
+            write_texts(h5, name, (texts[name][order[np.searchsorted(known, block)]] for _, block in ids))
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
         attributes: dict[str, Any] = {
             "kind": header.kind,
