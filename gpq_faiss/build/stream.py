@@ -149,13 +149,13 @@ class _Work:
 
     def collect(self) -> RawRows:
         """The rows of all shards; those that an interrupted run read whole are not read again."""
-        columns = {"codes": self.code, "ids": _ID}
-        raw = RawRows(self.folder, columns, self.identity)
+        raw = RawRows(self.folder, {"codes": self.code, "ids": _ID}, self.identity)
         done = list(raw.state.get("shards", []))
         if done != [shard.fingerprint for shard in self.shards[: len(done)]]:
             _log.warning("%s: the unfinished build there is of other files: starting again", self.folder)
-            raw.close()
-            raw, done = RawRows(self.folder, columns, self.identity, resume=False), []
+            (self.folder / _SORTED).unlink(missing_ok=True)
+            raw.rows, raw.state, done = 0, {}, []
+            raw.commit()
         with stage("reading codes", self.rows, "row", done=raw.rows) as reading:
             for shard in self.shards[len(done) :]:
                 step = int(max(256, min(_MAX_ROWS, self.memory // (4 * shard.row_bytes))))

@@ -27,7 +27,6 @@ class RawRows:
         folder: the folder; if nothing in it can be continued, its files are removed.
         columns: column -> type of a row.
         identity: of the work: what was recorded for another cannot be continued.
-        resume: whether to continue at all.
 
     Attributes:
         rows: number of rows so far; after construction, those recorded.
@@ -37,11 +36,9 @@ class RawRows:
         OSError: as all methods: the disk is full, say.
     """
 
-    def __init__(
-        self, folder: Path, columns: Mapping[str, np.dtype[Any]], identity: str, *, resume: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, columns: Mapping[str, np.dtype[Any]], identity: str) -> None:
         self.folder, self._columns, self._identity = folder, dict(columns), identity
-        recorded = self._recorded() if resume and (folder / RECORD).exists() else None
+        recorded = self._recorded() if (folder / RECORD).exists() else None
         if recorded is None:
             for left in folder.iterdir():
                 if left.name != LOCK and not left.is_dir():
