@@ -81,7 +81,7 @@ def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
         check_memory(size, where, memory, "save it as .npy, which is streamed")
         with archive.open(f"{name}.npy") as file:
             npy_header(file, where, size)
-        with archive.open(f"{name}.npy") as file:
+            file.seek(0)
             array = np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
             file.read(1)  # checks the checksum
     return array

@@ -17,7 +17,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from ..errors import DataError
 from ..files import fingerprint
@@ -164,12 +163,8 @@ class ImageDataset(Dataset):
         sides: set[tuple[int, ...]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(64, len(self))).astype(np.int64)):
             # Whether an image is broken is for read() to find and count.
-            with contextlib.suppress(Exception):
-                source = self._source(int(i))
-                with (
-                    Image.fromarray(source) if isinstance(source, np.ndarray) else open_image(source) as image
-                ):
-                    sides.add(image.size)
+            with contextlib.suppress(Exception), open_image(self._source(int(i))) as image:
+                sides.add(image.size)
         width, height = sides.pop() if len(sides) == 1 else (0, 1)
         return width if width == height and width >= MIN_SIDE else None
 

@@ -67,9 +67,7 @@ def decode_image(
     """
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
-        with (
-            contextlib.nullcontext(source) if isinstance(source, Image.Image) else open_image(source) as image
-        ):
+        with open_image(source) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise ValueError(f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
@@ -86,8 +84,14 @@ def decode_image(
     raise BrokenImageError(name, why)
 
 
-def open_image(source: bytes | str | os.PathLike[str]) -> Image.Image:
+def open_image(
+    source: bytes | str | os.PathLike[str] | Image.Image | NDArray[np.uint8],
+) -> contextlib.AbstractContextManager[Image.Image]:
     """An image whose header is read. A pipe or a device is refused: it may never end."""
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
+    if isinstance(source, Image.Image):
+        return contextlib.nullcontext(source)  # its owner closes it
     if isinstance(source, bytes):
         return Image.open(io.BytesIO(source), formats=_FORMATS)
     if not stat.S_ISREG(os.stat(source).st_mode):

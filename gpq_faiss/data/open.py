@@ -270,10 +270,9 @@ def _check_number(dataset: Dataset, values: Sequence[Any] | NDArray[Any], what: 
 
 def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     """``dataset`` with names from a list or a text file, one per item."""
-    if isinstance(names, str):
-        column = as_texts(read_text(local_path(names), "text with a name per line").splitlines())
-    else:
-        column = as_texts(map(str, names))
+    path = local_path(names) if isinstance(names, str) else None
+    lines = names if path is None else read_text(path, "text with a name per line").splitlines()
+    column = as_texts(map(str, lines))
     _check_number(dataset, column, "names", names)
     return dataset.having("names", "\0".join(column.tolist()), texts=dataset.texts | {"name": column})
 

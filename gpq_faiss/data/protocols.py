@@ -302,9 +302,7 @@ def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
 def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | None, ids: Rows) -> Split:
     seen, has = _seen(labels, protocol, seed), labels.has()
     names = labels.names(seen)
-    unseen = labels.counts() > 0
-    unseen[seen] = False
-    hidden = labels.over(labels.names(np.flatnonzero(unseen))).has()
+    hidden = labels.over(labels.names(np.delete(np.arange(labels.n_classes), seen))).has()
     # Halves of each class, or for several labels per item of each side.
     groups = [np.flatnonzero(labels.column(c)) for c in range(labels.n_classes)]
     if labels.multi_label:
