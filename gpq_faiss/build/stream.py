@@ -83,7 +83,7 @@ def build_index(
         work = _Work(folder, shards, memory, identity)
         counts = work.sorted_before() if form == "ivf" else None
         if counts is None:
-            raw = stack.enter_context(contextlib.closing(work.collect()))
+            raw = stack.enter_context(work.collect())
             mapped = "IDMap" if _check_ids(raw, shards, memory, out) else None
             if form == "ivf":
                 counts = work.sort(raw)

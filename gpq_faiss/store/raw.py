@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..files import LOCK, open_own, read_json, write_at, write_json
+from ..files import LOCK, Closing, open_own, read_json, write_at, write_json
 
 RECORD = "progress.json"
 """The file that makes the folder worth keeping."""
 _log = logging.getLogger(__name__)
 
 
-class RawRows:
+class RawRows(Closing):
     """Columns of rows in a folder of unfinished work, which the caller has locked (:func:`..files.unfinished`).
 
     Args:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,10 +150,7 @@ class RowWriter(RawRows):
         """Close the files, which are kept for a later run unless empty."""
         self._held.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         try:
             if self.rows:
                 # After an error the partial is worth keeping, but a second error must not hide the first.
