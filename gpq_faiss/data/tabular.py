@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, UsageError, one_line
+from ..errors import DataError, UsageError, one_line, optional
 from ..files import fingerprint
 from ..inputs import check_memory, read_text
 from ..progress import stage
@@ -91,12 +91,11 @@ def open_features(path: str, o: Options = PLAIN) -> FeatureDataset:
 def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
     """Vectors in an Arrow-compatible table: a column of lists, or columns of numbers, one per dimension (default: all remaining ones)."""
     name, where = type(source).__name__, f"the {type(source).__name__}"
+    pyarrow = optional(
+        "pyarrow", "reading a table needs pyarrow: pip install 'gpq-faiss[parquet]'", DataError
+    )
     try:
-        import pyarrow
-
         data = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
-    except ImportError:
-        raise DataError("reading a table needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
     except Exception as error:  # from pyarrow, or the table's library
         what = f"{where} has a column that cannot be converted ({one_line(error)})"
         raise DataError(f"{what}: leave out those of mixed types") from None
@@ -111,9 +110,10 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
     """Images or vectors of a folder of ``save_to_disk``, a ``Dataset`` or a ``DatasetDict`` (all parts, test parts last)."""
     folder, notes = isinstance(source, str), []
     name = f"hf:{source}" if folder else type(source).__name__
+    datasets = optional(
+        "datasets", f"reading {name} needs the package datasets: pip install 'gpq-faiss[hf]'", DataError
+    )
     try:
-        import datasets
-
         rows = datasets.load_from_disk(str(Path(source).expanduser())) if folder else source
         if isinstance(rows, datasets.DatasetDict) and rows:
             parts = sorted(rows, key=lambda part: (part.lower() == "test", part))
@@ -122,8 +122,6 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
         if isinstance(rows, datasets.Dataset):
             data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
             data.validate(full=True)  # Arrow checks neither offsets nor UTF-8 where it reads
-    except ImportError:
-        raise DataError(f"reading {name} needs the package datasets: pip install 'gpq-faiss[hf]'") from None
     except Exception as error:  # from pyarrow, json, or datasets
         why = f"or it is damaged ({one_line(error)})"
         raise DataError(f"{name} is not a data set that save_to_disk wrote, {why}") from None
