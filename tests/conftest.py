@@ -1,6 +1,9 @@
-"""Collection of the tests without Python's garbage collector, which takes half of its time: modules stay until the end. And the order."""
+"""Where the tests write, their order, and their collection without Python's garbage collector, which takes half of its time."""
 
 import gc
+import os
+import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -10,6 +13,10 @@ from PIL import Image
 
 _FIRST = ("cluster", "test_several_processes", "test_notebooks", "experiment")
 """Folders and files whose tests share what takes long to start: a cluster of Ray, processes, a kernel, finished experiments."""
+
+MEMORY = "/dev/shm"  # noqa: S108  (a file system in memory: on a disk, every output waits for it)
+if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 2 << 30:
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 gc.disable()
 settings.register_profile("tests", max_examples=60, deadline=None)  # what a test does not say otherwise
