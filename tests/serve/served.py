@@ -15,7 +15,7 @@ from gpq_faiss.codes.bits import code_size
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
-from gpq_faiss.serve.run import Server
+from gpq_faiss.serve.run import Server, _bound
 from gpq_faiss.serve.service import Service
 from gpq_faiss.store.header import codebooks_fingerprint
 
@@ -57,18 +57,17 @@ class Served:
 
 
 @contextmanager
-def listening(service: Service, settings: Settings, address: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
+def listening(service: Service, settings: Settings) -> Iterator[tuple[str, int]]:
     """The server of ``gpq serve`` in a thread, at this address and port."""
-    with socket.socket() as bound:
+    with _bound("127.0.0.1", 0) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that it soon waits for clients
-        bound.bind((address, 0))
         server = Server(service, settings)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
         thread.start()
         while not server.started:
             assert thread.is_alive()
         try:
-            yield address, bound.getsockname()[1]
+            yield bound.getsockname()
         finally:
             server.should_exit = True
             thread.join()

@@ -37,6 +37,18 @@ def unlimited(encoder, index_file):
         yield place
 
 
+def test_an_answer_does_not_wait_for_the_client(unlimited):
+    """As it would for 40 ms, of which every answer but the first on a connection took as long."""
+    connection, seconds = http.client.HTTPConnection(*unlimited), []
+    for _ in range(20):
+        began = time.perf_counter()
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read()
+        seconds.append(time.perf_counter() - began)
+    connection.close()
+    assert min(seconds[1:]) < 0.03
+
+
 def test_a_replaced_index_is_opened_without_a_dropped_request(unlimited, index_file):
     stop, wrong, counts = threading.Event(), [], []
 
