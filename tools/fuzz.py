@@ -620,25 +620,27 @@ def work(folder: Path, first: int, last: int) -> None:
         seed = everything[which]
         name = f"{seed.use.__name__.strip('_')}:{seed.path.name}"
         way = case % 12
-        if (which, way) not in right:
-            right[which, way] = _outcome(seed.use, seed.path, way)
         if case == first:
+            right[which, way] = _outcome(seed.use, seed.path, way)
             _limit_memory()
         mutant = mutate(sound[which], case, text=seed.text)
         seed.path.write_bytes(mutant)
         print(case, "begun", name, flush=True)
         signal.alarm(SECONDS)
+        found, outcome = "", "read"
         try:
-            outcome = "read"
             found = seed.use(seed.path, way)
-            if found and mutant != sound[which] and found != right[which, way]:
-                outcome = "accepted damage"
         except GpqError as error:
             outcome = "refused" if "\n" not in str(error) else f"two lines: {error!r}"
         except Exception as error:
             outcome = f"raised {error!r}"
         signal.alarm(0)
         seed.path.write_bytes(sound[which])
+        if found and mutant != sound[which]:
+            if (which, way) not in right:
+                right[which, way] = _outcome(seed.use, seed.path, way)
+            if found != right[which, way]:
+                outcome = "accepted damage"
         print(case, outcome.replace("\n", " "), flush=True)
 
 
