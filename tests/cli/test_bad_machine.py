@@ -17,6 +17,7 @@ import torch
 from commands import STAGES, clusters, content, done, gpq, only_line, refused, stage_call, untouched
 
 from gpq_faiss.encoder import Encoder
+from gpq_faiss.training import loop
 
 # Full disks -------------------------------------------------------------------------------------------------------------
 
@@ -103,63 +104,63 @@ def test_a_gpu_that_is_not_there_is_one_line(shop, tmp_path):
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
-import gpq_faiss.encoder, gpq_faiss.stages.encode, gpq_faiss.training.loop
+import gpq_faiss.encoder, gpq_faiss.stages.encode
 from gpq_cli.main import cli
 
-def slow(function, seconds):
-    def slowed(*arguments, **options):
-        time.sleep(seconds)
-        return function(*arguments, **options)
-    return slowed
+def slowed(*arguments, real=gpq_faiss.encoder.Encoder._vectors, **options):
+    time.sleep(0.05)
+    return real(*arguments, **options)
 
-gpq_faiss.training.loop.learning_rate = slow(gpq_faiss.training.loop.learning_rate, 0.02)
-gpq_faiss.encoder.Encoder._vectors = slow(gpq_faiss.encoder.Encoder._vectors, 0.05)
+gpq_faiss.encoder.Encoder._vectors = slowed
 gpq_faiss.store.writer.COMMIT_SECONDS = 0.0
 print("ready", flush=True)
 cli(sys.argv[1:], prog_name="gpq")
 """
 
 
-def interrupt(call, when, number):
-    """Run gpq, slowed down, send it a signal once ``when`` exists; exit code and its line on stderr."""
-    command = [sys.executable, "-c", SLOW, "-q", *call.split()]
-    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
-        try:
-            assert child.stdout.readline() == "ready\n"
-            deadline = time.monotonic() + 60
-            while not when.exists() and child.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.005)
-            child.send_signal(number)
-            stdout, stderr = child.communicate(timeout=60)
-        finally:
-            child.kill()
-    assert stdout == ""
-    return child.returncode, only_line(stderr)
+def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(shop, tmp_path, monkeypatch):
+    def rate(config, step, steps, real=loop.learning_rate):
+        if step == 20:
+            signal.raise_signal(signal.SIGTERM)
+        return real(config, step, steps)
 
-
-def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(shop, tmp_path):
-    settings = f"--preset paper --config {shop.settings} --set training.steps=120 --checkpoint-seconds 0.4"
+    settings = f"--labelled 20-per-class --config {shop.settings} --preset paper"
     train = f"train {shop.data} --labels {shop.labels} {settings} --out {tmp_path}"
-    partial = tmp_path / ".model.partial"
-    ended = interrupt(f"{train}/model", partial / "checkpoint.safetensors", signal.SIGTERM)
-    assert ended == (143, "ended by SIGTERM: run the same command again with --resume to go on")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "learning_rate", rate)
+        ended = gpq(f"{train}/model")
+    assert ended.exit_code == 143
+    said = only_line(ended.stderr)
+    assert said == "ended by SIGTERM: run the same command again with --resume to go on"
     assert set(content(tmp_path)) == {".model.partial", ".model.partial/checkpoint.safetensors"}
     assert json.loads(done(f"info {tmp_path}/model --format json"))["kind"] == "unfinished"
     assert "--resume" in refused(f"{train}/model")
     done(f"{train}/model --resume")
-    assert not partial.exists()
-    done(f"{train}/whole")
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("model", "whole")]
-    assert weights[0] == weights[1]
+    assert not (tmp_path / ".model.partial").exists()
+    assert (tmp_path / "model/model.safetensors").read_bytes() == (
+        shop.model / "model.safetensors"
+    ).read_bytes()
 
 
 def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop, tmp_path):
     np.save(tmp_path / "x.npy", clusters(1200)[0])
     encode = f"encode {shop.model} features:{tmp_path}/x.npy --batch-size 20 --out {tmp_path}"
     partial = tmp_path / ".features.h5.partial"
-    ended = interrupt(f"{encode}/codes.h5", partial / "progress.json", signal.SIGINT)
-    assert ended == (130, "interrupted: run the same command again to go on")
+    command = [sys.executable, "-c", SLOW, "-q", *f"{encode}/codes.h5".split()]
+    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            deadline = time.monotonic() + 60
+            while not (partial / "progress.json").exists() and child.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert (child.returncode, stdout) == (130, "")
+    assert only_line(stderr) == "interrupted: run the same command again to go on"
     assert {name.split("/")[0] for name in content(tmp_path)} == {"x.npy", partial.name}
     rows = json.loads(done(f"info {tmp_path}/features.h5 --format json"))["rows"]
     assert 0 < rows < 1200
