@@ -39,16 +39,16 @@ def work(columns=0, **how):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", screen := Screen(columns))
         patch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 25)))
-        patch.setattr(stages, "LONG", 0.2)
-        for name, seconds in {"look": 0.02, "first": 0.1, "apart": 0.15}.items():
+        patch.setattr(stages, "LONG", 0.1)
+        for name, seconds in {"look": 0.02, "first": 0.05, "apart": 0.12}.items():
             patch.setitem(Watcher.__init__.__kwdefaults__ or {}, name, seconds)
         with shown(**{"quiet": False, "verbose": False, **how}), stage("gpq test"):
             log.info("a note at the start")
             with stage("placing lists"):
-                time.sleep(0.5)
+                time.sleep(0.3)
             with stage("training", 40, "step") as training:
                 for step in range(40):
-                    time.sleep(0.03)
+                    time.sleep(0.015)
                     training.advance()
                     if step == 20:
                         log.info("half of it is done")
