@@ -1,7 +1,8 @@
-"""A machine that does not go along: full disks, folders that cannot be written, missing GPUs, and ctrl-C."""
+"""A machine that does not go along: full disks, folders that cannot be written, missing GPUs, and signals."""
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import resource
@@ -9,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -99,73 +99,57 @@ def test_a_gpu_that_is_not_there_is_one_line(shop, tmp_path):
             assert "GPU" in line
 
 
-# Ctrl-C -----------------------------------------------------------------------------------------------------------------
+# Signals ----------------------------------------------------------------------------------------------------------------
 
-SLOW = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
-import gpq_faiss.encoder, gpq_faiss.stages.encode
-from gpq_cli.main import cli
 
-def slowed(*arguments, real=gpq_faiss.encoder.Encoder._vectors, **options):
-    time.sleep(0.05)
-    return real(*arguments, **options)
+def signalling(number, real, at=0):
+    """``real``, whose call ``at`` sends this process a signal first."""
+    calls = itertools.count()
 
-gpq_faiss.encoder.Encoder._vectors = slowed
-gpq_faiss.store.writer.COMMIT_SECONDS = 0.0
-print("ready", flush=True)
-cli(sys.argv[1:], prog_name="gpq")
-"""
+    def called(*arguments, **options):
+        if next(calls) == at:
+            signal.raise_signal(number)
+        return real(*arguments, **options)
+
+    return called
 
 
 def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(shop, tmp_path, monkeypatch):
-    def rate(config, step, steps, real=loop.learning_rate):
-        if step == 20:
-            signal.raise_signal(signal.SIGTERM)
-        return real(config, step, steps)
-
     settings = f"--labelled 20-per-class --config {shop.settings} --preset paper"
-    train = f"train {shop.data} --labels {shop.labels} {settings} --out {tmp_path}"
+    train = f"train {shop.data} --labels {shop.labels} {settings} --out {tmp_path}/model"
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "learning_rate", rate)
-        ended = gpq(f"{train}/model")
+        patch.setattr(loop, "learning_rate", signalling(signal.SIGTERM, loop.learning_rate, 20))
+        ended = gpq(train)
     assert ended.exit_code == 143
     said = only_line(ended.stderr)
     assert said == "ended by SIGTERM: run the same command again with --resume to go on"
     assert set(content(tmp_path)) == {".model.partial", ".model.partial/checkpoint.safetensors"}
     assert json.loads(done(f"info {tmp_path}/model --format json"))["kind"] == "unfinished"
-    assert "--resume" in refused(f"{train}/model")
-    done(f"{train}/model --resume")
+    assert "--resume" in refused(train)
+    done(f"{train} --resume")
     assert not (tmp_path / ".model.partial").exists()
-    assert (tmp_path / "model/model.safetensors").read_bytes() == (
-        shop.model / "model.safetensors"
-    ).read_bytes()
+    made = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "model", shop.model)]
+    assert made[0] == made[1]
 
 
-def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop, tmp_path):
+def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop, tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", clusters(1200)[0])
     encode = f"encode {shop.model} features:{tmp_path}/x.npy --batch-size 20 --out {tmp_path}"
-    partial = tmp_path / ".features.h5.partial"
-    command = [sys.executable, "-c", SLOW, "-q", *f"{encode}/codes.h5".split()]
-    pipe, environment = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
-        try:
-            assert child.stdout.readline() == "ready\n"
-            deadline = time.monotonic() + 60
-            while not (partial / "progress.json").exists() and child.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            child.send_signal(signal.SIGINT)
-            stdout, stderr = child.communicate(timeout=60)
-        finally:
-            child.kill()
-    assert (child.returncode, stdout) == (130, "")
-    assert only_line(stderr) == "interrupted: run the same command again to go on"
-    assert {name.split("/")[0] for name in content(tmp_path)} == {"x.npy", partial.name}
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where tests run in the background
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "_vectors", signalling(signal.SIGINT, Encoder._vectors, 9))
+        patch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0.0)
+        ended = gpq(f"{encode}/codes.h5")
+    signal.signal(signal.SIGINT, before)
+    assert ended.exit_code == 130
+    assert only_line(ended.stderr) == "interrupted: run the same command again to go on"
+    assert {name.split("/")[0] for name in content(tmp_path)} == {"x.npy", ".features.h5.partial"}
     rows = json.loads(done(f"info {tmp_path}/features.h5 --format json"))["rows"]
     assert 0 < rows < 1200
     done(f"{encode}/codes.h5")
-    assert not partial.exists()
+    assert not (tmp_path / ".features.h5.partial").exists()
     done(f"{encode}/whole-codes.h5")
     codes = [(tmp_path / name).read_bytes() for name in ("codes.h5", "whole-codes.h5")]
     assert codes[0] == codes[1]
@@ -174,13 +158,9 @@ def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop, tm
 @pytest.mark.parametrize("stage", [s for s in STAGES if s not in {"train", "encode", "index"}])
 def test_a_signal_in_any_other_stage_leaves_nothing(shop, tmp_path, monkeypatch, stage):
     """Just before the output would get its name."""
-
-    def interrupted(source, target):
-        signal.raise_signal(signal.SIGTERM)
-
     call, _ = stage_call(stage, shop, tmp_path)
     with monkeypatch.context() as patch, untouched(tmp_path, shop.root):
-        patch.setattr(os, "replace", interrupted)
+        patch.setattr(os, "replace", signalling(signal.SIGTERM, os.replace))
         result = gpq(*call)
     assert result.exit_code == 143
     assert "ended by SIGTERM" in only_line(result.stderr)

@@ -21,9 +21,8 @@ def pids(index):
     return index._ray.get(asked)
 
 
-@pytest.mark.parametrize("form", ["flat", "ivf"])
-def test_two_nodes_answer_as_one_file(nodes, tmp_path, form):
-    made = make(tmp_path, 3, 400, 5, form=form)
+def test_two_nodes_answer_as_one_file(nodes, tmp_path):
+    made = make(tmp_path, 3, 400, 5, form="ivf")
     with open_index(made.manifest) as one, ClusterIndex(made.manifest, nodes.address) as spread:
         assert (spread.ntotal, spread.width) == (400, one.width)
         assert len(set(pids(spread))) == 2
