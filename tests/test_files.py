@@ -3,8 +3,6 @@
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from unittest import mock
@@ -129,18 +127,11 @@ def test_an_output_of_another_kind_or_made_meanwhile_is_not_replaced(tmp_path):
 
 def test_a_living_owner_keeps_what_is_his(tmp_path):
     out = tmp_path / "out"
-    code = (
-        "import sys; from gpq_faiss.files import atomic_path\n"
-        "with atomic_path(sys.argv[1]) as t: t.write_text('his'); print(t, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        temporary = Path(other.stdout.readline().strip())
+    with atomic_path(out) as temporary:
+        temporary.write_text("his")
         check_output(out, overwrite=False)
         write_text(out, "mine")
         assert temporary.read_text() == "his"
-        other.stdin.close()
     assert out.read_text() == "his"
     assert names(tmp_path) == ["out"]
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from index_factory import unit
 
 from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
@@ -13,10 +14,6 @@ from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, 
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
-
-
-def unit(array):
-    return (array / np.linalg.norm(array, axis=-1, keepdims=True)).astype(np.float32)
 
 
 def random_codebooks(rng, M, K, d=12):
