@@ -20,8 +20,7 @@ def write_table(name, ids, classes):
 
 def found(line):
     """The answers of a search in the working folder."""
-    answers = json.loads(done(f"search model {line} --format json"))["queries"]
-    return answers
+    return json.loads(done(f"search model {line} --format json"))["queries"]
 
 
 def test_a_smaller_index_for_a_pipeline_of_faiss(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -173,8 +172,7 @@ def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise(
 
 # Losses of a batch ----------------------------------------------------------------------------------------------------
 
-Terms = dict[str, tuple[float, Any]]
-"""The weight of each part of a loss in the total, and its value; None: not worked out here."""
+# The weight of each part of a loss in the total, and its value; None: not worked out here.
 
 
 def error_of(x, C):

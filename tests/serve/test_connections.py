@@ -17,7 +17,6 @@ from gpq_faiss.serve.guard import Settings, client_of
 from gpq_faiss.serve.service import Service
 
 TIMEOUT, MOST = 1.0, 8
-Place = tuple[str, int]
 
 
 @pytest.fixture
