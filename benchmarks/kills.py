@@ -183,6 +183,8 @@ def prepare(root: Path) -> dict[str, Stage]:
     model, codes = f"{root}/model", f"{root}/codes.h5"
     _gpq(*train, "--out", model)
     _gpq("encode", model, *data, "--out", codes)
+    for name in ("build.stream", "indexes.opening", "experiment.run"):  # loaded once, not in every fork
+        importlib.import_module(f"gpq_faiss.{name}")
     encode = ("encode", model, *data, "--batch-size", "50")
     index = ("index", model, codes)
     memory = ("--memory", "64MB")
