@@ -17,6 +17,7 @@ from model_factory import make_model
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 import ray
 
+from gpq_faiss import encode
 from gpq_faiss.cluster import connect
 from gpq_faiss.cluster.connect import connected
 from gpq_faiss.errors import DataError
@@ -24,7 +25,7 @@ from gpq_faiss.errors import DataError
 SCRIPT = """
 import sys, time
 from pathlib import Path
-import gpq_faiss.stages.encode
+import gpq_faiss.stages.index  # which needs no torch
 import ray._private.node
 from gpq_cli.main import cli
 
@@ -41,7 +42,7 @@ def stopped(self):
 
 if "local" in sys.argv:
     ray._private.node.Node.start_ray_processes = stopped
-gpq_faiss.stages.encode._encode_shard = work
+gpq_faiss.stages.index._build_shard = work
 cli(sys.argv[1:], prog_name="gpq")
 """
 
@@ -67,9 +68,10 @@ def test_sigterm_ends_a_command_on_ray_as_any_other(nodes, tmp_path, when):
     make_model(tmp_path / "model")
     np.save(tmp_path / "x.npy", np.ones((8, 20), np.float32))
     there = tmp_path / "there"
-    call = ["encode", tmp_path / "model", f"features:{tmp_path / 'x.npy'}", "--ray", address]
+    codes = encode(tmp_path / "model", f"features:{tmp_path / 'x.npy'}", tmp_path / "codes.h5")
+    call = ["index", tmp_path / "model", codes, "--ray", address]
     child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "-q", *map(str, call), "--out", str(tmp_path / "codes"), str(there)],
+        [sys.executable, "-c", SCRIPT, "-q", *map(str, call), "--out", str(tmp_path / "m.json"), str(there)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
