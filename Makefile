@@ -40,16 +40,12 @@ serve-demo: $(VENV)/.ready
 	@test -f $(DEMO)/index.faiss || $(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
 	$(BIN)/gpq serve $(DEMO)/index.faiss --model $(DEMO)/model --data digits
 
-# Twice: first what needs no torch, without which the forks of its kills are cheap, and of which the loops that Numba compiles stay for all
-# the others. Then these, with a worker of one thread more than two cores have: some wait for processes that were killed. The package is
-# compiled once for all processes, and plugins that no test uses are not loaded in each of them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal -m "not notebook" --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
-LIGHT := tests/test_files.py tests/store tests/build tests/codes tests/indexes/test_answers.py tests/indexes/test_lists.py tests/evaluation/test_ranking.py
-
+# Workers of one thread each, one more than two cores have: some tests wait for processes that were killed. The package is compiled once
+# for all processes, and plugins that no test uses are not loaded in each of them.
 test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q gpq_faiss cli
-	$(PYTEST) -n 2 $(LIGHT)
-	$(PYTEST) -n 3 $(LIGHT:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not notebook" \
+	  --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
 
 # The notebooks run from top to bottom, and show what their texts say: about a minute.
 test-notebooks: $(VENV)/.ready

@@ -1,8 +1,10 @@
-"""Where the tests write, their order, and their collection without Python's garbage collector, which takes half of its time."""
+"""Where the tests write, their order, what they compile, and their collection without Python's garbage collector, which takes half of its time."""
 
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -18,9 +20,29 @@ MEMORY = "/dev/shm"  # noqa: S108  (a file system in memory: on a disk, every ou
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 2 << 30:
     os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
+_COMPILE = """
+from tempfile import TemporaryDirectory
+import numpy as np
+from gpq_faiss import MemoryIndex, open_index
+xq = np.ones((1, 32), np.float32)
+with TemporaryDirectory() as folder:
+    held = MemoryIndex.build(np.zeros((4, 1), np.uint8), np.eye(16, dtype=np.float32)[None].repeat(2, axis=0))
+    with open_index(held.save(f"{folder}/i.faiss"), in_place=True) as placed:
+        for index in (held, placed):
+            index.search(xq, 1)
+            index.search(xq, 1, nprobe=1)
+"""
+
 gc.disable()
 settings.register_profile("tests", max_examples=60, deadline=None)  # what a test does not say otherwise
 settings.load_profile("tests")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """The loops of search are compiled once, while workers collect tests, and not by each of them."""
+    compiling = subprocess.Popen([sys.executable, "-c", _COMPILE])
+    config.add_cleanup(compiling.wait)
 
 
 def pytest_collection_finish() -> None:
