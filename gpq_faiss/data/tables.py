@@ -279,6 +279,8 @@ def parquet_table(path: Path, memory: int | None = None) -> Table:
             names = [file.schema.column(i).path for i in range(len(file.schema))]
             leaves = [i for i, leaf in enumerate(names) if leaf == name or leaf.startswith(f"{name}.")]
             texts = [names[i] for i in leaves if file.schema.column(i).physical_type == "BYTE_ARRAY"]
+            for i in range(file.num_row_groups):  # where reading a row raises, metadata end the process
+                next(file.iter_batches(1, row_groups=[i], columns=[name]), None)
             remedy = "make it smaller; vectors in .npy are streamed"
             check_memory(_decoded_bytes(file, leaves), f"{path}: {name!r}", memory, remedy)
         with _parquet(path, texts) as file:

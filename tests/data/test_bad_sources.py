@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from image_files import Items, hub, png, put, raw_tar, refused, save
 from torch.utils.data import IterableDataset
@@ -34,6 +35,14 @@ def npy(array):
 
 def tar(name, kind=tarfile.REGTYPE, data: bytes = png(0)):
     return raw_tar((name, kind, data))
+
+
+def contradictory():
+    """A Parquet file whose column may have missing values by its schema, and none by the statistics of its levels. Their reader ends the
+    process, where that of values raises."""
+    out = io.BytesIO()
+    pq.write_table(pa.table({"id": [0], "label": ["cat"]}), out)
+    return out.getvalue().replace(b"\x25\x02\x18\x02id", b"\x25\x00\x18\x02id")
 
 
 def floats(*rows):
@@ -88,6 +97,7 @@ LABELS = [
     ("l.csv", "id,label\n1,cat\n1,dog\n", "'1' occurs more than once"),
     ("l.csv", "id,label\n77,cat\n", "no value of the column 'id' with a label is an id or name of the data"),
     ("l.parquet", {"title": ["a"], "label": ["cat"]}, "has no column 'ids or .*'title'"),
+    ("l.parquet", contradictory(), "is not a Parquet file.*histogram size mismatch"),
 ]
 LISTS = [
     ("bad.txt", "a.png 1 0\n\nb.png 1 0 1\n", "line 3: 2 labels"),
