@@ -88,6 +88,8 @@ def encode(
     encoder.check(dataset)
     own = "codes" in out.name
     path = out.with_name(out.name.replace("codes", "features") if own else f"{out.stem}.features{out.suffix}")
+    if Path(dataset.name.partition(":")[2]).resolve() in (out.resolve(), path.resolve()):
+        raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, _header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:

@@ -5,6 +5,7 @@ import os
 import tarfile
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 from commands import untouched
@@ -15,7 +16,7 @@ import gpq_faiss.stages.encode as stage
 from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import sampled_content
-from gpq_faiss.errors import BusyError, DataError, OutputExistsError
+from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.store import raw
 from gpq_faiss.store.writer import RowWriter
@@ -169,6 +170,17 @@ def test_overwrite_runs_the_network(tmp_path, model, data):
     before = path.stat().st_mtime_ns
     encode_shards(model, data.name, tmp_path / "shards", overwrite=True)
     assert path.stat().st_mtime_ns != before
+
+
+@pytest.mark.parametrize(("name", "out"), [("features.h5", "codes.h5"), ("x.h5", "x.h5")])
+def test_the_data_are_not_replaced(tmp_path, model, name, out):
+    """Vectors of one's own may well have the name of the features beside the codes."""
+    with h5py.File(tmp_path / name, "w") as file:
+        file["features"] = random_input("features", N)
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(UsageError, match=f"{name} would be replaced"):
+        encode(model, open_data(tmp_path / name), tmp_path / out, overwrite=True)
+    assert (tmp_path / name).read_bytes() == before
 
 
 def test_broken_images_count_together_in_shards_and_over_an_interruption(tmp_path, monkeypatch, caplog):
