@@ -19,7 +19,7 @@ from ..faissio.io import Beside, check_index_output
 from ..faissio.model import read_model
 from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
-from ..indexes.manifest import update_manifest
+from ..indexes.manifest import read_manifest, update_manifest
 from ..inputs import parse_bytes
 from ..progress import stage
 from ..store.items import items_path
@@ -133,6 +133,8 @@ def index_shards(
         raise UsageError("nothing to index: name at least one file of codes or features")
     model = read_model(model_dir)
     check_form(kind, *model.codebooks.shape[:2])
+    if change:
+        read_manifest(out)
     for path in sources:  # before any work
         open_shard(path, model)
     budget = STREAM_MEMORY if memory is None else parse_bytes(memory)

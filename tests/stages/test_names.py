@@ -113,6 +113,12 @@ def test_overwriting_builds_anew_whatever_is_there(folder):
         check(folder, out, "a", model="other")
 
 
+def test_no_shard_is_built_for_a_manifest_that_is_missing(folder):
+    with pytest.raises(GpqError, match=r"none\.json not found: a manifest of shards is expected"):
+        gpq.index_shards(folder / "model", [folder / "a.codes.h5"], folder / "none.json", add=True)
+    assert not (folder / "none.shards").exists()
+
+
 def test_a_shard_whose_files_are_partly_lost_is_built_again(folder):
     build = folder / "model", [folder / "a.codes.h5"], folder / "m.json"
     gpq.index_shards(*build)
