@@ -221,8 +221,11 @@ def _labelled(
         rows = _draw(labels, free, lambda size: max(1, round(number * size)), seed, _LABELLED)
     counts = labels.take(rows).counts()
     if not counts.all():
-        bare = labels.class_names[int(np.flatnonzero(counts == 0)[0])]
-        raise DataError(f"no labelled item for class '{bare}': label one, or leave the class out")
+        bare = int(np.flatnonzero(counts == 0)[0])
+        remedy = "label one, or leave the class out"
+        if not labels.counts()[bare]:
+            remedy = "no item has it: number the classes 0, 1, 2, ... without gaps, or name them in text"
+        raise DataError(f"no labelled item for class '{labels.class_names[bare]}': {remedy}")
     return rows
 
 
@@ -372,8 +375,8 @@ def make_split(
         raise UsageError(f"seed {seed}: it must not be negative")
     if isinstance(queries, str) and (number := _number(queries, "--queries")) is not None:
         queries = int(number)
+    labels = data if isinstance(data, Labels) else data.require_labels()
     with errors_of(data_name):
-        labels = data if isinstance(data, Labels) else data.require_labels()
         ids = np.arange(len(labels)) if isinstance(data, Labels) else data.ids
         if name == "gpq-authors":
             return _authors(labels, seed, labelled)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from image_files import save
 
 from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, load_split, make_split, read_rows
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
@@ -187,7 +188,9 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path):
         (FEW, "1", {"queries": 0}, "at least 1"),
         (open_digits(), "1", {"labelled": "5000-per-class"}, "digits: class"),
         (Labels.from_ids([0, 1, 1]), "1", {}, "too few to set queries apart"),
+        (open_data(np.ones((9, 2))), "1", {}, "^array: no item has a label"),
         (NO_FOX, "1", {}, "no labelled item for class 'fox'"),
+        (Labels.from_ids(np.arange(1, 6).repeat(20)), "1", {}, "for class '0': no item has it: number the"),
         (ONE, "2", {}, "two classes"),
         (Labels.from_ids([0, 1]), "transfer", {}, "too few for protocol transfer"),
         (TYPES, "transfer:balinese-*", {}, r"no class .* 'balinese-\*': the 5 classes are Bali.*N_Ko$"),
