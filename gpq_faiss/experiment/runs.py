@@ -304,7 +304,7 @@ def begin(
     if (folder / ABOUT).exists():
         before = read_about(folder)
         for what in _OF_ONE_FOLDER:
-            old, new = (getattr(of, what) or "not set" for of in (before, about))
+            old, new = (getattr(of, what) or "unset" for of in (before, about))
             if old != new:
                 raise MismatchError(
                     f"{folder} holds an experiment with {what} {old}, not {new}: choose another --out"
