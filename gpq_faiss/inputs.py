@@ -50,6 +50,8 @@ def reading(path: Path, what: str) -> Iterator[int]:
         raise DataError(
             f"{path} does not fit in memory: make it smaller, or write it in smaller parts"
         ) from None
+    except PermissionError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:
         why = one_line(error, 100)
         raise DataError(f"{path} is not {what}, or it is empty, truncated or damaged ({why})") from None

@@ -1,5 +1,6 @@
 """Every source on what it cannot use: one line that says what, where and what to do, whichever the form."""
 
+import errno
 import gzip
 import io
 import json
@@ -198,6 +199,17 @@ def test_files_and_options(sound, monkeypatch, name, content, spec, options, why
     refused(spec, why, **options)
     assert sorted(sound.rglob("*")) == before, "nothing is extracted"
     (sound / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.csv"])
+def test_what_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch, name):
+    def denied(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    save(tmp_path / name, b"x")
+    monkeypatch.setattr("io.open", denied)  # root may read everything
+    monkeypatch.setattr("builtins.open", denied)
+    refused(str(tmp_path / name), f"cannot read {tmp_path / name}: Permission denied$")
 
 
 def test_what_is_no_regular_file_is_missing(tmp_path):
