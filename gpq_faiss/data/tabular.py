@@ -269,7 +269,8 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         try:
             return to_pixels(item(i)[0], f"item {i}")
         except DataError as error:
-            raise BrokenImageError(f"item {i}", getattr(error, "why", str(error))) from None
+            why = getattr(error, "why", str(error).removeprefix(f"item {i}: "))
+            raise BrokenImageError(f"item {i}", why) from None
 
     def labels() -> Labels | None:
         """By ``targets`` (with class names in ``classes``), else inside the items, which are then all read."""

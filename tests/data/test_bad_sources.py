@@ -260,6 +260,7 @@ OBJECTS = [
     (X40[0], {}, r"array is float32 \[7\]"),
     (PIXELS / 255, {}, "images are uint8"),
     (Items([]), {}, "Items has no items"),
+    (list(X40), {}, r"\(item 0: \[7\], expected \[H, W, 3\]"),
     (Items([{"image": 1}]), {}, "item 0: dict is not an array of numbers, nor an image"),
     (Changing([0] * 9), {}, "differs at each read"),
     (Stream(), {}, "Stream has no access by index"),
