@@ -93,11 +93,13 @@ class OPQ(PQ):
         draw = np.random.default_rng([self.seed, 0]).standard_normal((width, width))
         matrix = faiss.OPQMatrix(width, self.M)
         faiss.copy_array_to_vector(np.linalg.qr(draw)[0].astype(np.float32).ravel(), matrix.A)
-        matrix.max_train_points = len(x)  # Faiss' default: 65,536
+        # Rows are repeated if they are fewer than their numbers: Faiss would write behind the end of an array.
+        rows = np.resize(super()._to_quantizer(x), (max(len(x), width), width))
+        matrix.max_train_points = len(rows)  # Faiss' default: 65,536
         inner = untrained_quantizer(width, self.M, seed=self.seed)
         matrix.pq = inner
         try:
-            matrix.train(super()._to_quantizer(x))
+            matrix.train(rows)
         finally:
             matrix.pq = None  # Python frees it
         # The padded dimensions are always 0, so their columns have no effect.

@@ -85,6 +85,13 @@ def test_opq_rotates_and_lowers_the_quantisation_error():
     assert quantisation_error(OPQ(8).fit(x), x) < 0.8 * quantisation_error(PQ(8).fit(x), x)
 
 
+def test_opq_of_fewer_vectors_than_they_have_numbers():
+    x = np.random.default_rng(0).standard_normal((60, 100)).astype(np.float32)
+    method = OPQ(16).fit(x)
+    np.testing.assert_allclose(method.rotation.T @ method.rotation, np.eye(100), atol=1e-5)
+    assert quantisation_error(method, x) < quantisation_error(PQ(16).fit(x), x)
+
+
 CENTRES = np.random.default_rng(9).standard_normal((4, 10)) * 6
 MIXES = np.random.default_rng(8).standard_normal((4, 10, 10)) * np.geomspace(3, 0.1, 10)[:, None]
 
