@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,24 +12,9 @@ from ..config import Config
 from ..data.base import Dataset
 from ..data.reader import Reader
 from ..losses.npair import label_pairs
-from ..nn.backbones import Backbone
 from ..nn.model import build_extractor, input_description
 from .coders import Coder, Floats, SignCoder
 from .trainable import TrainableMethod, TrainingBatch
-
-
-class Output(nn.Module):
-    """The extractor and a function of its features: input to vectors float32 [B, E]."""
-
-    def __init__(self, backbone: Backbone, then: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.then = then
-
-    def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
-        """The vectors of items, or of items after the extractor's normalisation."""
-        v = x if normalised else self.backbone.input(x)
-        return self.then(self.backbone.trunk_features(v))
 
 
 class Baseline(TrainableMethod):
@@ -53,10 +35,15 @@ class Baseline(TrainableMethod):
         self.seed = config.training.seed
         self.draws = torch.Generator().manual_seed(self.seed)
         input_ = input_description(dataset, image_size)
-        self.network: nn.Module = Output(
-            build_extractor(config, input_, self.output_width(), self.draws), self.of_features
-        )
+        self.extractor = build_extractor(config, input_, self.output_width(), self.draws)
         self.build()
+
+    def exported(self) -> nn.Module:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The exported vectors of items, float32 [B, E]."""
+        return self.of_features(self.extractor.trunk_features(self.extractor.input(x)))
 
     def output_width(self) -> int:
         """Width of the extractor's output."""
@@ -72,10 +59,6 @@ class Baseline(TrainableMethod):
 
     def build(self) -> None:
         """Add what the method has beside the extractor."""
-
-    @property
-    def extractor(self) -> Backbone:
-        return cast(Backbone, self.network.backbone)
 
     def deep(self, x: Tensor, amp: bool) -> Tensor:
         """The extractor's features of items, float32 [n, W]."""

@@ -19,10 +19,8 @@ from ..data.base import Dataset
 from ..losses.classification import Variant, shares, subspace_classification, subspace_entropy
 from ..losses.npair import npair, triplet
 from ..nn.gpq import GPQNetwork
-from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.model import build_network, input_description
-from ..nn.posterior import PosteriorNetwork
-from ..nn.quantizer import at_least_float32, intra_normalize, reverse_gradient, soft_assign
+from ..nn.quantizer import intra_normalize, reverse_gradient, soft_assign
 from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
 from .trainable import CodeMethod, TrainingBatch, weighted
@@ -39,10 +37,7 @@ class GPQ(CodeMethod):
         of, items = self.config.gpq.variant, len(batch.x) if batch.share is None else batch.share.total
         # The authors run labelled and unlabelled items as two batches.
         parts_of_batch = [(0, n), (n, items)] if of == "authors" and items > n else [(0, items)]
-        # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
-        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = torch.cat([batch.joint(net.backbone, *part) for part in parts_of_batch])
-        raw = at_least_float32(raw)
+        raw = torch.cat([batch.joint(lambda x: net.raw(x, amp=amp), *part) for part in parts_of_batch])
         labelled, W = intra_normalize(raw[:n], net.M), net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
         pairs = triplet if of == "triplet" else npair
@@ -59,13 +54,7 @@ class GPQ(CodeMethod):
         return self.extra_losses.add(found, raw, batch.y)
 
 
-def build_gpq(
-    config: Config, dataset: Dataset, image_size: int, n_classes: int
-) -> GPQ | SoftGPQ | PosteriorCodes:
+def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:
     """An untrained method for ``dataset``: the paper's GPQ, GPQ with soft targets, or class-posterior codes."""
     network = build_network(config, input_description(dataset, image_size), n_classes)
-    if isinstance(network, SoftGPQNetwork):
-        return SoftGPQ(network, config)
-    if isinstance(network, PosteriorNetwork):
-        return PosteriorCodes(network, config)
-    return GPQ(network, config)
+    return {"gpq": GPQ, "gpq-soft": SoftGPQ, "posterior": PosteriorCodes}[config.method](network, config)

@@ -151,16 +151,18 @@ class SSGAH(Baseline):
         n, k = len(batch.y), len(batch.x)
         v = self.extractor.input(batch.x).detach()
         with torch.autocast(v.device.type, torch.bfloat16, amp):
-            h = self.network(v, True).sigmoid()
+            h = self.extractor(v, True).float().sigmoid()
         parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
 
         z = torch.randn(k, self.noise, generator=batch.generator).to(v.device)
         made: Pair = self.generator(v, z)
         still = [m.detach() for m in made]
         # Statistics of batch norms are of real items only.
-        buffers = {name: b.clone() for name, b in self.network.named_buffers()}
-        hashed = functional_call(self.network, buffers, (torch.cat(still), True)).sigmoid()
-        seen = functional_call(self.network, buffers | fixed(self.network), (torch.cat(made), True)).sigmoid()
+        buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
+        hashed = functional_call(self.extractor, buffers, (torch.cat(still), True)).sigmoid()
+        seen = functional_call(
+            self.extractor, buffers | fixed(self.extractor), (torch.cat(made), True)
+        ).sigmoid()
         parts["synthetic"] = triplet_margin(h - hashed[:k], h - hashed[k:], self.margin)
         adversary = triplet_margin(h.detach() - seen[:k], h.detach() - seen[k:], self.margin)
 

@@ -105,9 +105,9 @@ class Backbone(nn.Module):
         """The vector before the head, float [B, trunk width], of normalised input."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Items to the network's output, float [B, D], not normalised."""
-        return cast(Tensor, self.head(self.trunk_features(self.input(x))))
+    def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
+        """Items, or items after the input normalisation, to the network's output, float [B, D], not normalised."""
+        return cast(Tensor, self.head(self.trunk_features(x if normalised else self.input(x))))
 
 
 def make_head(width: int, out_width: int, generator: torch.Generator | None = None) -> nn.Linear:

@@ -215,7 +215,7 @@ def pqn_terms(method, batch):
 
 def subic_terms(method, batch):
     method.gamma, method.mu = 0.3, 0.7
-    z = method.network(batch.x[:12])
+    z = method.exported()(batch.x[:12])
     chosen = unpack_codes(method.coder().encode(z.numpy()), 4, 16)
     np.testing.assert_array_equal(chosen, z.reshape(12, 4, 16).argmax(dim=2))
     log_p = method.classifier(z).log_softmax(dim=1)
@@ -246,7 +246,7 @@ def ninh_terms(method, batch):
 def dqn_terms(method, batch):
     assert parts_of(method, batch)["quantisation"] == 0  # until they are fitted
     method.fitted.fill_(True)
-    error = error_of(method.network(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
+    error = error_of(method.exported()(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
     return {"cosine": (1, None), "quantisation": (method.weight, error)}
 
 
@@ -261,7 +261,7 @@ def dtq_terms(method, batch):
     method.fit_labels(None, split_of(features()).labelled, None)
     method.load_state_dict(state)
     own = reconstruct(method.codes[method.positions(batch)].numpy(), codewords)
-    error = np.square(method.network(batch.x[:12]).numpy() - own).sum(axis=1).mean()
+    error = np.square(method.exported()(batch.x[:12]).numpy() - own).sum(axis=1).mean()
     return {"triplet": (1, None), "quantisation": (method.weight, error)}
 
 
@@ -274,8 +274,8 @@ def cnnh_terms(method, batch):
 
 def bgdh_terms(method, batch):
     method.before_step(0, 9, lambda n: iter([batch.x]))
-    u, e, generator = method.exported()(batch.x), method.network.backbone(batch.x), drawn()
-    right = method.graph.walk(method.network.backbone.input(batch.x), method.longest, generator)
+    u, e, generator = method.exported()(batch.x), method.extractor(batch.x), drawn()
+    right = method.graph.walk(method.extractor.input(batch.x), method.longest, generator)
     wrong = torch.randint(int(method.graph.used), (21, method.wrong), generator=generator)
     chosen, signs = method.contexts[torch.cat([right[:, None], wrong], dim=1)], [1] + 5 * [-1]
     graph = [
@@ -292,9 +292,9 @@ def bgdh_terms(method, batch):
 
 def ssgah_terms(method, batch):
     method.blur, generator, s = 0.0, drawn(), method.smooth
-    v = method.network.backbone.input(batch.x)
+    v = method.extractor.input(batch.x)
     pair = method.generator(v, torch.randn(21, method.noise, generator=generator))
-    h, hp, hn = (method.network(t, True).sigmoid() for t in (v, *pair))
+    h, hp, hn = (method.extractor(t, True).sigmoid() for t in (v, *pair))
     a, p, n = ssgah.draw_triplets(batch.y, generator)
     triples = (v, *pair), (v[a], v[n], v[p]), (v[a], v[p], v[n])
     fake, swapped, real = (method.discriminator(*t).sigmoid() for t in triples)
@@ -503,7 +503,7 @@ def gradients(module):
 def test_every_network_gets_the_gradient_of_its_own_objective_alone(data):
     """The invariant: one backward through the sum is three separate ones."""
     method, batch = made("ssgah", data()).eval(), replace(first_batch(data(), 12, 9), step=9)
-    networks = method.network, method.generator, method.discriminator
+    networks = method.extractor, method.generator, method.discriminator
 
     def after(*terms):
         """The gradients of the networks after a backward through the weighted sum of the terms."""
