@@ -89,14 +89,9 @@ class Alternating(Baseline):
     until they are ``fitted``.
     """
 
-    kept: Tensor
-    seen: Tensor
-    codewords: Tensor
-    fitted: Tensor
-
     def build(self) -> None:
-        self.register_buffer("codewords", self.first(torch.Generator().manual_seed(self.seed + 1)))
-        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        self.codewords = nn.Buffer(self.first(torch.Generator().manual_seed(self.seed + 1)))
+        self.fitted = nn.Buffer(torch.zeros((), dtype=torch.bool))
         self.allocate(0)
         self._due = False
 
@@ -112,8 +107,8 @@ class Alternating(Baseline):
         return raw.tanh()
 
     def allocate(self, items: int) -> None:
-        self.register_buffer("kept", torch.zeros(items, self.output_width()))
-        self.register_buffer("seen", torch.zeros(items, dtype=torch.bool))
+        self.kept = nn.Buffer(torch.zeros(items, self.output_width()))
+        self.seen = nn.Buffer(torch.zeros(items, dtype=torch.bool))
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: Floats) -> None:
         self.rows = rows

@@ -51,18 +51,13 @@ class BipartiteGraph(nn.Module):
     float32 [A, W]; ``bandwidth`` t, float32 []; ``steps`` T, float32 [A, A], transition probabilities from anchor to anchor via an item.
     """
 
-    used: Tensor
-    anchors: Tensor
-    bandwidth: Tensor
-    steps: Tensor
-
     def __init__(self, anchors: int, width: int, nearest: int) -> None:
         super().__init__()
         self.nearest = nearest
-        self.register_buffer("used", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("anchors", torch.zeros(anchors, width))
-        self.register_buffer("bandwidth", torch.ones(()))
-        self.register_buffer("steps", torch.zeros(anchors, anchors))
+        self.used = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.anchors = nn.Buffer(torch.zeros(anchors, width))
+        self.bandwidth = nn.Buffer(torch.ones(()))
+        self.steps = nn.Buffer(torch.zeros(anchors, anchors))
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:

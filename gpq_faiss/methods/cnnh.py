@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.reader import Reader
 from .baseline import Baseline
@@ -70,11 +70,10 @@ class CNNH(Baseline):
     """Codes by matrix factorisation and a network regressed on them. A bit is 1 if its output is above 0."""
 
     name = "cnnh"
-    targets: Tensor
 
     def build(self) -> None:
         # Not in a checkpoint: a resumed run computes the same codes again.
-        self.register_buffer("targets", torch.empty(0, self.bits), persistent=False)
+        self.targets: Tensor = nn.Buffer(torch.empty(0, self.bits), persistent=False)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         self.rows = rows

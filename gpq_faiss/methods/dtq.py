@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..codes.bits import bits_per_code, pack_codes
 from ..codes.checks import check_codebooks
@@ -158,7 +158,6 @@ class DTQ(Alternating):
     """λ of the quantisation loss."""
     orthogonality = 1e-4
     """γ of weak orthogonality."""
-    codes: Tensor
 
     def output_width(self) -> int:
         return WIDTH
@@ -168,7 +167,7 @@ class DTQ(Alternating):
 
     def allocate(self, items: int) -> None:
         super().allocate(items)
-        self.register_buffer("codes", torch.zeros(items, self.M, dtype=torch.uint8))
+        self.codes = nn.Buffer(torch.zeros(items, self.M, dtype=torch.uint8))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         z = self.outputs(batch, amp)

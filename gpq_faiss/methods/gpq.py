@@ -11,6 +11,8 @@ the authors' released code where that differs from the paper (preset ``authors``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -57,4 +59,9 @@ class GPQ(CodeMethod):
 def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:
     """An untrained method for ``dataset``: the paper's GPQ, GPQ with soft targets, or class-posterior codes."""
     network = build_network(config, input_description(dataset, image_size), n_classes)
-    return {"gpq": GPQ, "gpq-soft": SoftGPQ, "posterior": PosteriorCodes}[config.method](network, config)
+    kinds: dict[str, Callable[..., CodeMethod]] = {
+        "gpq": GPQ,
+        "gpq-soft": SoftGPQ,
+        "posterior": PosteriorCodes,
+    }
+    return kinds[config.method](network, config)

@@ -32,11 +32,8 @@ NO_LIKENESS = (
     "NN10@100 is not reported for images, whose pixels say little about likeness: use features of them"
 )
 _FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
-_BLOCK, _READ_ROWS, _NEAR_BYTES = (
-    16_384,
-    4096,
-    64 << 20,
-)  # to encode, to read, and to search for neighbours (as float64)
+# To encode, to read, and to search for neighbours (as float64).
+_BLOCK, _READ_ROWS, _NEAR_BYTES = 16_384, 4096, 64 << 20
 _NO_ROWS = np.empty(0, np.int64)
 
 

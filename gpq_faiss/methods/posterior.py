@@ -24,6 +24,7 @@ from ..data.reader import Reader
 from ..errors import DataError
 from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..nn.backbones import MLP
+from ..nn.device import to_input
 from ..nn.gpq import CodeNetwork
 from ..nn.posterior import PosteriorNetwork, SubspaceHeads
 from ..nn.quantizer import reverse_gradient
@@ -115,7 +116,7 @@ class PosteriorCodes(CodeMethod):
     def adopt(self, other: TrainableMethod) -> None:
         assert isinstance(other, PosteriorCodes)
         self.accuracy = other.accuracy
-        self.classes.load_state_dict(other.classes.trained(), strict=False)
+        self.classes.backbone, self.classes.classifier = other.classes.backbone, other.classes.classifier
 
     @torch.no_grad()
     def _vectors(
@@ -123,11 +124,8 @@ class PosteriorCodes(CodeMethod):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, there = reader.fetch(rows)
-        backbone = self.classes.backbone
-        if backbone.spec.kind == "features":
-            return backbone.input(torch.from_numpy(values)).numpy(), there
-        pixels = backbone.input(torch.from_numpy(values).float() / 255).flatten(1)
-        return (pixels - pixels.mean(dim=0)).numpy(), there
+        x = self.classes.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
+        return (x - x.mean(dim=0) if reader.image_size else x).numpy(), there
 
     @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]

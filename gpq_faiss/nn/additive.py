@@ -91,16 +91,16 @@ def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
     longest = coordinates.norm(dim=2).max().clamp_min(1e-12)
     # One scale for all codebooks, as their tables are added.
     inside = coordinates / longest
-    pq_codewords = torch.cat([inside, _missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
+    pq_codewords = torch.cat([inside, missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
     return coordinates @ basis.transpose(1, 2), basis, functional.normalize(pq_codewords, dim=2)
 
 
 def query_form(queries: Tensor, basis: Tensor) -> Tensor:
     """Queries float [B, E] of norm at most 1, as unit-norm sub-vectors [B, M, d] for codewords of :func:`product_form`."""
     inside = torch.einsum("be,mei->bmi", queries, basis)
-    return torch.cat([inside, torch.zeros_like(inside[..., :1]), _missing(inside)], dim=2)
+    return torch.cat([inside, torch.zeros_like(inside[..., :1]), missing(inside)], dim=2)
 
 
-def _missing(inside: Tensor) -> Tensor:
-    """The coordinate that makes vectors unit-norm, [..., 1]."""
+def missing(inside: Tensor) -> Tensor:
+    """The coordinate that makes vectors of norm at most 1 unit-norm, [..., 1]."""
     return (1 - inside.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()

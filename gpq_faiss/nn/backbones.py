@@ -28,15 +28,12 @@ class Normalisation(nn.Module):
     """(x - mean) / std for images float [B, 3, S, S] in [0, 1] by channel, or, if ``width`` is not 0, for features float [B, width],
     unchanged until :meth:`fit`. The statistics are buffers, saved with the weights."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
     ) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(width) if width else torch.tensor(mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
+        self.mean = nn.Buffer(torch.zeros(width) if width else torch.tensor(mean).view(1, 3, 1, 1))
+        self.std = nn.Buffer(torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised items, shape as given. Raises UsageError: another shape, or integers."""

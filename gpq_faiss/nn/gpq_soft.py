@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .additive import missing
 from .gpq import CodeNetwork
 from .posterior import PosteriorNetwork
 from .quantizer import Codebooks, intra_normalize, subspace_cosine, unit
@@ -43,7 +44,6 @@ class SoftGPQNetwork(CodeNetwork):
     """
 
     asymmetric = True
-    prototypes: Tensor
 
     def __init__(
         self, classes: PosteriorNetwork, M: int, K: int, d: int, C: int, *, generator: torch.Generator
@@ -77,10 +77,6 @@ class SoftGPQNetwork(CodeNetwork):
         raw: Tensor = self.layers((log_p - log_p.mean(dim=1, keepdim=True)) / _SPREAD)
         return raw
 
-    def subvectors(self, p: Tensor) -> Tensor:
-        """As :meth:`raw_subvectors`, unit-norm, float [B, M, d - 1]."""
-        return intra_normalize(self.raw_subvectors(p), self.M)
-
     def scores(self, p: Tensor, items: Tensor) -> Tensor:
         """Scaled mean score of the sub-spaces, float [A, B], of queries E[W | p], the mean sub-prototypes under class probabilities p float
         [A, C], for items float [B, M, d - 1]."""
@@ -90,14 +86,16 @@ class SoftGPQNetwork(CodeNetwork):
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         p = self.posterior(x, amp)
         if queries:
-            return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
+            inside = torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])
+            return torch.cat([inside, missing(inside)], dim=2).flatten(1)
         flat = self.raw_subvectors(p)
         return functional.pad(flat.reshape(flat.shape[0], self.M, -1), (0, 1)).flatten(1)
 
     @torch.no_grad()
     def codes(self, p: Tensor) -> Tensor:
         """Codes int64 [B, M] of items with class probabilities float [B, C]."""
-        return subspace_cosine(self.subvectors(p), self.codewords.raw).argmax(dim=2)
+        x = intra_normalize(self.raw_subvectors(p), self.M)
+        return subspace_cosine(x, self.codewords.raw).argmax(dim=2)
 
     @torch.no_grad()
     def set_queries(self, tables: Tensor | None = None) -> None:
@@ -111,7 +109,7 @@ class SoftGPQNetwork(CodeNetwork):
             found = (torch.linalg.pinv(self.codewords().double()) @ tables.double()).transpose(1, 2)
             # A mean of vectors is not longer than the longest; one factor for all, since tables are added.
             found = found / found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
-        self.register_buffer("prototypes", _completed(found).float())
+        self.prototypes = nn.Buffer(torch.cat([found, missing(found)], dim=2).float())
 
 
 def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
@@ -128,8 +126,3 @@ def _linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
     nn.init.kaiming_uniform_(layer.weight, a=5**0.5, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _completed(x: Tensor) -> Tensor:
-    """Vectors of norm at most 1 with a last coordinate that makes them unit-norm."""
-    return torch.cat([x, (1 - x.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()], dim=-1)

@@ -67,18 +67,6 @@ class PosteriorNetwork(CodeNetwork):
 
     asymmetric = True
     items_are_codewords = True
-    power: Tensor
-    principal_axes: Tensor
-    offset: Tensor
-    prediction: Tensor
-    logits: Tensor
-    tables: Tensor
-    feature_codewords: Tensor
-    weights: Tensor
-    by_logits: Tensor
-    basis: Tensor
-    pq_codewords: Tensor
-    prototypes: Tensor
 
     def __init__(
         self,
@@ -99,10 +87,10 @@ class PosteriorNetwork(CodeNetwork):
         self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, beta
         E = min(DIRECTIONS, width) if A < M else 0
         # Buffers, to be saved with the weights: codewords fit these weights only.
-        self.register_buffer("principal_axes", torch.eye(width, E))
-        self.register_buffer("offset", torch.zeros(E))
-        self.register_buffer("prediction", torch.zeros(C, E))
-        self.register_buffer("power", torch.tensor(TEMPERATURE_POWER))
+        self.principal_axes = nn.Buffer(torch.eye(width, E))
+        self.offset = nn.Buffer(torch.zeros(E))
+        self.prediction = nn.Buffer(torch.zeros(C, E))
+        self.power = nn.Buffer(torch.tensor(TEMPERATURE_POWER))
         tables = torch.randn(A, K, C, generator=generator)
         coded = torch.randn(M - A, K, E if A else C + E, generator=generator)
         self.place(tables, tables, coded, torch.ones(2), by_logits=False)
@@ -110,10 +98,6 @@ class PosteriorNetwork(CodeNetwork):
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
         )
-
-    def trained(self) -> dict[str, Tensor]:
-        """The part of the state that training changes."""
-        return {k: v for k, v in self.state_dict().items() if k.startswith(("backbone.", "classifier."))}
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -155,10 +139,7 @@ class PosteriorNetwork(CodeNetwork):
     def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class probabilities and residual, weighted by
         (√(1 - w), √w), float [B, C + E], whose inner product is (1 - w) p·p' + w cos."""
-        left = self.residual(features, posterior)
-        if self.A:
-            return left
-        return torch.cat([self.weights[0] * posterior, self.weights[1] * left], dim=1)
+        return (self.residual if self.A else self.query_targets)(features, posterior)
 
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B, C]."""
@@ -179,8 +160,6 @@ class PosteriorNetwork(CodeNetwork):
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
-        if not self.A:
-            return self.feature_targets(features, posterior)
         parts = [self.weights[0] * posterior]
         if self.A < self.M:
             parts.append(self.weights[1] * self.residual(features, posterior))
@@ -251,18 +230,15 @@ class PosteriorNetwork(CodeNetwork):
         tables = kept[: self.A, :, : self.C] * scales[0]
         weights = functional.normalize(weights.float(), dim=0)
         certain = functional.pad(weights[0] * torch.eye(self.C, device=tables.device), (0, after))
+        self.logits = nn.Buffer(logits if by_logits else tables)
+        self.tables = nn.Buffer(tables)
+        self.feature_codewords = nn.Buffer(kept[self.A :, :, own:] * scales[1])
+        self.weights: Tensor = nn.Buffer(weights)
         self._by_logits = by_logits
-        for name, value in (
-            ("logits", logits if by_logits else tables),
-            ("tables", tables),
-            ("feature_codewords", kept[self.A :, :, own:] * scales[1]),
-            ("weights", weights),
-            ("by_logits", torch.tensor(by_logits, device=tables.device)),
-            ("basis", basis),
-            ("pq_codewords", pq_codewords),
-            ("prototypes", query_form(certain, basis).transpose(0, 1).contiguous()),
-        ):
-            self.register_buffer(name, value)
+        self.by_logits: Tensor = nn.Buffer(torch.tensor(by_logits, device=tables.device))
+        self.basis = nn.Buffer(basis)
+        self.pq_codewords = nn.Buffer(pq_codewords)
+        self.prototypes = nn.Buffer(query_form(certain, basis).transpose(0, 1).contiguous())
 
 
 class SubspaceHeads(DrawsByRow):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Config, TrainingConfig
-from ..data.base import Dataset, FeatureDataset, ImageDataset
+from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
@@ -154,7 +154,9 @@ def fit(
     held = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
     seen = np.setdiff1d(split.labelled, held)
     pool = split.unlabelled if len(split.unlabelled) else seen
-    image_size = resolve_image_size(config, dataset)
+    image_size = 0
+    if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
+        image_size = config.network.image_size or dataset.native_size or 224
     with Reader(dataset, image_size, readers=group) as reader:
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
@@ -324,14 +326,6 @@ def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
         f"a training step on {batch:,} images of {size} pixels per side",
         remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
     )
-
-
-def resolve_image_size(config: Config, dataset: Dataset) -> int:
-    """Side of input images in pixels: as set, that of the data, or 224 if their sizes differ; 0 for features."""
-    if isinstance(dataset, FeatureDataset):
-        return 0
-    assert isinstance(dataset, ImageDataset)
-    return config.network.image_size or dataset.native_size or 224
 
 
 def _finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:

@@ -74,7 +74,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs():
     net = gpq.network
     with torch.no_grad():
         p = net.eval().posterior(given.x)
-        x, Z, W = net.subvectors(p), net.codewords(), net.classifier()
+        x, Z, W = intra_normalize(net.raw_subvectors(p), net.M), net.codewords(), net.classifier()
         told = torch.cat([given.y, p[LABELLED:]])
         expected = {
             "classification": float(subspace_classification(x, W, told, 20.0)),
