@@ -158,7 +158,6 @@ def embed_rows(
     reader: Reader,
     rows: NDArray[np.int64],
     device: torch.device,
-    batch: int = 1000,
     *,
     queries: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -171,8 +170,7 @@ def embed_rows(
     exported.eval()
     network = getattr(exported, "queries", exported) if queries else exported
     parts, there = [], []
-    if reader.image_size:
-        batch = image_batch(batch, reader.image_size)
+    batch = image_batch(1000, reader.image_size)
     for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):
         with full_float32():
             parts.append(network(to_input(values, device)).float().cpu().numpy())

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from ..config import Config
+from .backbones import Backbone
 from .quantizer import Codebooks, at_least_float32, intra_normalize, reexpress
 
 
@@ -47,22 +49,13 @@ class GPQNetwork(CodeNetwork):
     """From images or features to intra-normalised vectors: a backbone to float [B, M·d], M codebooks of K codewords, C classes, and the
     sharpness α of the soft assignment from Z and W to z'; ``generator`` draws the initial codewords and prototypes."""
 
-    def __init__(
-        self,
-        backbone: nn.Module,
-        M: int,
-        K: int,
-        d: int,
-        C: int,
-        *,
-        alpha: float,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
         super().__init__()
+        q = config.quantizer
         self.backbone = backbone
-        self.codewords = Codebooks(M, K, d, generator=generator)
-        self.classifier = Codebooks(M, C, d, generator=generator)
-        self.M, self.alpha = M, alpha
+        self.codewords = Codebooks(q.codebooks, q.codewords, q.subdim, generator=generator)
+        self.classifier = Codebooks(q.codebooks, C, q.subdim, generator=generator)
+        self.M, self.alpha = q.codebooks, config.alpha
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""

@@ -12,12 +12,15 @@ confident p. Not in the paper.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..config import Config
 from .additive import missing
+from .backbones import Backbone
 from .gpq import CodeNetwork
 from .posterior import PosteriorNetwork
 from .quantizer import Codebooks, intra_normalize, subspace_cosine, unit
@@ -35,7 +38,7 @@ class SoftGPQNetwork(CodeNetwork):
     """From images or features to item vectors, quantised to the nearest codewords, and to query vectors.
 
     Sub-vectors use ``d - 1`` dimensions. The last one is 0 in items and codewords; in queries it completes the norm to 1 without
-    changing scores. The codewords of ``classes`` are not used.
+    changing scores. The codewords of ``classes`` are not used, so they are as small as can be.
 
     Attributes:
         codewords, classifier: Z and W, [M, K, d - 1] and [M, C, d - 1], of any length.
@@ -45,13 +48,15 @@ class SoftGPQNetwork(CodeNetwork):
 
     asymmetric = True
 
-    def __init__(
-        self, classes: PosteriorNetwork, M: int, K: int, d: int, C: int, *, generator: torch.Generator
-    ) -> None:
+    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.classes = classes
+        M, d = config.quantizer.codebooks, config.quantizer.subdim
+        alone = replace(config.posterior, feature_weight=0.0)
+        least = replace(config.quantizer, codebooks=1, codewords=1, subdim=3)  # type: ignore[arg-type]
+        of_classes = replace(config, quantizer=least, posterior=alone)
+        self.classes = PosteriorNetwork(of_classes, backbone, C, generator)
         self.M = M
-        self.codewords = Codebooks(M, K, d - 1, generator=generator)
+        self.codewords = Codebooks(M, config.quantizer.codewords, d - 1, generator=generator)
         self.classifier = Codebooks(M, C, d - 1, generator=generator)
         self.log_scale = nn.Parameter(torch.tensor(math.log(_FIRST_SCALE)))
         self.layers = nn.Sequential(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,11 +28,11 @@ from ..errors import DataError, MismatchError
 from ..faissio.model import FORMAT_VERSION, read_model
 from ..files import atomic_folder, fingerprint, write_json
 from ..store.header import codebooks_fingerprint
-from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone, make_head
-from .gpq import GPQNetwork
+from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone
+from .gpq import CodeNetwork, GPQNetwork
 from .gpq_soft import SoftGPQNetwork
 from .joint import RowNoise
-from .posterior import CLASS_DIM, CLASS_HIDDEN, PosteriorNetwork, SubspaceHeads, count_class_codebooks
+from .posterior import PosteriorNetwork
 
 
 def state_fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -119,50 +119,14 @@ def build_extractor(
     return net
 
 
-def build_network(
-    config: Config, input_: Mapping[str, Any], n_classes: int
-) -> GPQNetwork | SoftGPQNetwork | PosteriorNetwork:
+def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeNetwork:
     """A GPQ network with random weights, or the weights of ``config.network.weights``; ``input_`` as for :func:`build_extractor`."""
-    q = config.quantizer
     # One generator for everything, so that the seed determines the initial weights.
     generator = torch.Generator().manual_seed(config.training.seed)
-    net = build_extractor(config, input_, q.width, generator)
-    shape = (q.codebooks, q.codewords, q.subdim)
-    if config.method == "gpq":
-        return GPQNetwork(net, *shape, n_classes, alpha=config.alpha, generator=generator)
-    if config.method == "gpq-soft":
-        # It has its own codewords: those of the class networks are then minimal.
-        classes = _build_class_networks(config, n_classes, net, (1, 1, 3), 1, generator)
-        return SoftGPQNetwork(classes, *shape, n_classes, generator=generator)
-    A = q.codebooks
-    if config.posterior.feature_weight:
-        own = config.posterior.class_codebooks
-        A = count_class_codebooks(A, n_classes) if own == "auto" else min(A, own)
-    return _build_class_networks(config, n_classes, net, shape, A, generator)
-
-
-def _build_class_networks(
-    config: Config,
-    n_classes: int,
-    backbone: Backbone,
-    shape: tuple[int, int, int],
-    A: int,
-    generator: torch.Generator,
-) -> PosteriorNetwork:
-    """Class networks in place of the head of ``backbone``."""
-    n, count = config.network, config.posterior.networks
-    width = cast(nn.Linear, backbone.head).in_features
-    if isinstance(backbone, MLP):
-        sizes = (width, count, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
-        backbone.head = SubspaceHeads(
-            *sizes, dropout=config.dropout, noise=n.first_noise, generator=generator
-        )
-    else:
-        # Convolutions learn the features; perceptrons on top would slow this down.
-        backbone.head = make_head(width, count * CLASS_DIM, generator)
-    return PosteriorNetwork(
-        backbone, count, shape, n_classes, width=width, beta=config.beta, A=A, generator=generator
-    )
+    backbone = build_extractor(config, input_, config.quantizer.width, generator)
+    kinds: dict[str, Callable[..., CodeNetwork]]
+    kinds = {"gpq": GPQNetwork, "gpq-soft": SoftGPQNetwork, "posterior": PosteriorNetwork}
+    return kinds[config.method](config, backbone, n_classes, generator)
 
 
 @dataclass(frozen=True)

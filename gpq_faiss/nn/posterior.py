@@ -14,14 +14,15 @@ and confident items would share a handful of codes.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..config import Config
 from .additive import assign, assign_logits, product_form, query_form
-from .backbones import Backbone
+from .backbones import MLP, Backbone, make_head
 from .gpq import CodeNetwork
 from .joint import DrawsByRow
 from .quantizer import Codebooks, at_least_float32, intra_normalize, subspace_cosine
@@ -48,9 +49,8 @@ def count_class_codebooks(M: int, C: int) -> int:
 class PosteriorNetwork(CodeNetwork):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
-    ``backbone.head`` contains N class networks, float [B, N·CLASS_DIM]; its trunk's features have ``width``. ``shape`` is M, K, d:
-    codebooks, codewords, dimensions of a sub-vector; C classes; ``beta`` scales the cosine logits. Of the codebooks A are for the class
-    and M - A for the features; with A = 0, all encode class and features jointly.
+    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM]. Of the M codebooks of K codewords of d dimensions A
+    are for the C classes, and M - A for the features; with A = 0, all encode class and features jointly.
 
     Attributes:
         power: float [], exponent that tempers the class probabilities of items.
@@ -68,23 +68,25 @@ class PosteriorNetwork(CodeNetwork):
     asymmetric = True
     items_are_codewords = True
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        N: int,
-        shape: tuple[int, int, int],
-        C: int,
-        *,
-        width: int,
-        beta: float,
-        A: int,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
         super().__init__()
-        M, K, d = shape
+        M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
+        n, N, A = config.network, config.posterior.networks, M
+        if config.posterior.feature_weight:
+            own = config.posterior.class_codebooks
+            A = count_class_codebooks(M, C) if own == "auto" else min(M, own)
+        width = cast(nn.Linear, backbone.head).in_features
+        if isinstance(backbone, MLP):
+            sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
+            backbone.head = SubspaceHeads(
+                *sizes, dropout=config.dropout, noise=n.first_noise, generator=generator
+            )
+        else:
+            # Convolutions learn the features; perceptrons on top would slow this down.
+            backbone.head = make_head(width, N * CLASS_DIM, generator)
         self.backbone = backbone
         self.classifier = Codebooks(N, C, CLASS_DIM, generator=generator)
-        self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, beta
+        self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, config.beta
         E = min(DIRECTIONS, width) if A < M else 0
         # Buffers, to be saved with the weights: codewords fit these weights only.
         self.principal_axes = nn.Buffer(torch.eye(width, E))
@@ -152,11 +154,6 @@ class PosteriorNetwork(CodeNetwork):
         if self.A < self.M:
             parts.append(assign(self.feature_targets(features, posterior), self.feature_codewords))
         return torch.cat(parts, dim=1)
-
-    def codes(self, x: Tensor, amp: bool = False) -> Tensor:
-        """Codes int64 [B, M] of items."""
-        features, raw = self.features(x, amp)
-        return self.assign(features, self.posterior(raw))
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""

@@ -165,9 +165,9 @@ def test_power_and_kind_of_codes_are_kept_with_the_weights():
     net.place(net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
     other.power.fill_(1.0)
     x = items(40, 1)
-    assert not torch.equal(other.codes(x), net.codes(x))
+    assert not torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
     other.load_state_dict(net.state_dict())
-    assert torch.equal(other.codes(x), net.codes(x))
+    assert torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
     for missing in ("power", "by_logits"):
         state = {name: value for name, value in net.state_dict().items() if name != missing}
         with pytest.raises(RuntimeError, match=missing):
@@ -239,7 +239,7 @@ def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, 
         net.place(4 * net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
     x, ask = items(40, 1), items(7, 2)
     features, p = seen(net, x)
-    vectors, queries, codes = net(x), net.queries(ask), net.codes(x)
+    vectors, queries, codes = net(x), net.queries(ask), net.assign(*seen(net, x))
     assert torch.equal(vectors.reshape(40, 3, D), net.codebooks()[torch.arange(3), codes])
     assert len({*map(tuple, codes.tolist())}) > 10  # or a constant would do
     # Encoding them as any vectors gives these codes.
@@ -266,7 +266,9 @@ def test_codes_are_chosen_among_the_codewords_that_are_left():
     assert not torch.allclose(net.tables, whole, atol=0.1)
     assert torch.equal(net.logits, net.tables)
     x = items(40, 1)
-    torch.testing.assert_close(net.queries(x) @ net(x).T, scored(net, x, net.codes(x)), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        net.queries(x) @ net(x).T, scored(net, x, net.assign(*seen(net, x))), rtol=1e-3, atol=1e-3
+    )
 
 
 @torch.no_grad()
@@ -340,7 +342,7 @@ def test_joint_codewords_add_up_to_class_and_features(w):
     torch.testing.assert_close(targets @ targets.T, wanted, rtol=0, atol=1e-4)
     expected = fit_codewords(targets, 3, 16, seed=config_of().training.seed)
     torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
-    scores = scored(net, items(600), net.codes(items(600)))
+    scores = scored(net, items(600), net.assign(*seen(net, items(600))))
     assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
     # A query for a class alone is part of what a query holds.
     torch.testing.assert_close(net.prototypes[:, :, : D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
@@ -350,7 +352,7 @@ def test_joint_codewords_add_up_to_class_and_features(w):
 def test_class_and_features_are_weighed_in_their_own_deviations(w):
     net = fitted(2, w)
     x = items(600)
-    codes = net.codes(x)
+    codes = net.assign(*seen(net, x))
     features, p = seen(net, x)
     own = p[:500] @ net.tables[torch.arange(2), codes[:, :2]].sum(1).T
     like = net.residual(features, p)[:500] @ net.feature_codewords[0, codes[:, 2]].T
