@@ -213,9 +213,8 @@ class Ranking:
         self.n_queries = _length(query_labels) if callable(scorer) else len(scorer)
         queries = label_rows(query_labels, "query labels", self.n_queries)
         labels = label_rows(database_labels, "database labels", self.n)
-        self._exclude = np.full(self.n_queries, -1)
-        if exclude is not None:
-            self._exclude = _integers(exclude, "exclude", self.n_queries)
+        none = np.full(self.n_queries, -1)
+        self._exclude = none if exclude is None else _integers(exclude, "exclude", self.n_queries)
         if self._exclude.min(initial=0) < -1 or self._exclude.max(initial=-1) >= self.n:
             raise DataError(f"exclude names rows outside the database of {self.n:,}")
         self._ordered = self.convention.ties == "id"

@@ -54,7 +54,7 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     Raises DataError: fewer items than codewords, or items that are not finite.
     """
     x = targets.float().cpu()
-    _check_targets(x, K)
+    check_targets(x, K)
     scales = PLACE ** np.arange(M, dtype=np.float32)
     start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
     codewords = torch.from_numpy(start)
@@ -73,7 +73,8 @@ def least_squares(targets: Tensor, codes: Tensor, K: int) -> Tensor:
     return solved.reshape(codes.shape[1], K, -1).to(targets.dtype)
 
 
-def _check_targets(x: Tensor, K: int) -> None:
+def check_targets(x: Tensor, K: int) -> None:
+    """Raises DataError: fewer rows than codewords, or such that are not finite."""
     check_rows(x, K)
     if not torch.isfinite(x).all():
         raise DataError("the network's outputs became infinite: lower training.learning_rate")
@@ -109,7 +110,7 @@ def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, 
     if are_few(p.shape[1], K):
         words = fit_codewords(t, A, K, seed=seed)
         return ClassCodebooks(False, words, words)
-    _check_targets(t, K)
+    check_targets(t, K)
     every = -(-len(p) // _ITEMS)
     p, t = p[::every], t[::every]
     logits = fit_logit_codewords(t, A, K, seed=seed)

@@ -166,8 +166,7 @@ def needs_perceptron(dataset: Dataset) -> bool:
     """Whether the items are features, or images too small for convolutions (digits)."""
     from ..nn.backbones import VGG
 
-    size = getattr(dataset, "native_size", None)
-    return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
+    return native_image_size(dataset) < VGG.SMALLEST
 
 
 def native_image_size(dataset: Dataset) -> int:

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from ..config import Config, TrainingConfig
 from ..data.reader import Reader
-from ..errors import DataError
 from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..nn.backbones import MLP
 from ..nn.device import to_input
 from ..nn.gpq import CodeNetwork
 from ..nn.posterior import PosteriorNetwork, SubspaceHeads
 from ..nn.quantizer import reverse_gradient
-from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
+from .codewords import ClassCodebooks, check_targets, fit_class_codebooks, fit_codewords, weights_of_parts
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainableMethod, TrainingBatch, weighted
@@ -163,20 +162,15 @@ class PosteriorCodes(CodeMethod):
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if ``final``."""
-        source = self.classes.eval()
+        source, config = self.classes.eval(), self.config
         parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features = torch.cat([features for features, _ in parts])
         posterior = source.posterior(torch.cat([raw for _, raw in parts]))
-        if not torch.isfinite(posterior).all():
-            raise DataError("the network's outputs became infinite: lower training.learning_rate")
+        K, seed, w = config.quantizer.codewords, config.training.seed, config.posterior.feature_weight
+        check_targets(posterior, K)
         if self.accuracy is not None:
             source.fit_power(posterior, self.accuracy)
         source.fit_residual(features, posterior)
-        K, seed, w = (
-            self.config.quantizer.codewords,
-            self.config.training.seed,
-            self.config.posterior.feature_weight,
-        )
         if source.A:
             tempered, residual = source.tempered(posterior), source.residual(features, posterior)
             with torch.enable_grad():
