@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -44,18 +45,21 @@ def add_up(x: Tensor) -> Tensor:
     return total
 
 
-class DrawsByRow(nn.Module):
-    """A module that draws random numbers per item: for the whole joint batch, as one process would, of which it uses those of ``share``
-    (None: all)."""
+_SHARE: ContextVar[Share | None] = ContextVar("share", default=None)
+"""What :meth:`Share.joint` runs; None: all items."""
 
-    share: Share | None = None
+
+class DrawsByRow(nn.Module):
+    """A module that draws random numbers per item: for the whole joint batch, as one process would, of which it uses those of this
+    process."""
 
     def drawn(self, draw: Callable[[list[int]], Tensor], shape: list[int], dim: int) -> Tensor:
         """``draw(shape)``, where ``shape[dim]`` is the number of current items."""
-        if self.share is None:
+        share = _SHARE.get()
+        if share is None:
             return draw(shape)
-        whole = draw([*shape[:dim], self.share.total, *shape[dim + 1 :]])
-        return whole.narrow(dim, self.share.start, shape[dim])
+        whole = draw([*shape[:dim], share.total, *shape[dim + 1 :]])
+        return whole.narrow(dim, share.start, shape[dim])
 
     def normal(self, like: Tensor, shape: list[int], dim: int) -> Tensor:
         """Standard normal numbers of the type and device of ``like``."""
@@ -88,13 +92,11 @@ class RowNoise(DrawsByRow):
 
 @dataclass(frozen=True)
 class Share:
-    """This process' part of a joint batch of ``total`` items: those from ``start`` to ``stop``, possibly none. ``drawing``: modules that
-    draw random numbers per item."""
+    """This process' part of a joint batch of ``total`` items: those from ``start`` to ``stop``, possibly none."""
 
     start: int
     stop: int
     total: int
-    drawing: tuple[DrawsByRow, ...] = ()
 
     def joint(
         self, run: Callable[[Tensor], Tensor], x: Tensor, first: int = 0, last: int | None = None
@@ -105,13 +107,11 @@ class Share:
         last = self.total if last is None else last
         start, stop = (min(max(at, first), last) for at in (self.start, self.stop))
         part = Share(start - first, stop - first, last - first)
-        for module in self.drawing:
-            module.share = part
+        running = _SHARE.set(part)
         try:
             out = at_least_float32(run(x[start - self.start : stop - self.start]))
         finally:
-            for module in self.drawing:
-                module.share = None
+            _SHARE.reset(running)
         return add_up(functional.pad(out, (0, 0, part.start, part.total - part.stop)))
 
 

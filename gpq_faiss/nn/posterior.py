@@ -219,10 +219,9 @@ class PosteriorNetwork(CodeNetwork):
         scales = [
             x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0 for x in (tables, feature_codewords)
         ]
-        additive_codewords = [functional.pad(tables / scales[0], (0, after))]
-        if self.A < self.M:
-            additive_codewords.append(functional.pad(feature_codewords / scales[1], (own, 0)))
-        kept, basis, pq_codewords = product_form(torch.cat(additive_codewords), self.d)
+        of_classes = functional.pad(tables / scales[0], (0, after))
+        of_features = functional.pad(feature_codewords / scales[1], (own, 0))
+        kept, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
         tables = kept[: self.A, :, : self.C] * scales[0]
         weights = functional.normalize(weights.float(), dim=0)

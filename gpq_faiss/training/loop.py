@@ -33,7 +33,7 @@ from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
 from ..nn.device import to_input, torch_threads
-from ..nn.joint import DrawsByRow, join_batch_norm
+from ..nn.joint import join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
@@ -114,7 +114,6 @@ class _Task:
         # The colour that normalisation maps to 0.
         colour = method.extractors()[0].input.mean if self.config.gpq.variant == "authors" else None
         left = range(run.step, steps)
-        drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
         drawn = training_batches(self.reader, labelled, unlabelled, left, self.options.group)
         for step, (values, rows, others, share) in zip(left, drawn, strict=True):
             generator = torch.Generator().manual_seed(_step_seed(training.seed, step))
@@ -122,8 +121,7 @@ class _Task:
             if augment != "none":
                 x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour, share=share)
             y = torch.from_numpy(self.labels.dense(rows)).to(device, non_blocking=True)
-            part = None if share is None else replace(share, drawing=drawing)
-            yield TrainingBatch(x, y, step, steps, generator, rows, others, part)
+            yield TrainingBatch(x, y, step, steps, generator, rows, others, share)
 
 
 def fit(

@@ -6,7 +6,6 @@ import runpy
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 
@@ -23,7 +22,7 @@ from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.propagation import PseudoLabels
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
-from gpq_faiss.nn.joint import DrawsByRow, Share, join_batch_norm
+from gpq_faiss.nn.joint import Share, join_batch_norm
 from gpq_faiss.training.parallel import Group, joined
 
 FILE = Path(__file__).resolve()
@@ -130,8 +129,7 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
                     layer.momentum = None  # the mean of all batches, of which there are two a step
             if several:
                 join_batch_norm(method)
-                drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
-                part = replace(share, drawing=drawing)
+                part = share
             generator = torch.Generator().manual_seed(3)
             seen = random_flip_crop(x[start:stop] if part else x, generator, share=part)
             batch = TrainingBatch(seen, y, 0, 10, generator, rows[:n], rows[n:], part)
