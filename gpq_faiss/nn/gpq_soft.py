@@ -92,7 +92,7 @@ class SoftGPQNetwork(CodeNetwork):
         p = self.posterior(x, amp)
         if queries:
             inside = torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])
-            return torch.cat([inside, missing(inside)], dim=2).flatten(1)
+            return torch.cat([inside, missing(inside)], dim=-1).flatten(1)
         flat = self.raw_subvectors(p)
         return functional.pad(flat.reshape(flat.shape[0], self.M, -1), (0, 1)).flatten(1)
 

@@ -141,7 +141,8 @@ class PosteriorNetwork(CodeNetwork):
     def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class probabilities and residual, weighted by
         (√(1 - w), √w), float [B, C + E], whose inner product is (1 - w) p·p' + w cos."""
-        return (self.residual if self.A else self.query_targets)(features, posterior)
+        left = self.residual(features, posterior)
+        return left if self.A else torch.cat([self.weights[0] * posterior, self.weights[1] * left], dim=1)
 
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B, C]."""
@@ -157,6 +158,8 @@ class PosteriorNetwork(CodeNetwork):
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
+        if not self.A:
+            return self.feature_targets(features, posterior)
         parts = [self.weights[0] * posterior]
         if self.A < self.M:
             parts.append(self.weights[1] * self.residual(features, posterior))
