@@ -1,4 +1,4 @@
-"""Where the tests write, their order, what they compile, and their collection without Python's garbage collector, which takes half of its time."""
+"""Where tests write, what they compile, their order, and collection without Python's garbage collector, which takes half of its time."""
 
 import gc
 import os

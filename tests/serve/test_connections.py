@@ -44,7 +44,9 @@ def test_an_answer_does_not_wait_for_the_client():
         told = asyncio.get_running_loop().create_future()
 
         def connected(_, writer):
-            told.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            told.set_result(
+                writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            )
             writer.close()
 
         with run._bound("127.0.0.1", 0) as bound:
