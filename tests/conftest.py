@@ -1,6 +1,7 @@
 """Where tests write, what they compile, their order, and collection without Python's garbage collector, which takes half of its time."""
 
 import gc
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,8 +14,8 @@ from commands import SETTINGS, Shop, clusters, done
 from hypothesis import settings
 from PIL import Image
 
-_FIRST = ("cluster", "test_several_processes", "test_notebooks", "experiment")
-"""Folders and files whose tests share what takes long to start: a cluster of Ray, processes, a kernel, finished experiments."""
+_FIRST = ("cluster", "test_several_processes", "experiment", "test_notebooks", "test_benchmarks", "serve")
+"""Folders and files whose tests wait for others, or share what takes long to start: a cluster, processes, a kernel, services."""
 
 MEMORY = "/dev/shm"  # noqa: S108  (a file system in memory: on a disk, every output waits for it)
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 2 << 30:
@@ -52,13 +53,20 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs ``_FIRST``, from its start: at the end none is left for another worker, which would start all that again."""
-
-    def place(item: pytest.Item) -> int:
+    """Each worker begins with some of ``_FIRST``, whole: at the end none is left, and no other worker starts the same again."""
+    groups: dict[str, list[pytest.Item]] = {name: [] for name in (*_FIRST, "")}
+    for item in items:
         names = {item.path.stem, item.path.parent.name}
-        return next((i for i, name in enumerate(_FIRST) if name in names), len(_FIRST))
-
-    items.sort(key=place)
+        groups[next((name for name in _FIRST if name in names), "")].append(item)
+    rest, workers = groups.pop(""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    size, first = -(-len(items) // workers), list(groups.values())
+    items.clear()
+    for worker in range(workers):  # which xdist gives equal parts of the list
+        items += itertools.chain.from_iterable(first[worker::workers])
+        room = max(0, (worker + 1) * size - len(items))
+        items += rest[:room]
+        rest = rest[room:]
+    items += rest
 
 
 @pytest.fixture(scope="session")
