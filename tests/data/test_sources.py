@@ -448,6 +448,13 @@ def test_fingerprints_follow_content(tmp_path):
         file.seek((65 << 20) - 10)
         file.write(b"x")
     assert file_fingerprint(big) != before
+    marks = set()
+    for cut in (1, 2):  # the same bytes in files of other sizes
+        for name, part in (("a.png", b"123"[:cut]), ("b.png", b"123"[cut:])):
+            (tmp_path / "images/c").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "images/c" / name).write_bytes(part)
+        marks.add(open_data(f"folder:{tmp_path}/images").fingerprint)
+    assert len(marks) == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory is read from /proc")
