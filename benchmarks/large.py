@@ -2,10 +2,10 @@
 
     python benchmarks/large.py --codes models/default --items 10000,100000,1000000,10000000,100000000,1000000000 --folder SCRATCH
 
-``--codes`` names a folder as in ``search.py``, whose codes are enlarged as there. An item takes 22 bytes of disk, twice that while lists
-are built. Each size is stored when it is done; a second run computes missing ones. The answers in place are compared with those in memory.
-More items than memory can sort are searched from the file with a budget that keeps all that queries visit, and compared with the answers of
-Faiss' ``IndexPQ`` to the first queries.
+``--codes`` names a folder that ``search.py --models models`` has made; codes are enlarged as there (of 32 bits: ``--codes default-32``
+there). An item takes 22 bytes of disk, twice that while lists are built. Each size is stored when it is done; a second run computes missing
+ones. The answers in place are compared with those in memory. More items than memory can sort are searched from the file with a budget that
+keeps all that queries visit, and compared with the answers of Faiss' ``IndexPQ`` to the first queries.
 """
 
 from __future__ import annotations

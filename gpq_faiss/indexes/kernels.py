@@ -22,9 +22,7 @@ _LEAST = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # steps are made anew where they would be finer by this
 _JUMP = np.int64(8)  # blocks
 _TOGETHER = np.int64(32)  # queries that visit the same codes one after the other, so that these are read once
-_SOME = np.int64(
-    128 * BLOCK
-)  # rows that they visit before the next ones: with what the queries hold, they fit a processor's cache
+_SOME = np.int64(128 * BLOCK)  # rows that they visit before the next ones: they fit a processor's cache
 _ZERO = np.int64(0)
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
