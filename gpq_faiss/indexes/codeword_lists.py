@@ -257,7 +257,8 @@ class CodewordLists(ListSearch):
         self.distinct = len(columns)
         blocks = np.zeros((-(-self.distinct // BLOCK), columns.shape[1], BLOCK), np.uint8)
         put(blocks, 0, columns)
-        self._rows = blocks, np.append(starts, self.n).astype(np.uint32), order.astype(np.uint32)
+        starts = np.append(starts, self.n) if self.distinct < self.n else starts[:0]
+        self._rows = blocks, starts.astype(np.uint32), order.astype(np.uint32)
         keys = first_words(columns, P)
         heads = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         self._ends = np.append(heads, self.distinct)

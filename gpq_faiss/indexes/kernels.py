@@ -207,7 +207,10 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
     _, starts, members = rows
     D, found = out
     filtered = len(passing) > 0
-    for slot in range(starts[row], starts[row + np.uint64(1)]):
+    first, end = np.uint64(row), np.uint64(row) + np.uint64(1)
+    if len(starts):
+        first, end = np.uint64(starts[first]), np.uint64(starts[end])
+    for slot in range(first, end):
         item = np.int64(members[slot])
         if filtered and not passing[slot]:
             continue
@@ -330,7 +333,7 @@ def _floor(blocks: Codes, first: Number, last: Number, query: Any, k: Number) ->
         if reach < finest or not _enough(blocks, places, steps, high, varied, k):
             break
         reach /= np.float32(4)
-    for _ in range(4):
+    for _ in range(6):
         middle = (low + high) // 2
         if _enough(blocks, places, steps, middle, varied, k):
             low = middle
@@ -357,7 +360,7 @@ def _rows(
         query: tables, what any code can score at most, steps and their reach, float32 [1] (:func:`_measure`), and the columns that are
             the same in all these rows; if there are any, the rows are in order.
         rows: distinct codes uint8 [blocks, T, 64]; and starts uint32 [rows + 1] and members uint32 or int64 [items]: the items of a row
-            are ``members[starts[row]:starts[row + 1]]``, ascending.
+            are ``members[starts[row]:starts[row + 1]]``, ascending; without starts ``members[row]``, one for each.
         passing: bool [items], or empty if all pass.
         out: D and found, and n, the items in them.
     """
