@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError
 from ..evaluation.tables import Shown
-from ..report.gallery import Ranked, save_gallery
+from ..report.gallery import Cell, save_gallery
 from ..store.items import Item
 
 
@@ -127,17 +127,10 @@ class SearchResult(Shown):
             raise DataError("a picture needs images of the items (--images) and of the queries: give both")
         rows = []
         for at, ids, scores in zip(_rows_of(queries, self.query_ids), self.ids, self.scores, strict=True):
-            there = ids != -1
-            found = _rows_of(items, ids[there])
+            found = _rows_of(items, ids[ids != -1])
+            results = zip(found, scores.tolist(), _relevant(queries, at, items, found), strict=False)
             rows.append(
-                Ranked(
-                    _image(queries, at),
-                    [_image(items, row) for row in found],
-                    scores[there].tolist(),
-                    _relevant(queries, at, items, found),
-                    _classes(queries, at),
-                    [_classes(items, row) for row in found],
-                )
+                [_cell(queries, at), *(_cell(items, row, f"{score:.2f}", of) for row, score, of in results)]
             )
         return save_gallery(rows, out, columns=self.ids.shape[1], overwrite=overwrite)
 
@@ -160,12 +153,9 @@ def _rows_of(dataset: Dataset, ids: NDArray[np.int64]) -> list[int]:
     return [int(row) for row in rows]
 
 
-def _image(dataset: ImageDataset, row: int) -> NDArray[np.uint8]:
-    """An image, or a grey square in place of one that cannot be read."""
-    found = dataset.read(np.array([row]))[0]
-    return np.full((32, 32, 3), 160, np.uint8) if found is None else found
-
-
-def _classes(dataset: Dataset, row: int) -> str:
-    """Class names of an item, joined by commas; empty if it has none."""
-    return ", ".join(() if dataset.labels is None else dataset.labels.names_of(row))
+def _cell(dataset: ImageDataset, row: int, score: str = "", relevant: bool | None = None) -> Cell:
+    """An image, or a grey square in place of one that cannot be read, with its class names and score."""
+    image = dataset.read(np.array([row]))[0]
+    classes = ", ".join(() if dataset.labels is None else dataset.labels.names_of(row))
+    shown = np.full((32, 32, 3), 160, np.uint8) if image is None else image
+    return Cell(shown, " · ".join(filter(None, (classes, score))), relevant)

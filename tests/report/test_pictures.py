@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
-from gpq_faiss.report.gallery import Ranked, save_gallery
+from gpq_faiss.report.gallery import Cell, save_gallery
 from gpq_faiss.report.plots import plot_curves
 
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -21,8 +21,8 @@ BITS = {"GPQ": ([12, 48], [0.55, 0.7], [0.07, 0.0]), "PQ": ([12, 48], [0.2, 0.3]
 SMALL = [R.integers(0, 256, (8, 8), dtype=np.uint8) for _ in range(4)]
 PHOTO = R.integers(0, 256, (90, 160, 3), dtype=np.uint8)
 ROWS = [
-    Ranked(SMALL[0], SMALL[1:], [3.0, 2.0, 1.0], [True, False, None], "7", ["7", "1", "?"]),
-    Ranked(PHOTO, [PHOTO[::-1]], [0.5], [None], "", [""]),
+    [Cell(SMALL[0], "7"), *map(Cell, SMALL[1:], ("7 · 3.00", "1 · 2.00", "? · 1.00"), (True, False, None))],
+    [Cell(PHOTO, ""), Cell(PHOTO[::-1], "0.50")],
 ]
 
 DRAW = {
@@ -58,16 +58,16 @@ def test_frames_tell_relevance_and_small_images_keep_their_edges(tmp_path):
 
     def colours(relevant):
         path = save_gallery(
-            [Ranked(board, [board], [1.0], relevant, "", [""])], tmp_path / "g.png", overwrite=True
+            [[Cell(board, ""), Cell(board, "1.00", relevant)]], tmp_path / "g.png", overwrite=True
         )
         pixels = np.asarray(Image.open(path).convert("RGB"))[40:-50]  # without the key beneath
         assert (pixels < 10).all(axis=2).sum() > 10_000  # smoothing would leave grey
         return {tuple(int(v) for v in c) for c in np.unique(pixels.reshape(-1, 3), axis=0)}
 
     frames = {(0x1A, 0x98, 0x50), (0xD7, 0x30, 0x27)}
-    assert frames & colours([True]) == {(0x1A, 0x98, 0x50)}
-    assert frames & colours([False]) == {(0xD7, 0x30, 0x27)}
-    assert not frames & colours([None])
+    assert frames & colours(True) == {(0x1A, 0x98, 0x50)}
+    assert frames & colours(False) == {(0xD7, 0x30, 0x27)}
+    assert not frames & colours(None)
 
 
 def test_bad_input_is_refused_before_anything_is_written(tmp_path):
