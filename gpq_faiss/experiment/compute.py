@@ -88,11 +88,9 @@ def compute(
                 spec.method, spec.bits or 32, spec.seed, dataset, split, image_size=image_size, **wanted
             )
         start = time.perf_counter()
-        ks = [k for k in KS if k <= len(coded.base_rows)]
-        ranking = coded.rank(labels, ks=ks, levels=RECALL_LEVELS)
+        ranking = coded.rank(labels, ks=KS, levels=RECALL_LEVELS)
         ranked = time.perf_counter() - start
-        neighbours = input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
-        like = None if neighbours is None else coded.likeness(neighbours)
+        like = coded.likeness(input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows))
         top = top_rows(coded.score, coded.codes, len(coded.query_rows), min(TOP, len(coded.base_rows)))
     seconds = {"fit": coded.fit_seconds, "encode": coded.encode_seconds, "rank": ranked}
     counts = {"queries": coded.query_rows, "labelled": split.labelled}

@@ -73,9 +73,13 @@ class Coded:
         _, M, K = tables.shape
         return tables, unpack_codes(self.codes, M, K)
 
-    def rank(self, labels: Labels, *, ray: str | None = None, **options: Any) -> RankingResult:
-        """Rank the database for every query, on the Ray cluster at ``ray`` if given; ``options`` of :func:`.rank_codes`."""
-        query, base = labels.take(self.query_rows), labels.take(self.base_rows)
+    def rank(
+        self, labels: Labels, base: Labels | None = None, *, ray: str | None = None, **options: Any
+    ) -> RankingResult:
+        """Rank the database, whose data set may have other labels, for every query, on the Ray cluster at ``ray`` if given; ``options`` of
+        :func:`.rank_codes`, but for ``ks`` that are larger than the database."""
+        query, base = labels.take(self.query_rows), (base or labels).take(self.base_rows)
+        options["ks"] = [k for k in options["ks"] if k <= len(self.base_rows)]
         if ray is None:
             return rank_codes(*self.scorer, query, base, **options)
         options["threads"] = 1
@@ -88,8 +92,10 @@ class Coded:
         by_task = dict(zip(chain(*parts), chain(*found), strict=True))
         return ranking.result([by_task[task] for task in ranking.tasks])
 
-    def likeness(self, neighbours: Rows) -> Likeness:
-        """Compare the ranking with the input neighbours of :func:`input_neighbours`."""
+    def likeness(self, neighbours: Rows | None) -> Likeness | None:
+        """Compare the ranking with the input neighbours of :func:`input_neighbours`, if there are any."""
+        if neighbours is None:
+            return None
         with stage("likeness"):
             return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows))
 

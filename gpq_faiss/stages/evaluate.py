@@ -22,7 +22,7 @@ from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
 from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..evaluation.ranking import rank_codes, usable_cores
+from ..evaluation.ranking import usable_cores
 from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
@@ -223,7 +223,6 @@ def _rank_all(
     of_first = _encode(first, dataset, split.query, database)
     rows = {"queries": of_first.query_rows, "database": of_first.base_rows}
     neighbours = input_neighbours(dataset, size, rows["queries"], rows["database"])
-    options = _within(options, len(of_first.base_rows))
     measured: dict[str, Row] = {}
     for name, encoder in entries.items():
         coded = of_first
@@ -236,7 +235,7 @@ def _rank_all(
             coded = _encode(encoder, dataset, split.query, database)
         measured[name] = Row(
             coded.rank(labels, **options),
-            None if neighbours is None else coded.likeness(neighbours),
+            coded.likeness(neighbours),
             (encoder or first).bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
@@ -253,11 +252,6 @@ def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows
             encoding.advance(len(part[0]))
     readable, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Coded(ProductCoder(encoder.model.codebooks), query_rows, readable, xq, codes)
-
-
-def _within(options: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """``options`` with those ``ks`` that are at most ``n``."""
-    return {**options, "ks": [at for at in options["ks"] if at <= n]}
 
 
 def _evaluate_codes(
@@ -283,13 +277,8 @@ def _evaluate_codes(
     if not len(database):
         raise DataError(f"{codes}: no item has a label, so nothing is relevant")
     rows, xq = encoder.embed_rows(queries, rows, queries=True)
-    result = rank_codes(
-        *Coded(ProductCoder(Z), rows, database, xq, base[database]).scorer,
-        query_labels.over(classes).take(rows),
-        labels.over(classes).take(database),
-        ids=ids[database],
-        **_within(options, len(database)),
-    )
+    coded, names = Coded(ProductCoder(Z), rows, database, xq, base[database]), ids[database]
+    result = coded.rank(query_labels.over(classes), labels.over(classes), ids=names, **options)
     name, place = encoder.source.name, "cpu"
     if isinstance(encoder, Encoder):
         name, place = model_name(encoder.model.description), str(encoder.device)
