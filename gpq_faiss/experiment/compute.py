@@ -7,8 +7,8 @@ does, what that index is searched with, and the labels of both sides.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +43,13 @@ MAX_CODE_BYTES = 256
 _VECTOR_STREAM = 102  # of random numbers
 
 
-@dataclass
-class TrainingCache:
-    """The latest training of a process, for runs that differ from it only in how codes are made from it: other lengths of
-    class-posterior codes, for example. Their results are those of a training of their own."""
-
-    spec: RunSpec | None = None
-    fitted: Fitted | None = None
-
-    def get(self, spec: RunSpec) -> Fitted | None:
-        """The training, if it can be reused for ``spec``."""
-        if self.spec is None or self.fitted is None or self.spec.method != spec.method:
-            return None
-        settings = [dict(of.settings) for of in (self.spec, spec)]
-        for name in type(self.fitted.method).codes_only:
-            section, _, key = name.partition(".")
-            for of in settings:
-                of[section] = {k: v for k, v in of[section].items() if k != key}
-        same = settings[0] == settings[1] and self.spec.split_hash == spec.split_hash
-        return self.fitted if same else None
+Cache = list[tuple[RunSpec, Fitted]]
+"""The latest training of a process, for runs that differ from it only in how codes are made from it: other lengths of class-posterior
+codes, for example. Their results are those of a training of their own."""
 
 
 def compute(
-    spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: TrainingCache
+    spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: Cache
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The arrays of the file of a run, and its attributes, as far as they are measured. ``partial`` is the folder for checkpoints of a
     training, where one is continued; ``cache`` holds the latest training on these data, and then this one's. Raises GpqError."""
@@ -118,7 +102,7 @@ def _train_and_encode(
     split: Split,
     partial: Path,
     options: RunOptions,
-    cache: TrainingCache,
+    cache: Cache,
     keep: Rows,
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
@@ -130,10 +114,9 @@ def _train_and_encode(
         folder=partial,
         identity=f"{spec.identity} {options.device.type}",
         options=options,
-        earlier=cache.get(spec),
+        earlier=next((of for one, of in cache if _training(one, of) == _training(spec, of)), None),
     )
-    reusable = type(fitted.method).codes_only and not fitted.held
-    cache.spec, cache.fitted = (spec, fitted) if reusable else (None, None)
+    cache[:] = [(spec, fitted)] if fitted.method.codes_only and not fitted.held else []
     start = time.perf_counter()
     method, coder = fitted.method, fitted.method.coder()
     with Reader(dataset, fitted.image_size) as reader:
@@ -148,6 +131,14 @@ def _train_and_encode(
     found["encode_seconds"] = time.perf_counter() - start  # the network's part of it too
     seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
     return Coded(coder, split.query[ok], xq=xq, fit_seconds=seconds, extra=extra, **found)
+
+
+def _training(spec: RunSpec, fitted: Fitted) -> tuple[object, ...]:
+    """What a training depends on: not the settings that matter only to the codes of ``fitted``."""
+    settings = copy.deepcopy(dict(spec.settings))
+    for section, _, key in (name.partition(".") for name in fitted.method.codes_only):
+        settings[section].pop(key, None)
+    return spec.method, spec.split_hash, settings
 
 
 def top_rows(

@@ -34,7 +34,7 @@ from ..nn.device import resolve_device
 from ..progress import stage
 from ..signals import ended_by_signals
 from ..training.loop import RunOptions
-from .compute import TrainingCache, compute
+from .compute import Cache, compute
 from .grid import Grid, read_grid
 from .runs import ABOUT, RunSpec, begin, is_done, plan, read_run, write_run
 
@@ -134,7 +134,7 @@ def run_experiment(  # noqa: PLR0913
             else:  # killed between the run's file and this
                 shutil.rmtree(context.work(spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
-        cache = TrainingCache()
+        cache: Cache = []
         results = (make_run(context, dataset, cache, spec) for spec in todo)
         if jobs > 1 and len(todo) > 1:
             results = make_in_processes(context, todo, jobs)
@@ -154,7 +154,7 @@ def run_experiment(  # noqa: PLR0913
     return summary
 
 
-def make_run(context: RunContext, dataset: Dataset, cache: TrainingCache, spec: RunSpec) -> RunResult:
+def make_run(context: RunContext, dataset: Dataset, cache: Cache, spec: RunSpec) -> RunResult:
     """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
     work = context.work(spec)
     try:
@@ -210,8 +210,8 @@ def _start() -> None:
 
 
 @functools.cache
-def _opened(context: RunContext) -> tuple[Dataset, TrainingCache]:
-    return open_data(context.data, **context.data_args), TrainingCache()
+def _opened(context: RunContext) -> tuple[Dataset, Cache]:
+    return open_data(context.data, **context.data_args), []
 
 
 def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
