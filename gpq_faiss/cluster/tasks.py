@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import BusyError, DataError, one_line
@@ -31,8 +31,7 @@ def run_all(
     shared: Iterable[Any] = (),
     gpus: int = 0,
     workers: int | None = None,
-    done: Callable[[int], None] | None = None,
-) -> list[Result]:
+) -> Iterator[tuple[int, Result]]:
     """Run ``function(*shared, *call)`` for each of ``calls``, as tasks of one core each, spread over the nodes.
 
     Args:
@@ -41,21 +40,17 @@ def run_all(
         shared: leading arguments of all calls, sent to each node once.
         gpus: GPUs per task.
         workers: maximum number of concurrent tasks (default: limited by the cluster only).
-        done: called with the index of each finished call.
 
-    Returns the results, in the order of ``calls``.
+    Yields the place in ``calls``, and the result, of each call when it has ended.
 
     Raises:
         GpqError: the first error of a call; the remaining calls are cancelled.
         DataError: the worker of a call died repeatedly, or no node has the resources.
     """
-    results: list[Any] = [None] * len(calls)
     if address is None:
         for place, call in enumerate(calls):
-            results[place] = _patient(os.curdir, function, *shared, *call)
-            if done is not None:
-                done(place)
-        return results
+            yield place, _patient(os.curdir, function, *shared, *call)
+        return
     with connected(address) as ray:
         # max_calls=0: by default Ray ends a process after a task with a GPU, and its loaded model with it.
         task = ray.remote(max_calls=0)(_patient).options(
@@ -70,10 +65,7 @@ def run_all(
                     place, call = waiting.pop()
                     running[task.remote(os.getcwd(), function, *held, *call)] = place
                 for reference in ray.wait(list(running), num_returns=1)[0]:
-                    place = running.pop(reference)
-                    results[place] = ray.get(reference)
-                    if done is not None:
-                        done(place)
+                    yield running.pop(reference), ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             raise (error.cause or error) from None
         except ray.exceptions.RayError as error:
@@ -86,7 +78,6 @@ def run_all(
                 rest = ray.wait(list(running), num_returns=len(running), timeout=_NEARLY_DONE)[1]
                 for reference in rest:
                     ray.cancel(reference, force=True)
-        return results
 
 
 def split(tasks: Sequence[int], address: str) -> list[list[int]]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -86,10 +85,9 @@ class Coded:
         ranking = Ranking(*self.scorer, query, base, **options)
         # Each call prepares the whole database, so a core gets its tasks in one call.
         parts = split(ranking.tasks, ray)
-        found = run_all(
-            _measure, [(part,) for part in parts], ray, shared=(*self.scorer, query, base, options)
-        )
-        by_task = dict(zip(chain(*parts), chain(*found), strict=True))
+        shared, by_task = (*self.scorer, query, base, options), {}
+        for place, found in run_all(_measure, [(part,) for part in parts], ray, shared=shared):
+            by_task |= zip(parts[place], found, strict=True)
         return ranking.result([by_task[task] for task in ranking.tasks])
 
     def likeness(self, neighbours: Rows | None) -> Likeness | None:

@@ -222,10 +222,11 @@ def encode_shards(
             )
         for path in there if overwrite else ():
             path.unlink()
+        bad = len(dataset)
         with stage("encoding", len(dataset)) as encoding:
-            ended = lambda at: encoding.advance(calls[at][3] - calls[at][2])  # noqa: E731
-            rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=ended)
-    bad = len(dataset) - sum(rows)
+            for at, rows in run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers):
+                encoding.advance(calls[at][3] - calls[at][2])
+                bad -= rows
     said = f"{bad:,} of {len(dataset):,} images cannot be read"
     if isinstance(dataset, ImageDataset) and (above := dataset.above_limit(bad)):
         raise DataError(f"{said}; {above}")

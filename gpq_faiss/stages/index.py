@@ -142,8 +142,11 @@ def index_shards(
     check_output(folder / "shard", overwrite=True)
     settings = kind, budget, names
     calls = [(str(path), str(model_dir), str(folder), settings) for path in sources]
+    built = []
     with stage("building shards", len(calls), "shard") as building:
-        built = run_all(_build_shard, calls, ray, workers=workers, done=lambda _: building.advance())
+        for _, path in run_all(_build_shard, calls, ray, workers=workers):
+            built.append(path)
+            building.advance()
     for path in built:
         # What tasks left whose workers were killed: the one that was run again may have come too early, or found all done.
         recover(path)

@@ -140,11 +140,12 @@ def test_building_outlives_a_killed_node(nodes, shop, codes, tmp_path):
 
 def test_a_call_that_is_run_twice_at_a_time_writes_once(nodes, shop, codes, tmp_path):
     call = (str(codes[0]), str(shop / "model"), str(tmp_path), ("flat", 20 << 20, True))
-    once = run_all(_build_shard, [call], None)
+    once = dict(run_all(_build_shard, [call], None))
     expected = content(tmp_path)
     for path in tmp_path.iterdir():
         path.unlink()
-    assert run_all(_build_shard, [call] * 4, nodes.address) == once * 4
+    again = dict(run_all(_build_shard, [call] * 4, nodes.address))
+    assert again == dict.fromkeys(range(4), once[0])
     assert content(tmp_path) == expected
 
 
@@ -174,7 +175,7 @@ def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(nodes, shop, tmp_pa
 
     def run(function, calls, address, **options):
         asked.append((options["gpus"], calls[0][0][1]))
-        return [stop - start for *_, start, stop in calls]
+        return enumerate(stop - start for *_, start, stop in calls)
 
     def pid():
         return os.getpid(), bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -187,10 +188,11 @@ def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(nodes, shop, tmp_pa
     # Ray takes our word for the GPU.
     node = nodes.cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
     try:
-        found = run_all(pid, [()] * 4, nodes.address, gpus=1, workers=1)
+        found = dict(run_all(pid, [()] * 4, nodes.address, gpus=1, workers=1))
     finally:
         nodes.cluster.remove_node(node)
-    assert len(set(found)) == 1
+    assert len(found) == 4
+    assert len(set(found.values())) == 1
     assert found[0][1]
 
 
@@ -244,9 +246,10 @@ def test_results_come_in_order_and_an_error_is_the_one_of_the_call(nodes, monkey
         return n * n
 
     calls = [(n,) for n in (5, 1, 4, 2)]
-    assert run_all(square, calls, nodes.address, workers=2) == run_all(square, calls, None) == [25, 1, 16, 4]
+    for address, workers in ((nodes.address, 2), (None, None)):
+        assert dict(run_all(square, calls, address, workers=workers)) == dict(enumerate([25, 1, 16, 4]))
     with pytest.raises(DataError, match=r"^three cannot be squared: take another$"):
-        run_all(square, [(n,) for n in range(6)], nodes.address)
+        dict(run_all(square, [(n,) for n in range(6)], nodes.address))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[ray\]'"), connected("local"):
         pass
