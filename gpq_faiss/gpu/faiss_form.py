@@ -48,12 +48,9 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
     padded = next(s for s in CODE_SIZES if s >= size)
     books = np.zeros((padded, 256, width), np.float32)
     books[:size] = fused
-    quantizer: Any = faiss.IndexFlatIP(padded * width)
-    quantizer.add(np.zeros((lists, padded * width), np.float32))
-    ivf: Any = faiss.IndexIVFPQ(quantizer, padded * width, lists, padded, 8, faiss.METRIC_INNER_PRODUCT)
-    quantizer.this.disown()
-    ivf.own_fields = True
-    ivf.by_residual = True
+    form = f"IVF{lists},PQ{padded}x8"
+    ivf: Any = faiss.index_factory(padded * width, form, faiss.METRIC_INNER_PRODUCT)
+    ivf.quantizer.add(np.zeros((lists, padded * width), np.float32))
     faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
     ivf.is_trained = True
     for number in range(lists):
