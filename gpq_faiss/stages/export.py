@@ -1,24 +1,52 @@
-"""Export for other tools: codebooks as an empty Faiss index or arrays, codes as a Parquet table."""
+"""Export for other tools: codebooks as an empty Faiss index or arrays, codes as a Parquet table.
+
+The tools need not be installed. Scores are inner products in all of them, larger is better.
+
+=================  ==============================================================================================
+form               contents
+=================  ==============================================================================================
+``numpy``          ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only), ``meta``
+``nanopq``         ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
+``lancedb``        ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros, ``meta``
+``factory``        the empty, trained index of a Faiss factory string, and its sidecar
+``parquet``        ``id`` int64, ``codes`` list of uint8 [code_size], packed as in Faiss, texts of the items, and
+                   ``labels`` list of text; its metadata (``gpq_faiss``, JSON) identify model and codebooks
+=================  ==============================================================================================
+
+Arrays are float32; ``meta`` is a JSON text with the model, the shape and the layout of code bytes.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import faiss
 import numpy as np
+from numpy.typing import NDArray
 
-from ..codes.codebooks import inject
+from ..codes.bits import bits_per_code, code_size
+from ..codes.checks import Floats
+from ..codes.codebooks import fuse, inject
 from ..errors import DataError, UsageError, optional
-from ..faissio.export import export_codebooks
 from ..faissio.io import check_index_output, save_index
 from ..faissio.model import read_model
-from ..files import atomic_path, check_output
+from ..faissio.storage import Form, faiss_index
+from ..files import atomic_path, check_output, versions
 from ..progress import stage
 from ..store.reader import RowReader
 
 Target = Literal["factory", "numpy", "nanopq", "lancedb", "parquet"]
+FORMAT_VERSION = 1
 _ROW_GROUP = 1 << 16
+
+# Supported indexes. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces.
+_FACTORY = re.compile(
+    r"(?:(?P<map>IDMap2?),)?PQ(?P<M>[1-9]\d{0,3})(?:x(?P<bits>[1-9]\d?))?(?:(?P<fast>fs)|np)?"
+)
 
 
 def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
@@ -40,23 +68,22 @@ def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = Fa
 def export(
     source: str | Path, out: str | Path, *, to: Target, factory: str | None = None, overwrite: bool = False
 ) -> Path:
-    """Write a model's codebooks, or codes, for another tool.
+    """Write a model's codebooks (z'), or codes, for another tool. If query and item vectors differ, the log and the file say so.
 
     Args:
         source: a model folder; for ``parquet`` a codes file.
-        out: the file.
-        to: ``factory`` is the empty index of a ``faiss.index_factory`` string, with a sidecar; ``numpy``, ``nanopq`` and ``lancedb`` are
-            ``.npz`` files of codebooks (:mod:`gpq_faiss.faissio.export`); ``parquet`` is a table of ``id`` int64, ``codes`` list of
-            uint8 [code_size], packed as in Faiss, texts of the items, and ``labels`` list of text. Its metadata (``gpq_faiss``, JSON)
-            identify model and codebooks.
-        factory: the string, such as ``IDMap2,PQ12x4`` or ``PQ12x4fs``.
+        out: the file; for ``factory`` with a sidecar ``out + ".json"``.
+        to: see the table above.
+        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``PQ6`` (byte-fused: half as
+            many codebooks of 8 bits with the same code bytes; for even M). Default: ``IDMap2,PQ`` with the model's own M and bits.
         overwrite: replace existing files.
 
     Returns:
         ``out``
 
     Raises:
-        UsageError: an unknown form, or an unsupported factory string.
+        UsageError: an unknown form; a factory string of an unsupported index or of other codebooks; 8-bit codes with
+            codebooks of neither 16 nor 256 codewords.
         DataError, MismatchError: a damaged source, or one that does not fit the form; pyarrow is not installed.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
@@ -64,9 +91,79 @@ def export(
         raise UsageError(f"--to {to}: choose from {', '.join(get_args(Target))}")
     if factory is not None and to != "factory":
         raise UsageError(f"--factory {factory}: it belongs to --to factory, not to {to}")
+    out = check_output(out, overwrite=overwrite)
     if to == "parquet":
-        return _export_codes(source, check_output(out, overwrite=overwrite))
-    return export_codebooks(source, out, to=to, factory=factory, overwrite=overwrite)
+        return _export_codes(source, out)
+    model = read_model(source)
+    Z, note = model.codebooks, model.query_note()
+    if to == "factory":
+        index, name = _factory_index(Z, factory), model.model_fingerprint
+        return save_index(index, out, model_fingerprint=name, overwrite=overwrite, extra=note)
+    M, K, d = (int(n) for n in Z.shape)
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "to": to,
+        "codebooks": M,
+        "codewords": K,
+        "subdim": d,
+        "width": M * d,
+        "metric": "inner_product",
+        "code_bytes": code_size(M, K),
+        "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
+        "codebooks_fingerprint": model.codebooks_fingerprint,
+        "model_fingerprint": model.model_fingerprint,
+        **note,
+        "versions": versions("numpy"),
+    }
+    arrays = _ARRAYS[to](Z) | {"meta": np.array(json.dumps(meta))}
+    with atomic_path(out) as temporary, temporary.open("wb") as file:
+        # An open file, as numpy would append .npz to a name. No object arrays, so nothing is pickled.
+        np.savez(file, allow_pickle=False, **arrays)
+    return out
+
+
+def _factory_index(Z: Floats, factory: str | None) -> Any:
+    """The empty, trained Faiss index of a factory string."""
+    M, K, _ = (int(n) for n in Z.shape)
+    bits = bits_per_code(K)
+    own = f"PQ{M}x{bits}"
+    forms: dict[Any, Form] = {(M, bits, None): "flat"}
+    named = own
+    if bits == 4:
+        forms[M, 4, "fs"] = "fastscan"
+        named += f", {own}fs"
+        if (
+            M % 2 == 0
+        ):  # else Faiss would fill the unused half byte at random, and no other form reads such codes
+            forms[M // 2, 8, None] = "fused"
+            named += f", PQ{M // 2} (two share a byte)"
+    found = _FACTORY.fullmatch(f"IDMap2,{own}" if factory is None else factory)
+    form = forms.get((int(found["M"]), int(found["bits"] or 8), found["fast"])) if found else None
+    if not found or not form:
+        raise UsageError(
+            f"--factory {factory}: the model's codebooks go into {named}, with IDMap2 before it or not; a transform "
+            "such as OPQ would undo its sub-spaces"
+        )
+    index = faiss_index(np.empty((0, code_size(M, K)), np.uint8), None, Z, form)
+    return getattr(faiss, f"Index{found['map']}")(index) if found["map"] else index
+
+
+def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
+    K = int(Z.shape[1])
+    if K not in (16, 256):
+        raise UsageError(
+            f"codebooks of {K} codewords do not fill whole bytes: 8-bit codes need 16 (two share a byte) or 256"
+        )
+    books = fuse(Z) if K == 16 else Z
+    # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector itself.
+    return {"pq_codebook": books, "ivf_centroids": np.zeros((1, books.shape[0] * books.shape[2]), np.float32)}
+
+
+_ARRAYS: dict[str, Callable[[Floats], dict[str, Any]]] = {
+    "numpy": lambda Z: {"codebooks": Z, **({"fused": fuse(Z)} if Z.shape[1] == 16 else {})},
+    "nanopq": lambda Z: {"codewords": Z},
+    "lancedb": _lancedb_arrays,
+}
 
 
 def _export_codes(codes: str | Path, out: Path) -> Path:
