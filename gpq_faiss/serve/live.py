@@ -20,15 +20,12 @@ import numpy as np
 from ..build.item_files import ShardItems, known_items, open_items
 from ..cluster.connect import connected
 from ..cluster.search import ClusterIndex, live_nodes
-from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
-from ..codes.scores import score_codes
 from ..errors import BusyError, DataError, MismatchError
 from ..faissio.io import read_sidecar, save_index, sidecar_path
 from ..faissio.storage import FORMS, check_form, faiss_index
 from ..files import fingerprint
 from ..indexes.filters import Allow, Deny, id_list
-from ..indexes.items import IdMap
 from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
@@ -74,7 +71,7 @@ class Snapshot:
 
     Attributes:
         hidden: int64, ascending: the changed ids, not to be found in the index.
-        added: int64, ascending: those of them that are items.
+        added: those of them that are items, in an index of their own; None: there are none.
         ntotal: number of items.
     """
 
@@ -86,10 +83,11 @@ class Snapshot:
     ) -> None:
         self.index, self.changes, self.named = index, changes, named
         self.hidden = np.array(sorted(changes), np.int64)
-        added = {n: code for n in self.hidden.tolist() if (code := changes[n].code) is not None}
-        self.added = np.array(list(added), np.int64)
-        size = code_size(*index.codebooks.shape[:2])
-        self._codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), size)
+        self.added: MemoryIndex | None = None
+        added = {number: change.code for number, change in changes.items() if change.code is not None}
+        if added:
+            codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), -1)
+            self.added = MemoryIndex.build(codes, index.codebooks, [*added])
         self.ntotal = index.ntotal + len(added)
         if isinstance(index, MemoryIndex):  # others have no changes
             self.ntotal -= int((index.items.positions_of(self.hidden) >= 0).sum())
@@ -105,17 +103,14 @@ class Snapshot:
     ) -> tuple[Floats, Ids]:
         """The ``k`` best items of every query, as :meth:`..indexes.base.Index.search`; ``k`` is limited to the number of items."""
         kept: Where = Deny(self.hidden) if len(self.hidden) else None
-        there = np.ones(len(self.added), np.bool_)
         if where is not None:
-            there, ids = where.mask(IdMap(len(self.added), self.added)), id_list(where.ids, "ids")
-            allowed = isinstance(where, Allow)
+            ids, allowed = id_list(where.ids, "ids"), isinstance(where, Allow)
             kept = Allow(np.setdiff1d(ids, self.hidden)) if allowed else Deny(np.union1d(ids, self.hidden))
         k, most = min(k, self.ntotal), min(k, self.index.ntotal)
         D, found = self.index.search(xq, most, where=kept, threads=threads)
-        if there.any():
-            scores = score_codes(xq, self._codes[there], self.index.codebooks)
-            ids = np.broadcast_to(self.added[there], scores.shape)
-            D, found = merged((D, found), (scores, ids), k)  # only padding has -inf
+        if self.added is not None:
+            most = min(k, self.added.ntotal)
+            D, found = merged((D, found), self.added.search(xq, most, where=where, threads=threads), k)
         return D[:, :k], found[:, :k]
 
     def code_of(self, number: int) -> bytes | Codes | None:
@@ -134,8 +129,10 @@ class Snapshot:
         """Codes uint8 [ntotal, code_size] and ids int64 [ntotal] of an index in memory."""
         assert isinstance(self.index, MemoryIndex)
         kept = ~np.isin(self.index.ids, self.hidden)
-        codes = np.concatenate([self.index.codes[kept], self._codes])
-        return codes, np.concatenate([self.index.ids[kept], self.added])
+        codes, ids = self.index.codes[kept], self.index.ids[kept]
+        if self.added is None:
+            return codes, ids
+        return np.concatenate([codes, self.added.codes]), np.concatenate([ids, self.added.ids])
 
 
 class LiveIndex:
