@@ -82,18 +82,13 @@ class Catalogue:
         An item of several labels has the turn of its rarest one. Within a label the order depends on the ids alone, so that items that
         come or go do not change it.
         """
-        rows = np.argsort(self._ids.astype(np.uint64) * _SPREAD, kind="stable")
-        if self._labels is None:
-            return self._ids[rows]
-        group = np.full(len(rows), len(self.classes))  # of unlabelled items
-        for c in np.argsort(-self._labels.counts(), kind="stable"):
-            group[self._labels.column(int(c))] = c
-        group = group[rows]
-        by_group = np.argsort(group, kind="stable")
-        sizes = np.bincount(group)
-        turn = np.empty(len(rows), np.int64)
-        turn[by_group] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return self._ids[rows[np.lexsort((group, turn))]]
+        group, turn = np.full((2, len(self._ids)), len(self.classes))  # of unlabelled items
+        if self._labels is not None:
+            for c in np.argsort(-self._labels.counts(), kind="stable"):
+                group[self._labels.column(int(c))] = c
+        order, sizes = np.lexsort((self._ids.astype(np.uint64) * _SPREAD, group)), np.bincount(group)
+        turn[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return self._ids[np.lexsort((group, turn))]
 
     def original(self, row: int, image_size: int) -> NDArray[Any] | None:
         """Model input: features float32 [width], or an image uint8 [3, size, size]; None if unreadable."""
