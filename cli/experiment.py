@@ -105,13 +105,7 @@ Examples:
 @click.argument("data")
 @common.out_option
 @_grid_options
-@click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="SECTION.KEY=VALUE",
-    help="Set one setting of all trained methods, as in the grid's [config]; repeatable.",
-)
+@common.set_option
 @click.option("--name", "data_name", help="Name of the data in tables.  [default: DATA without folders]")
 @click.option(
     "--jobs", default=1, show_default=True, help="Concurrent runs, each in its own process with one thread."

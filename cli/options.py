@@ -116,6 +116,13 @@ def ray_option(*keys: str) -> Decorator:
     )
 
 
+set_option = click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Set one setting of the training, as in a TOML file (docs/settings.md); repeatable.",
+)
 device_option = click.option(
     "--device",
     default="auto",

@@ -22,8 +22,11 @@ _OTHERS = ("torch", "matplotlib", "faiss", "onnxscript", "PIL")
 _CLEAR = "\r\x1b[K"
 
 
-class Watcher(threading.Thread):
-    """Shows the open stages of :mod:`gpq_faiss.progress` on stderr, from ``with`` to its end.
+@contextmanager
+def watched(
+    terminal: bool, *, look: float = 0.2, first: float = 0.8 * stages.LONG, apart: float = 10.0
+) -> Iterator[None]:
+    """Context in which the open stages of :mod:`gpq_faiss.progress` are shown on stderr.
 
     Args:
         terminal: one line, redrawn; else a line now and then.
@@ -31,45 +34,38 @@ class Watcher(threading.Thread):
         first: seconds before a stage is shown at all.
         apart: seconds between two lines, at least.
     """
+    ended = threading.Event()
 
-    def __init__(
-        self, terminal: bool, *, look: float = 0.2, first: float = 0.8 * stages.LONG, apart: float = 10.0
-    ) -> None:
-        super().__init__(daemon=True, name="gpq progress")
-        self.terminal, self.look, self.first, self.apart = terminal, look, first, apart
-        self._ended = threading.Event()
-
-    def __enter__(self) -> Watcher:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self.join()
-        if self.terminal:
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
-
-    def run(self) -> None:
-        """Look at the stages until the end."""
+    def watch() -> None:
         announced, due = None, 0.0
-        while not self._ended.wait(self.look):
-            shown = stages.under_way()
-            if not shown or shown[0].seconds < self.first:
+        while not ended.wait(look):
+            under_way = stages.under_way()
+            if not under_way or under_way[0].seconds < first:
                 continue
-            line, now = stages.describe(shown), time.monotonic()
-            if self.terminal:
+            line, now = stages.describe(under_way), time.monotonic()
+            if terminal:
                 width = 0
                 with contextlib.suppress(OSError, ValueError):
                     width = os.get_terminal_size(sys.stderr.fileno()).columns
                 # Some terminals (of containers, of `script`) do not say how wide they are.
                 sys.stderr.write(f"{_CLEAR}{line[: (width or 80) - 1]}")
                 sys.stderr.flush()
-            elif shown[0] is not announced or now >= due:
+            elif under_way[0] is not announced or now >= due:
                 # Soon for every outermost stage, then twenty or so for all of it.
-                announced, whole = shown[0], shown[0].seconds + (shown[0].left or 0)
-                due = now + max(self.apart, whole / 20)
+                announced, whole = under_way[0], under_way[0].seconds + (under_way[0].left or 0)
+                due = now + max(apart, whole / 20)
                 log.info("%s", line)
+
+    thread = threading.Thread(target=watch, daemon=True, name="gpq progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if terminal:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
 
 
 @contextmanager
@@ -87,7 +83,7 @@ def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     handler.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     logging.getLogger().addHandler(handler)
     own = levels(logging.DEBUG if verbose else logging.INFO, "gpq_faiss")
-    watcher = contextlib.nullcontext() if quiet else Watcher(terminal)
+    watcher = contextlib.nullcontext() if quiet else watched(terminal)
     try:
         with own, levels(logging.ERROR, *_OTHERS), warnings.catch_warnings(), watcher:
             if not verbose:

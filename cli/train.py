@@ -36,13 +36,7 @@ Examples:
 @common.out_option
 @click.option("--preset", help="Base settings: recommended (default), gpq, unseen-classes, paper or authors.")
 @click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
-@click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="SECTION.KEY=VALUE",
-    help="Set one setting, as in a TOML file; repeatable.",
-)
+@common.set_option
 @click.option(
     "--bits",
     type=int,

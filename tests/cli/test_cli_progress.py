@@ -12,7 +12,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from gpq_cli.main import cli
-from gpq_cli.progress import Watcher, shown
+from gpq_cli.progress import shown, watched
 
 from gpq_faiss import progress as stages
 from gpq_faiss.progress import Stage, describe, duration, stage, under_way
@@ -41,7 +41,7 @@ def work(columns=0, **how):
         patch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 25)))
         patch.setattr(stages, "LONG", 0.1)
         for name, seconds in {"look": 0.02, "first": 0.05, "apart": 0.12}.items():
-            patch.setitem(Watcher.__init__.__kwdefaults__ or {}, name, seconds)
+            patch.setitem(watched.__wrapped__.__kwdefaults__, name, seconds)
         with shown(**{"quiet": False, "verbose": False, **how}), stage("gpq test"):
             log.info("a note at the start")
             with stage("placing lists"):
@@ -159,7 +159,7 @@ def test_a_stage_that_only_has_a_name_makes_way_for_what_is_inside(monkeypatch):
     assert under_way() == ()
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Watcher(True, look=0.01, first=0.0), stage("whole"):
+    with watched(True, look=0.01, first=0.0), stage("whole"):
         threading.Event().wait(0.1)
         with stage("part", 2):
             threading.Event().wait(0.2)
