@@ -15,7 +15,7 @@ from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
 from ..errors import OutputExistsError, UsageError
-from ..faissio.io import Beside, check_index_output
+from ..faissio.io import Beside
 from ..faissio.model import read_model
 from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
@@ -70,7 +70,6 @@ def index(
     recover(items_path(out))
     known = {} if key is None else {"items": key}
     beside: Beside = {items_path(out): None if key is None else partial(write_names, shards=shards, key=key)}
-    out = check_index_output(out, overwrite=overwrite)
     form = check_form(kind, *model.codebooks.shape[:2])
     plain = form == "flat" and memory is None and len(shards) == 1 and shards[0].kind != "index"
     origin, data = shards[0].kind, shards[0].data_fingerprint
@@ -80,7 +79,7 @@ def index(
         out,
         form,
         memory=STREAM_MEMORY if memory is None else parse_bytes(memory),
-        overwrite=True,
+        overwrite=overwrite,
         by_id=plain,
         extra=extra if plain else {**extra, "shards": len(shards)},
         beside=beside,
