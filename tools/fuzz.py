@@ -128,7 +128,7 @@ def _unchecked(use: Callable[[Path, int], str]) -> Callable[[Path, int], str]:
 
 
 def _queries(path: Path, case: int) -> str:
-    from gpq_faiss.stages.queries import open_queries
+    from gpq_faiss.stages.search import open_queries
 
     data = open_queries(str(path), memory=50 << 20)
     data.read(np.arange(min(5, len(data))))

@@ -85,7 +85,7 @@ class Coded:
         ranking = Ranking(*self.scorer, query, base, **options)
         # Each call prepares the whole database, so a core gets its tasks in one call.
         parts = split(ranking.tasks, ray)
-        shared, by_task = (*self.scorer, query, base, options), {}
+        shared, by_task = (*self.scorer, query, base, options), dict[int, NDArray[np.float64]]()
         for place, found in run_all(_measure, [(part,) for part in parts], ray, shared=shared):
             by_task |= zip(parts[place], found, strict=True)
         return ranking.result([by_task[task] for task in ranking.tasks])

@@ -151,18 +151,16 @@ def _open_compared(
     Raises:
         DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
-    entries: list[tuple[str, Encoder | None]] = [(str(first.source), first)]
-    seen: set[object] = {first.source.resolve()}
+    entries: dict[object, tuple[str, Encoder | None]] = {first.source.resolve(): (str(first.source), first)}
     for name in compare:
         folder = Path(name)
         of_method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
         own = name if of_method else folder.resolve()
-        if own in seen:
+        if own in entries:
             raise UsageError(f"--compare {name}: it has a row already: name it once")
-        seen.add(own)
         if of_method:
             make_method(name, first.bits)
-            entries.append((name, None))
+            entries[own] = name, None
             continue
         if not folder.is_dir():
             raise UsageError(
@@ -177,11 +175,11 @@ def _open_compared(
                 "--labelled and --queries"
             )
         other.check(dataset)
-        entries.append((name, other))
-    names = [path if one is None else model_name(one.model.description) for path, one in entries]
+        entries[own] = name, other
+    names = [path if one is None else model_name(one.model.description) for path, one in entries.values()]
     return {
         f"{name}: {path}" if one is not None and names.count(name) > 1 else name: one
-        for name, (path, one) in zip(names, entries, strict=True)
+        for name, (path, one) in zip(names, entries.values(), strict=True)
     }
 
 

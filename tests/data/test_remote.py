@@ -13,7 +13,7 @@ from image_files import png, put, refused, save, shard
 
 import gpq_faiss as gpq
 from gpq_faiss.data.paths import cache_folder, files_of, is_url, without_secrets
-from gpq_faiss.stages.queries import open_queries
+from gpq_faiss.stages.search import open_queries
 
 X = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
 
