@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
 from ..faissio.model import encode_items
 from ..indexes.sharded import MergedIndex
-from .batches import Batcher
 from .catalogue import Catalogue
 from .live import Asked, LiveIndex, Where
 from .requests import Body, Item
@@ -30,7 +30,11 @@ from .requests import Body, Item
 WATCH = 1.0
 """Seconds between checks of the index file."""
 _TRIED = 10  # items of the data tried for one to begin with, where ids are not in memory
+MOST = 64
+"""Maximum tasks per batch."""
 _T = TypeVar("_T")
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
 
 
 class Input(NamedTuple):
@@ -54,6 +58,45 @@ class Found(NamedTuple):
     scores: Floats
     ids: Ids
     best: float
+
+
+class Batcher(Generic[Task, Answer]):
+    """One thread that runs all waiting tasks as a batch, while the next ones gather.
+
+    Args:
+        run: processes a batch; returns an answer per task, or the error to raise for it.
+    """
+
+    def __init__(self, run: Callable[[Sequence[Task]], Sequence[Answer | Exception]]) -> None:
+        self.run = run
+        self._waiting: deque[tuple[Task, Future[Answer]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "gpq-batch")
+
+    async def submit(self, task: Task) -> Answer:
+        """The answer to ``task``. Raises what ``run`` returned for it, or raised."""
+        future: Future[Answer] = Future()
+        self._waiting.append((task, future))
+        self._thread.submit(self._work)  # often finds that a batch before has taken the task along
+        return await asyncio.wrap_future(future)
+
+    def _work(self) -> None:
+        taken = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+        # Cancelled callers need no answer.
+        batch = [one for one in taken if one[1].set_running_or_notify_cancel()]
+        answers: Sequence[Answer | Exception] = []
+        try:
+            answers = self.run([task for task, _ in batch]) if batch else []
+        except Exception as error:
+            answers = [error] * len(batch)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def close(self) -> None:
+        """Do what still waits, and stop."""
+        self._thread.shutdown()
 
 
 class Service:
