@@ -72,10 +72,6 @@ class RunContext:
         return self.folder / _PARTIAL / f"{spec.name}-{spec.identity}"
 
 
-RunResult = tuple[str, str]
-"""Name of a run, and why it failed; empty if it is done."""
-
-
 def run_experiment(  # noqa: PLR0913
     grid: Grid | str | Path,
     data: object,
@@ -135,7 +131,7 @@ def run_experiment(  # noqa: PLR0913
                 shutil.rmtree(context.work(spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
         cache: Cache = []
-        results = (make_run(context, dataset, cache, spec) for spec in todo)
+        results = ((spec.name, make_run(context, dataset, cache, spec)) for spec in todo)
         if jobs > 1 and len(todo) > 1:
             results = make_in_processes(context, todo, jobs)
         for name, why in left_out.items():
@@ -154,8 +150,8 @@ def run_experiment(  # noqa: PLR0913
     return summary
 
 
-def make_run(context: RunContext, dataset: Dataset, cache: Cache, spec: RunSpec) -> RunResult:
-    """Execute one run and write its file. Errors are returned in the result; only signals are raised."""
+def make_run(context: RunContext, dataset: Dataset, cache: Cache, spec: RunSpec) -> str:
+    """Execute one run and write its file. Returns why it failed, empty if it did not; only signals are raised."""
     work = context.work(spec)
     try:
         device = resolve_device(context.device)
@@ -164,26 +160,27 @@ def make_run(context: RunContext, dataset: Dataset, cache: Cache, spec: RunSpec)
         write_run(context.folder / f"{spec.name}.h5", context.about, spec, *found)
         shutil.rmtree(work, ignore_errors=True)
     except GpqError as error:
-        return spec.name, one_line(error, 500)
+        return one_line(error, 500)
     except Exception as error:  # a bug in one method must not stop the others
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        return spec.name, f"{type(error).__name__} in {where}: {one_line(error, 500)}"
-    return spec.name, ""
+        return f"{type(error).__name__} in {where}: {one_line(error, 500)}"
+    return ""
 
 
-def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) -> Generator[RunResult]:
-    """Execute the runs in ``jobs`` processes, which open the data; results come as runs end. Raises DataError: a process was killed."""
+def make_in_processes(context: RunContext, specs: Sequence[RunSpec], jobs: int) -> Generator[tuple[str, str]]:
+    """Execute the runs in ``jobs`` processes, which open the data. Yields the name of each that ends, and why it failed. Raises DataError:
+    a process was killed."""
     # Forks of a server that has imported this module: torch is loaded once for all processes.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__])
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(specs)), forks, _start) as pool:
         try:
-            runs = [pool.submit(_run_in_process, context, spec) for spec in specs]
+            runs = {pool.submit(_run_in_process, context, spec): spec.name for spec in specs}
             pool.submit(int)  # the pool looks for processes to watch at each call, before it starts one
             for future in as_completed(runs):
-                yield future.result()
+                yield runs[future], future.result()
         except BaseException as error:
             # After a signal, perhaps to this process only, the others save the state of their trainings and end.
             for process in set(multiprocessing.active_children()) - others:
@@ -214,7 +211,7 @@ def _opened(context: RunContext) -> tuple[Dataset, Cache]:
     return open_data(context.data, **context.data_args), []
 
 
-def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
+def _run_in_process(context: RunContext, spec: RunSpec) -> str:
     try:
         with ended_by_signals():
             return make_run(context, *_opened(context), spec)
