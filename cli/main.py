@@ -16,6 +16,7 @@ from gpq_faiss.progress import stage
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.training.launch import is_first, launched
 
+from .options import check_apart
 from .progress import shown
 
 # In the order of the path; the module of each is imported when its command is used, so that --help does not wait for torch.
@@ -60,6 +61,8 @@ def loud(command: click.Command) -> click.Command:
         whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
         # Of several processes the first speaks for all.
         with shown(quiet=ctx.meta["quiet"] or not is_first(), verbose=ctx.meta["verbose"]), whole:
+            if kwargs.get("overwrite"):
+                check_apart(**kwargs, whole=made.name == "train")
             inner(*args, **kwargs)
 
     made.callback = run

@@ -156,6 +156,19 @@ def check_files(overwrite: bool, out: str | None, picture: str | None = None) ->
             check(path, overwrite=overwrite)
 
 
+def check_apart(*, out: str | None, whole: bool, plot: str | None = None, **given: Any) -> None:
+    """Check before any work that no output is an input, or with ``whole`` a folder with one."""
+    from gpq_faiss.data.paths import replaces
+
+    values = [
+        v.values() if isinstance(v, dict) else v if isinstance(v, tuple) else [v] for v in given.values()
+    ]
+    for text in (one for value in values for one in value if isinstance(one, str)):
+        for path in filter(None, (out, plot)):
+            if replaces(path, text, whole=whole):
+                raise UsageError(f"{path} would be replaced, and {text} is read: choose another output")
+
+
 def emit(value: Any, out: str | None = None) -> None:
     """Print a result (JSON if it is not text) once the command's progress is gone, or write it to the file ``out``."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, allow_nan=False)

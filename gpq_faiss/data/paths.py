@@ -156,5 +156,13 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return [local_path(name) for name in found]
 
 
+def replaces(out: str | Path, text: str, *, whole: bool = False) -> bool:
+    """Whether ``out`` is a file of a path, a pattern or a DATA argument, by whatever name; ``whole``: or a folder with one."""
+    parts = [part for form in (text, text.partition(":")[2]) for part in _expanded(os.path.expanduser(form))]
+    files = [Path(one) for part in parts for one in (part, *glob.glob(part)) if os.path.isfile(one)]
+    every = {path for one in files for path in (one, *(one.resolve().parents if whole else ()))}
+    return os.path.exists(out) and any(os.path.samefile(out, path) for path in every)
+
+
 def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

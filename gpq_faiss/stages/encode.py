@@ -20,6 +20,7 @@ from ..cluster.connect import connected
 from ..cluster.tasks import run_all
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
+from ..data.paths import replaces
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, OutputExistsError, UsageError
 from ..faissio.model import encode_items
@@ -88,7 +89,7 @@ def encode(
     encoder.check(dataset)
     own = "codes" in out.name
     path = out.with_name(out.name.replace("codes", "features") if own else f"{out.stem}.features{out.suffix}")
-    if Path(dataset.name.partition(":")[2]).resolve() in (out.resolve(), path.resolve()):
+    if any(replaces(one, dataset.name) for one in (out, path)):
         raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, _header("codes", encoder, dataset), overwrite=overwrite) as writer:

@@ -14,6 +14,7 @@ from ..build.shards import open_shard
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
+from ..data.paths import replaces
 from ..errors import OutputExistsError, UsageError
 from ..faissio.io import Beside
 from ..faissio.model import read_model
@@ -62,7 +63,7 @@ def index(
     sources = [source] if isinstance(source, str | Path) else list(source)
     if not sources:
         raise UsageError("nothing to index: name at least one file of codes or features")
-    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
+    if any(replaces(out, str(path)) for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
     model = read_model(model_dir)
     shards = [open_shard(path, model) for path in sources]

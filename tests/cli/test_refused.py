@@ -146,6 +146,37 @@ def test_overwrite_swallows_neither_a_folder_that_is_no_model_nor_its_source(sho
         refused(f"index {shop.model} {codes} --out {codes} --overwrite", code=2)
 
 
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        ("search MODEL INDEX here/queries.npy", "--out here/queries.npy"),
+        ("search MODEL INDEX features:here/q*.npy", "--out here/queries.npy"),
+        ("search MODEL here/link.faiss QUERIES", "--out here/index.faiss"),
+        ("search MODEL INDEX QUERIES --deny-ids here/ids.txt", "--out here/hard.txt"),
+        ("evaluate MODEL DATA --read labels=here/labels.txt", "--plot here/labels.png"),
+        ("index MODEL CODES here/codes.h5", "--out here/codes.h5"),
+        ("export here/codes.h5 --to parquet", "--out here/codes.h5"),
+        (f"train features:here/model/own.npy --labels LABELS {TRAIN}", "--out here/model"),
+    ],
+)
+def test_an_input_is_not_replaced(shop, tmp_path, monkeypatch, call, option):
+    """By whatever name, and in a folder that is replaced as a whole."""
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "here"
+    shutil.copytree(shop.model, here / "model")
+    for name in ("queries.npy", "index.faiss", "codes.h5"):
+        shutil.copy(shop.root / name, here)
+    shutil.copy(shop.queries, here / "model" / "own.npy")
+    (here / "ids.txt").write_text("1\n")
+    (here / "hard.txt").hardlink_to(here / "ids.txt")
+    shutil.copy(shop.labels, here / "labels.txt")
+    (here / "labels.png").symlink_to(here / "labels.txt")
+    (here / "link.faiss").symlink_to(here / "index.faiss")
+    with untouched(here):
+        line = refused(*fill(call, shop), *option.split(), "--overwrite", code=2)
+    assert f"{option.split()[1]} would be replaced" in line
+
+
 @pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300, "pipe"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_outputs_that_cannot_be_are_one_line(shop, tmp_path, monkeypatch, stage, out):
