@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import DataError
-from ..files import atomic_path
+from ..files import atomic_path, fingerprint
 from ..inputs import parse_json
 from ..methods.trainable import TrainableMethod
-from ..nn.model import save_tensors
+from ..nn.model import save_tensors, state_fingerprint
 
 CHECKPOINT = "checkpoint.safetensors"
 """File name of the checkpoint in the folder of an unfinished run."""
@@ -75,9 +75,10 @@ class RunState:
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        meta = {"identity": identity, **{name: getattr(self, name) for name in _NOTED}}
+        meta = json.dumps({"identity": identity, **{name: getattr(self, name) for name in _NOTED}})
+        checksum = fingerprint(meta, state_fingerprint(tensors))
         with atomic_path(self.checkpoint) as temporary:
-            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
+            save_tensors(tensors, temporary, metadata={"state": meta, "checksum": checksum})
         self.saved = time.monotonic()
 
     def read(self, identity: str) -> dict[str, Any]:
@@ -88,10 +89,13 @@ class RunState:
         """
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
-                meta = parse_json((file.metadata() or {})["state"])
+                noted = file.metadata() or {}
+                meta = parse_json(noted["state"])
                 if not isinstance(meta, dict) or not set(meta) >= {"identity", *_NOTED}:
                     raise ValueError("no state of a training")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if noted.get("checksum") != fingerprint(noted["state"], state_fingerprint(tensors)):
+                raise ValueError("its checksum is another")
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
         if meta["identity"] != identity:

@@ -167,6 +167,20 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, tmp_path):
         train_digits(out, resume=True)
 
 
+@pytest.mark.parametrize("where", ["a weight", "what is noted"])
+def test_a_flipped_bit_of_a_checkpoint_is_noticed(tmp_path, where):
+    with pytest.raises(InterruptedError):
+        train_digits(tmp_path / "cut", stop=6)
+    path = tmp_path / ".cut.partial" / "checkpoint.safetensors"
+    good = path.read_bytes()
+    at = len(good) - 2 if where == "a weight" else good.index(b"seconds", good.index(b"best_step")) + 16
+    path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged \(its checksum"):
+        train_digits(tmp_path / "cut", resume=True)
+    path.write_bytes(good)
+    train_digits(tmp_path / "cut", resume=True)
+
+
 def test_a_run_that_replaces_a_model_can_be_resumed(trained, other, tmp_path):
     """The old model stays until the new one is complete, nothing of the new one is lost, and no other model is replaced."""
     out, partial, steps = tmp_path / "m", tmp_path / ".m.partial", []
