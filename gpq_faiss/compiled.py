@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.caching import FunctionCache
+
+from .files import fingerprint
 
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -16,7 +20,16 @@ _LONG = ("search", "visit")  # loops of exact search, which take seconds to comp
 
 
 class _Cache(FunctionCache):
-    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
+    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept.
+
+    Numba compares the file of a loop with what was compiled; here also the files of what the loop calls, which is compiled with it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
+        ours = sorted(name for name in names if name.partition(".")[0] == __package__)
+        sources = [inspect.getsource(sys.modules[name]) for name in ours]
+        self._cache_file._source_stamp = self._cache_file._source_stamp, fingerprint(*sources)
 
     def load_overload(self, *arguments: Any) -> Any:
         there = None
@@ -38,7 +51,7 @@ def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
     options: dict[str, bool] = {"nogil": True, "boundscheck": False, "_nrt": counted}
     made: Any = cast(Any, numba.njit)(**options)(function)
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, OSError):
         made._cache = _Cache(function)  # type: ignore[no-untyped-call]
     return cast(Function, made)
 

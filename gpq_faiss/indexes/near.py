@@ -133,5 +133,4 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first:
     return types.uint64(blocks, types.int64, steps, types.uint8, types.int64, types.int64), generate
 
 
-# Numba's cache holds kernels.py compiled with this, and looks at that file alone: after a change here, touch it.
 near: Any = intrinsic(_near)
