@@ -175,6 +175,9 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> ImageDataset:
     listed, about = _list(file) if form == "list" else _table(file, o, form)
     plain = [one if os.sep == "\\" else one.replace("\\", "/") for one in listed]
     paths = [os.path.join(base, one) for one in plain]
+    if not any(map(os.path.exists, paths)):
+        missing = f"none of its {len(paths):,} images is there ({paths[0]}, for one)"
+        raise DataError(f"{file}: {missing}: give their folder with --read root=DIR")
     return images(f"{form}:{without_secrets(path)}", "image files", listed, paths, about, o.max_bad)
 
 

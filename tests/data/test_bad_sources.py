@@ -110,6 +110,11 @@ LISTS = [
     ("bad.txt", "", "is empty"),
     ("bad.txt", "a.png 1 0\n\0\n", "not a text"),
     ("bad.txt", "a.png\nno.png\n", r"1 of 2 images cannot be read \(.*no.png: not found\); .* limit of 1 %"),
+    (
+        "bad.csv",
+        "image,label\nno.png,x\nnor.png,y\n",
+        r"none of its 2 images is there \(.*no.png, for one\): .*--read root",
+    ),
     ("bad.csv", "", "is empty"),
     ("bad.csv", "image,label\n", "has no rows"),
     ("bad.csv", "path,label\na.png,x\n", "no column 'image' .* 'path', 'label'.*--read image_column"),
