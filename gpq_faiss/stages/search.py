@@ -139,7 +139,8 @@ def search(
             opened.fingerprint,
             exact=exact,
             description=opened.describe(),
-            min_score=min_score,
+            # JSON has no infinity.
+            min_score=None if min_score is None else float(np.nan_to_num(min_score)),
             items=_items(index, found),
             queries=source if isinstance(source, ImageDataset) else None,
             pictured=_made_from(index, source) and bool(np.isin(found[found != -1], source.ids).all()),

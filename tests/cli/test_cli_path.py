@@ -165,6 +165,10 @@ def test_filters_and_least_scores(shop, tmp_path, budget):
     for query, whole in zip(found["queries"], every, strict=True):
         assert query["ids"] == [i for i, s in zip(whole["ids"], whole["scores"], strict=True) if s >= least]
     assert done(f"{search} {budget} --min-score 1e6").strip() == "no item found"
+    for least in ("-inf", "-1e400"):
+        found = answer(f"{search} {budget} --min-score {least}")["queries"]
+        assert [query["ids"] for query in found] == [query["ids"] for query in every]
+    assert not any(query["ids"] for query in answer(f"{search} {budget} --min-score inf")["queries"])
 
 
 def test_every_kind_is_searched_as_a_plain_index(shop, tmp_path, budget, caplog):
