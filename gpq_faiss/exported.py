@@ -66,11 +66,13 @@ class Embedder(ABC):
             queries: compute query vectors instead of item vectors. They differ for models with class networks (``recommended``).
 
         Returns:
-            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else it has no code).
+            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space, and comes from a vector that is
+            not all zero (else it has no code).
         """
         images = self.input_kind == "images"
         items = to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
-        return self._vectors(items, queries)
+        vectors, fine = self._vectors(items, queries)
+        return vectors, fine if images else fine & items.any(axis=1)
 
     def check(self, dataset: Dataset) -> None:
         """Check that data fit the model."""
