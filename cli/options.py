@@ -172,6 +172,8 @@ def check_apart(*, out: str | None, whole: bool, plot: str | None = None, **give
 def emit(value: Any, out: str | None = None) -> None:
     """Print a result (JSON if it is not text) once the command's progress is gone, or write it to the file ``out``."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, allow_nan=False)
+    # Names of files may be bytes that are no text.
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if out is None:
         click.get_current_context().call_on_close(lambda: click.echo(text))
         return

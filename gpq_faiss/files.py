@@ -378,6 +378,6 @@ def fingerprint(*parts: bytes | str) -> str:
     """A short name (16 hex digits of SHA-256) for content; parts are length-prefixed, so they cannot run together."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:16]

@@ -1,7 +1,9 @@
 """The fixed plain forms of the commands, end to end: scripts rely on them, on what they print and on the keys of their JSON."""
 
 import json
+import os
 import re
+import shutil
 
 import faiss
 import h5py
@@ -169,6 +171,20 @@ def test_filters_and_least_scores(shop, tmp_path, budget):
         found = answer(f"{search} {budget} --min-score {least}")["queries"]
         assert [query["ids"] for query in found] == [query["ids"] for query in every]
     assert not any(query["ids"] for query in answer(f"{search} {budget} --min-score inf")["queries"])
+
+
+def test_names_of_files_that_are_no_text_are_shown(shop, tmp_path):
+    """In no traceback, on the terminal as in a file."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.makedirs(folder)
+    photo = shutil.copy(shop.photo, os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
+    assert "caf\\xe9/codes.h5" in done(
+        "encode", shop.image_model, f"folder:{folder}", "--out", f"{folder}/codes.h5"
+    )
+    search = ["search", shop.image_model, shop.image_index, photo, "-k", 1]
+    assert "\\xff.png" in done(*search)
+    done(*search, "--out", tmp_path / "out.txt")
+    assert "\\xff.png" in (tmp_path / "out.txt").read_text()
 
 
 def test_every_kind_is_searched_as_a_plain_index(shop, tmp_path, budget, caplog):
