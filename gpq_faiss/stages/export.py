@@ -181,7 +181,8 @@ def _export_codes(codes: str | Path, out: Path) -> Path:
         schema = pa.schema(kinds, metadata={"gpq_faiss": json.dumps(about)})
         with (
             atomic_path(out) as temporary,
-            pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+            temporary.open("wb") as file,  # pyarrow takes no path that is no text
+            pq.ParquetWriter(file, schema, compression="zstd") as writer,
             stage("writing Parquet", reader.ntotal, "row") as writing,
         ):
             for start, block, ids, packed in reader.blocks(_ROW_GROUP):

@@ -184,6 +184,7 @@ def test_names_of_files_that_are_no_text_are_shown(shop, tmp_path):
     search = ["search", shop.image_model, shop.image_index, photo, "-k", 1]
     assert "\\xff.png" in done(*search)
     done(*search, "--out", tmp_path / "out.txt")
+    done("export", shop.codes, "--to", "parquet", "--out", f"{folder}/codes.parquet")
     assert "\\xff.png" in (tmp_path / "out.txt").read_text()
 
 
