@@ -160,13 +160,12 @@ def check_apart(*, out: str | None, whole: bool, plot: str | None = None, **give
     """Check before any work that no output is an input, or with ``whole`` a folder with one."""
     from gpq_faiss.data.paths import replaces
 
-    values = [
-        v.values() if isinstance(v, dict) else v if isinstance(v, tuple) else [v] for v in given.values()
-    ]
-    for text in (one for value in values for one in value if isinstance(one, str)):
-        for path in filter(None, (out, plot)):
-            if replaces(path, text, whole=whole):
-                raise UsageError(f"{path} would be replaced, and {text} is read: choose another output")
+    values = [value for name, value in given.items() if name not in ("data_args", "format_")]
+    for value in (*values, *given.get("data_args", {}).values()):
+        for text in value if isinstance(value, tuple) else [value]:
+            for path in filter(None, (out, plot)):
+                if isinstance(text, str) and replaces(path, text, whole=whole):
+                    raise UsageError(f"{path} would be replaced, and {text} is read: choose another output")
 
 
 def emit(value: Any, out: str | None = None) -> None:

@@ -20,12 +20,11 @@ _LONG = ("search", "visit")  # loops of exact search, which take seconds to comp
 
 
 class _Cache(FunctionCache):
-    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept.
-
-    Numba compares the file of a loop with what was compiled; here also the files of what the loop calls, which is compiled with it."""
+    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
+        # Numba looks for changes in the file of a loop alone; what the loop calls is compiled with it.
         names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
         ours = sorted(name for name in names if name.partition(".")[0] == __package__)
         sources = [inspect.getsource(sys.modules[name]) for name in ours]
@@ -52,7 +51,7 @@ def compiled(function: Function, *, counted: bool = True) -> Function:
     options: dict[str, bool] = {"nogil": True, "boundscheck": False, "_nrt": counted}
     made: Any = cast(Any, numba.njit)(**options)(function)
     with contextlib.suppress(RuntimeError, OSError):
-        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
+        made._cache = _Cache(function)
     return cast(Function, made)
 
 

@@ -66,8 +66,7 @@ class Embedder(ABC):
             queries: compute query vectors instead of item vectors. They differ for models with class networks (``recommended``).
 
         Returns:
-            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space, and comes from a vector that is
-            not all zero (else it has no code).
+            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else, or of zeros, it has no code).
         """
         images = self.input_kind == "images"
         items = to_images(values, self.image_size) if images else to_vectors(values, self.input_width)

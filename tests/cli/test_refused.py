@@ -177,6 +177,12 @@ def test_an_input_is_not_replaced(shop, tmp_path, monkeypatch, call, option):
     assert f"{option.split()[1]} would be replaced" in line
 
 
+def test_an_output_may_have_the_name_of_a_word(shop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json").touch()
+    assert gpq(*fill("search MODEL INDEX QUERIES --format json --out json --overwrite", shop)).exit_code == 0
+
+
 @pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300, "pipe"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_outputs_that_cannot_be_are_one_line(shop, tmp_path, monkeypatch, stage, out):
