@@ -42,7 +42,7 @@ from gpq_faiss.methods.coders import Coder
 from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.methods.uncompressed import FloatFeatures
-from gpq_faiss.nn.model import build_extractor, input_description
+from gpq_faiss.nn.backbones import build_extractor, input_description
 from gpq_faiss.training.loop import RunOptions, fit
 
 Row = dict[str, Any]
@@ -87,17 +87,6 @@ TASKS = {
 }
 
 
-class ClassNetwork(nn.Module):
-    """The backbone with one linear layer to the classes: images to class probabilities float32 [B, C]."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.backbone(x).float().softmax(dim=1))
-
-
 class ProbabilityCoder(FloatFeatures):
     """Uncompressed class probabilities; the score is the probability that query and item are of one class."""
 
@@ -110,19 +99,22 @@ class ProbabilityCoder(FloatFeatures):
 
 
 class SupervisedClassifier(TrainableMethod):
-    """Trained by cross entropy on labelled images, with the network of the other rows."""
+    """The backbone of the other rows with one linear layer to the classes, from images to class probabilities float32 [B, C]; trained by
+    cross entropy on labelled images."""
 
     name = "classifier"
-    network: ClassNetwork
     uses_unlabelled = False
 
-    def __init__(self, network: ClassNetwork, classes: int) -> None:
+    def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
-        self.network, self.classes = network, classes
+        self.backbone, self.classes = backbone, classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.backbone(x).float().softmax(dim=1))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = self.network.backbone(batch.x)
+            raw = self.backbone(batch.x)
         return {"total": functional.cross_entropy(raw.float(), batch.y / batch.y.sum(dim=1, keepdim=True))}
 
     def coder(self) -> Coder:
@@ -133,7 +125,7 @@ def build_classifier(config: Config, dataset: Dataset, image_size: int, n_classe
     """For ``fit(build=)``."""
     generator = torch.Generator().manual_seed(config.training.seed)
     backbone = build_extractor(config, input_description(dataset, image_size), n_classes, generator)
-    return SupervisedClassifier(ClassNetwork(backbone), n_classes)
+    return SupervisedClassifier(backbone, n_classes)
 
 
 def split_of(task: Task, data: Dataset, seed: int) -> Split:

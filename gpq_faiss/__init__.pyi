@@ -17,8 +17,8 @@ from .indexes.filters import Allow as Allow
 from .indexes.filters import Deny as Deny
 from .indexes.memory import MemoryIndex as MemoryIndex
 from .indexes.opening import open_index as open_index
-from .nn.model import Model as Model
-from .nn.model import load_model as load_model
+from .methods.model import Model as Model
+from .methods.model import load_model as load_model
 from .stages.encode import encode as encode
 from .stages.encode import encode_shards as encode_shards
 from .stages.evaluate import evaluate as evaluate

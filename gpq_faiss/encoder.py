@@ -21,7 +21,7 @@ from .exported import Embedder, OnnxEncoder, Vectors
 if TYPE_CHECKING:
     import torch
 
-    from .nn.model import Model
+    from .methods.model import Model
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Encoder(Embedder):
         """
         import torch
 
+        from .methods.model import load_model
         from .nn.device import resolve_device
-        from .nn.model import load_model
 
         place = resolve_device(device)
         model = load_model(folder, place)

@@ -10,7 +10,8 @@ import torch
 from gpq_faiss import __version__
 from gpq_faiss.config import Config, merge, preset, to_dict, validate
 from gpq_faiss.data.protocols import Split
-from gpq_faiss.nn.model import build_network, save_model
+from gpq_faiss.methods.gpq import build_network
+from gpq_faiss.methods.model import save_model
 
 
 def own_settings() -> Config:

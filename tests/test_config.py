@@ -24,7 +24,8 @@ from gpq_faiss.config import (
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.nn.model import build_network, load_model, save_model
+from gpq_faiss.methods.gpq import build_network
+from gpq_faiss.methods.model import load_model, save_model
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -186,7 +186,7 @@ def _model(path: Path, case: int) -> str:
     import torch
 
     from gpq_faiss.faissio.model import read_model
-    from gpq_faiss.nn.model import load_model
+    from gpq_faiss.methods.model import load_model
 
     if case % 4 == 0:
         return _digest(read_model(path.parent).codebooks) if path.suffix == ".safetensors" else ""
@@ -434,7 +434,8 @@ def _model_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.config import from_dict, preset, to_dict
     from gpq_faiss.data.labels import Labels
     from gpq_faiss.data.protocols import make_split
-    from gpq_faiss.nn.model import build_network, save_model, save_tensors
+    from gpq_faiss.methods.gpq import build_network
+    from gpq_faiss.methods.model import save_model, save_tensors
     from gpq_faiss.store.header import codebooks_fingerprint
 
     labels = Labels.from_ids(np.arange(N) % 3)
@@ -598,7 +599,7 @@ def _other_words(data: bytes, rng: np.random.Generator) -> bytes:
 
 def _limit_memory() -> None:
     import gpq_faiss.experiment.grid
-    import gpq_faiss.nn.model  # noqa: F401  (what is loaded does not count)
+    import gpq_faiss.methods.model  # noqa: F401  (what is loaded does not count)
 
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))

@@ -12,7 +12,7 @@ from ..config import Config
 from ..data.base import Dataset
 from ..data.reader import Reader
 from ..losses.npair import label_pairs
-from ..nn.model import build_extractor, input_description
+from ..nn.backbones import build_extractor, input_description
 from .coders import Coder, Floats, SignCoder
 from .trainable import TrainableMethod, TrainingBatch
 
@@ -37,9 +37,6 @@ class Baseline(TrainableMethod):
         input_ = input_description(dataset, image_size)
         self.extractor = build_extractor(config, input_, self.output_width(), self.draws)
         self.build()
-
-    def exported(self) -> nn.Module:
-        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """The exported vectors of items, float32 [B, E]."""
@@ -110,7 +107,9 @@ class Alternating(Baseline):
         self.kept = nn.Buffer(torch.zeros(items, self.output_width()))
         self.seen = nn.Buffer(torch.zeros(items, dtype=torch.bool))
 
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: Floats) -> None:
+    def fit_labels(
+        self, reader: Reader, rows: NDArray[np.int64], y: Floats, others: NDArray[np.int64]
+    ) -> None:
         self.rows = rows
         self.allocate(len(rows))
 

@@ -75,7 +75,9 @@ class CNNH(Baseline):
         # Not in a checkpoint: a resumed run computes the same codes again.
         self.targets: Tensor = nn.Buffer(torch.empty(0, self.bits), persistent=False)
 
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+    def fit_labels(
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
+    ) -> None:
         self.rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
 

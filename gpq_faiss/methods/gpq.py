@@ -11,7 +11,9 @@ the authors' released code where that differs from the paper (preset ``authors``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,29 +21,52 @@ from torch import Tensor
 from ..config import Config
 from ..data.base import Dataset
 from ..losses.classification import Variant, shares, subspace_classification, subspace_entropy
+from ..losses.extra import ExtraLosses
 from ..losses.npair import npair, triplet
-from ..nn.gpq import GPQNetwork
-from ..nn.model import build_network, input_description
-from ..nn.quantizer import intra_normalize, reverse_gradient, soft_assign
+from ..nn.backbones import Backbone, build_extractor, input_description
+from ..nn.quantizer import (
+    Codebooks,
+    at_least_float32,
+    intra_normalize,
+    reexpress,
+    reverse_gradient,
+    soft_assign,
+)
 from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
 from .trainable import CodeMethod, TrainingBatch, weighted
 
 
 class GPQ(CodeMethod):
-    """The method of the paper over any backbone."""
+    """The method of the paper over any backbone, which gives float [B, M·d]: codewords Z, and the sub-prototypes W of C classes;
+    ``generator`` draws the initial ones."""
 
-    network: GPQNetwork
+    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
+        super().__init__(config)
+        q = config.quantizer
+        self.backbone = backbone
+        self.codewords = Codebooks(q.codebooks, q.codewords, q.subdim, generator=generator)
+        self.classifier = Codebooks(q.codebooks, C, q.subdim, generator=generator)
+        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
+
+    def codebooks(self) -> Tensor:
+        """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
+        return reexpress(self.codewords.raw, self.classifier.raw, self.config.alpha)
+
+    def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
+        # No more than the backbone: cosines times α = 20 need more than eight bits. An exported graph has no such region.
+        with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
+            return at_least_float32(self.backbone(x))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
-        loss, beta, n, net = self.config.loss, self.config.beta, len(batch.y), self.network
+        loss, beta, n = self.config.loss, self.config.beta, len(batch.y)
         of, items = self.config.gpq.variant, len(batch.x) if batch.share is None else batch.share.total
         # The authors run labelled and unlabelled items as two batches.
         parts_of_batch = [(0, n), (n, items)] if of == "authors" and items > n else [(0, items)]
-        raw = torch.cat([batch.joint(lambda x: net.raw(x, amp=amp), *part) for part in parts_of_batch])
-        labelled, W = intra_normalize(raw[:n], net.M), net.classifier.raw
-        quantised = soft_assign(labelled, net.codebooks(), net.alpha)
+        raw = torch.cat([batch.joint(lambda x: self.raw(x, amp=amp), *part) for part in parts_of_batch])
+        labelled, W = intra_normalize(raw[:n], self.M), self.classifier.raw
+        quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
         pairs = triplet if of == "triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
@@ -49,19 +74,27 @@ class GPQ(CodeMethod):
             kind: Variant = "paper" if of == "printed" else "code"
             parts["classification"] = subspace_classification(labelled, W, y, beta, kind)
         if loss.lambda2 and len(raw) > n:
-            unlabelled = intra_normalize(reverse_gradient(raw[n:]), net.M)
+            unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
             kind = "code" if of == "authors" else "paper"
             parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
         found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
         return self.extra_losses.add(found, raw, batch.y)
 
 
-def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:
-    """An untrained method for ``dataset``: the paper's GPQ, GPQ with soft targets, or class-posterior codes."""
-    network = build_network(config, input_description(dataset, image_size), n_classes)
+def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeMethod:
+    """An untrained GPQ, GPQ with soft targets, or class-posterior codes, with random weights, or the weights of
+    ``config.network.weights``; ``input_`` as for :func:`.build_extractor`."""
+    # One generator for everything, so that the seed determines the initial weights.
+    generator = torch.Generator().manual_seed(config.training.seed)
+    backbone = build_extractor(config, input_, config.quantizer.width, generator)
     kinds: dict[str, Callable[..., CodeMethod]] = {
         "gpq": GPQ,
         "gpq-soft": SoftGPQ,
         "posterior": PosteriorCodes,
     }
-    return kinds[config.method](network, config)
+    return kinds[config.method](config, backbone, n_classes, generator)
+
+
+def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:
+    """As :func:`build_network`, for ``dataset``."""
+    return build_network(config, input_description(dataset, image_size), n_classes)

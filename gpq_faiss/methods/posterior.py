@@ -1,32 +1,48 @@
 """Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to their posteriors. Not in the paper.
 
-N class networks learn the labels by the cosine classifiers of the paper (eq. 3) and, where labels are few, pseudo-labels propagated from
+    x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks: sums of codewords approximate p or its logits
+                └─► features minus their prediction from p: r ─► feature codebooks: sums of codewords approximate r
+
+The class networks learn the labels by the cosine classifiers of the paper (eq. 3) and, where labels are few, pseudo-labels propagated from
 the labels to unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max (eq. 4) has a weight, do steps have
 unlabelled items. By their mean posterior two items share a class with the probability p·p'. Codewords are then fitted so that their
-sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability.
-Reasons and figures: ``docs/recommended.md``.
+sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability, plus a small
+weight times the similarity of the features. Both parts are additive quantisers (:mod:`gpq_faiss.nn.additive`), which an inner-product
+``IndexPQ`` can represent. Reasons and figures: ``docs/recommended.md``.
+
+p is tempered (p') because networks are overconfident after training: fitted to p itself, most codewords would be spent on uncertain items,
+and confident items would share a handful of codes.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from ..config import Config, TrainingConfig
 from ..data.reader import Reader
 from ..losses.classification import shares, subspace_classification, subspace_entropy
-from ..nn.backbones import MLP
+from ..losses.extra import ExtraLosses
+from ..nn.additive import assign, assign_logits, product_form, query_form
+from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
-from ..nn.gpq import CodeNetwork
-from ..nn.posterior import PosteriorNetwork, SubspaceHeads
-from ..nn.quantizer import reverse_gradient
+from ..nn.heads import SubspaceHeads
+from ..nn.quantizer import (
+    Codebooks,
+    at_least_float32,
+    intra_normalize,
+    reverse_gradient,
+    subspace_cosine,
+)
 from .codewords import ClassCodebooks, check_targets, fit_class_codebooks, fit_codewords, weights_of_parts
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
@@ -34,6 +50,18 @@ from .trainable import CodeMethod, TrainableMethod, TrainingBatch, weighted
 
 log = logging.getLogger(__name__)
 
+CLASS_DIM = 48
+"""Output dimensions of a class network."""
+CLASS_HIDDEN = 1024
+"""Hidden units of a class network."""
+DIRECTIONS = 48
+"""Principal axes of the residual that feature codebooks encode."""
+TEMPERATURE_POWER = 0.6
+"""Default power of an item's class probabilities, if their accuracy is unknown."""
+LEAST_POWER = 0.25
+"""Minimum power: lower ones keep little but the order, and a few labels give no reliable accuracy."""
+_CLASS_CODEBOOKS_PER_BIT = 1.2
+"""Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100."""
 _ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
 _CLASS_RATE = 2.0
@@ -42,8 +70,29 @@ _CONVOLUTION_RATE = 0.5
 """Factor on the learning rate of class networks over convolutions, and of these."""
 
 
+def count_class_codebooks(M: int, C: int) -> int:
+    """Number of class codebooks out of M, for C classes; all of them if codes are short."""
+    return min(M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * math.log2(C))))
+
+
 class PosteriorCodes(CodeMethod):
-    """See the module docstring."""
+    """From images or features to item vectors, which consist of codewords, and to query vectors.
+
+    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM]. Of the M codebooks of K codewords of d dimensions A
+    are for the C classes, and M - A for the features; with A = 0, all encode class and features jointly.
+
+    Attributes:
+        power: float [], exponent that tempers the class probabilities of items.
+        principal_axes, offset, prediction: float [width, E], [E], [C, E], of the residual that feature codebooks encode; E may be 0.
+        tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by their sum.
+        logits: float [A, K, C], class codewords for encoding: with ``by_logits`` their sum approximates an item's logits; else they equal
+            ``tables`` and their sum approximates p'.
+        feature_codewords: float [M - A, K, E]; for joint codebooks [M, K, C + E].
+        weights: float [2], of the class and feature parts of a query; for joint codebooks of queries and items.
+        by_logits: bool [], whether class codes are chosen by logits.
+        pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
+        prototypes: float [M, C, d], query vectors of a certain class with average features.
+    """
 
     name = "posterior"
     codes_only: tuple[str, ...] = (
@@ -53,27 +102,191 @@ class PosteriorCodes(CodeMethod):
         "posterior.feature_weight",
         "posterior.class_codebooks",
     )
+    asymmetric = True
+    items_are_codewords = True
 
-    def __init__(self, network: CodeNetwork, config: Config) -> None:
-        super().__init__(network, config)
+    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
+        super().__init__(config)
+        M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
+        n, N, A = config.network, config.posterior.networks, M
+        if config.posterior.feature_weight:
+            own = config.posterior.class_codebooks
+            A = count_class_codebooks(M, C) if own == "auto" else min(M, own)
+        width = cast(nn.Linear, backbone.head).in_features
+        if isinstance(backbone, MLP):
+            sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
+            backbone.head = SubspaceHeads(
+                *sizes, dropout=config.dropout, noise=n.first_noise, generator=generator
+            )
+        else:
+            # Convolutions learn the features; perceptrons on top would slow this down.
+            backbone.head = make_head(width, N * CLASS_DIM, generator)
+        self.backbone = backbone
+        self.classifier = Codebooks(N, C, CLASS_DIM, generator=generator)
+        self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, config.beta
+        E = min(DIRECTIONS, width) if A < M else 0
+        # Buffers, to be saved with the weights: codewords fit these weights only.
+        self.principal_axes = nn.Buffer(torch.eye(width, E))
+        self.offset = nn.Buffer(torch.zeros(E))
+        self.prediction = nn.Buffer(torch.zeros(C, E))
+        self.power = nn.Buffer(torch.tensor(TEMPERATURE_POWER))
+        tables = torch.randn(A, K, C, generator=generator)
+        coded = torch.randn(M - A, K, E if A else C + E, generator=generator)
+        self.place(tables, tables, coded, torch.ones(2), by_logits=False)
+        # Trunks of images give features of any scale; embeddings are standardised.
+        self.even = (
+            nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
+        )
+
+        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
-        self.rows = np.empty(0, np.int64)  # of all training items, ascending
         self.pseudo_labels: PseudoLabels | None = None
 
-    @property
-    def classes(self) -> PosteriorNetwork:
-        """The class networks."""
-        return cast(PosteriorNetwork, self.network)
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._by_logits = bool(self.by_logits)  # a constant for exporters
 
-    def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        super().fit_inputs(reader, rows)
-        self.rows = np.unique(rows)
+    def codebooks(self) -> Tensor:
+        return self.pq_codewords
 
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+    def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
+        """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]; with ``amp`` by bf16."""
+        # No more than the backbone: scaled cosines need more than eight bits.
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+            features = self.backbone.trunk_features(self.backbone.input(x))
+            raw = self.backbone.head(features)
+        return at_least_float32(features), at_least_float32(raw)
+
+    def directions(self, raw: Tensor) -> Tensor:
+        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
+        return intra_normalize(raw, self.N)
+
+    def posterior(self, raw: Tensor) -> Tensor:
+        """Mean class probabilities of the class networks, float [B, C]."""
+        cosine = subspace_cosine(self.directions(raw), self.classifier.raw)
+        return (self.beta * cosine).softmax(dim=2).mean(dim=1)
+
+    def tempered(self, posterior: Tensor) -> Tensor:
+        """Class probabilities of items, float [B, C], raised to :attr:`power` and normalised to sum 1."""
+        even = posterior**self.power
+        return even / even.sum(dim=1, keepdim=True)
+
+    def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
+        """What class probabilities do not predict of the features: unit-norm features minus their linear prediction from the posterior (for
+        joint codebooks minus their mean), in the residual's principal axes; unit-norm float [B, E]."""
+        direction = functional.normalize(self.even(features), dim=1)
+        return functional.normalize(
+            direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
+        )
+
+    def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
+        """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class probabilities and residual, weighted by
+        (√(1 - w), √w), float [B, C + E], whose inner product is (1 - w) p·p' + w cos."""
+        left = self.residual(features, posterior)
+        return left if self.A else torch.cat([self.weights[0] * posterior, self.weights[1] * left], dim=1)
+
+    def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
+        """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B, C]."""
+        parts = []
+        if self.A:
+            tempered = self.tempered(posterior)
+            parts.append(
+                assign_logits(tempered, self.logits) if self._by_logits else assign(tempered, self.tables)
+            )
+        if self.A < self.M:
+            parts.append(assign(self.feature_targets(features, posterior), self.feature_codewords))
+        return torch.cat(parts, dim=1)
+
+    def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
+        """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
+        if not self.A:
+            return self.feature_targets(features, posterior)
+        parts = [self.weights[0] * posterior]
+        if self.A < self.M:
+            parts.append(self.weights[1] * self.residual(features, posterior))
+        return torch.cat(parts, dim=1)
+
+    def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
+        features, raw = self.features(x, amp)
+        posterior = self.posterior(raw)
+        if queries:
+            return query_form(self.query_targets(features, posterior), self.basis).flatten(1)
+        codes = self.assign(features, posterior)
+        items = self.pq_codewords[torch.arange(self.M, device=codes.device), codes].flatten(1)
+        # Propagates NaN: an invalid input (infinite, say) has no nearest codeword and must not seem to have one.
+        return items + 0 * posterior.sum(dim=1, keepdim=True)
+
+    @torch.no_grad()
+    def fit_power(self, posterior: Tensor, accuracy: float) -> None:
+        """Set the power, from :data:`LEAST_POWER` to 1, for which the mean of the largest class probability (of float [n, C]) equals
+        ``accuracy``. With feature codebooks, which separate confident items, its square root is used."""
+        log_p = posterior.double().clamp_min(1e-30).log()
+        low, high = LEAST_POWER, 1.0
+        for _ in range(20):
+            power = (low + high) / 2
+            confidence = float((power * log_p).softmax(dim=1).amax(dim=1).mean())
+            low, high = (power, high) if confidence < accuracy else (low, power)
+        power = (low + high) / 2
+        self.power.fill_(power if self.A == self.M else power**0.5)
+
+    @torch.no_grad()
+    def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
+        """Fit the linear prediction of the trunk's features float [n, width] from class probabilities float [n, C], and the principal axes
+        of its residual."""
+        if self.A == self.M:
+            return
+        direction = functional.normalize(self.even(features), dim=1).double().cpu()
+        if not self.A:
+            # Joint codebooks encode the whole direction: nothing is predicted from the class.
+            posterior = torch.zeros_like(posterior)
+        p = torch.cat([posterior, torch.ones_like(posterior[:, :1])], dim=1).double().cpu()
+        # Ridge penalty of 1/100 item: classes without items are predicted as the mean.
+        gram = p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double)
+        prediction = torch.linalg.solve(gram, p.T @ direction)
+        left = direction - p @ prediction
+        _, vectors = torch.linalg.eigh(left.T @ left)
+        axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
+        # The sign of an eigenvector is arbitrary: make the largest entry positive.
+        axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
+        self.principal_axes.copy_(axes)
+        self.prediction.copy_((prediction @ axes)[:-1])
+        self.offset.copy_((prediction @ axes)[-1])
+
+    @torch.no_grad()
+    def place(
+        self, logits: Tensor, tables: Tensor, feature_codewords: Tensor, weights: Tensor, *, by_logits: bool
+    ) -> None:
+        """Set the codewords; see the attributes for their shapes. ``weights`` are scaled to norm 1."""
+        own = self.C if self.A else 0
+        after = feature_codewords.shape[2] + own - self.C
+        # Both parts on one scale; only queries are weighted.
+        scales = [
+            x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0 for x in (tables, feature_codewords)
+        ]
+        of_classes = functional.pad(tables / scales[0], (0, after))
+        of_features = functional.pad(feature_codewords / scales[1], (own, 0))
+        kept, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
+        # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
+        tables = kept[: self.A, :, : self.C] * scales[0]
+        weights = functional.normalize(weights.float(), dim=0)
+        certain = functional.pad(weights[0] * torch.eye(self.C, device=tables.device), (0, after))
+        self.logits = nn.Buffer(logits if by_logits else tables)
+        self.tables = nn.Buffer(tables)
+        self.feature_codewords = nn.Buffer(kept[self.A :, :, own:] * scales[1])
+        self.weights: Tensor = nn.Buffer(weights)
+        self._by_logits = by_logits
+        self.by_logits: Tensor = nn.Buffer(torch.tensor(by_logits, device=tables.device))
+        self.basis = nn.Buffer(basis)
+        self.pq_codewords = nn.Buffer(pq_codewords)
+        self.prototypes = nn.Buffer(query_form(certain, basis).transpose(0, 1).contiguous())
+
+    def fit_labels(
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
+    ) -> None:
         """Estimate the accuracy from the labels, propagate them to unlabelled items, and choose the noise, if ``network.noise`` is ``auto``
         and class networks take the input directly. With convolutions nothing is estimated, as pixel distances mean little."""
-        backbone, config = self.classes.backbone, self.config
+        backbone, config = self.backbone, self.config
         if not isinstance(backbone, MLP):
             return
         every = -(-len(rows) // MOST_ROWS)
@@ -90,7 +303,7 @@ class PosteriorCodes(CodeMethod):
                 functools.partial(self._vectors, reader),
                 rows,
                 y,
-                np.setdiff1d(self.rows, rows),
+                others,
                 labels_per_class=config.posterior.propagation,
                 accuracy=found.accuracy,
                 seed=config.training.seed,
@@ -100,12 +313,12 @@ class PosteriorCodes(CodeMethod):
         told = self.pseudo_labels
         return {
             "accuracy": self.accuracy,
-            "noise": getattr(self.classes.backbone.head, "noise", None),
+            "noise": getattr(self.backbone.head, "noise", None),
             "told": told and [torch.from_numpy(told.rows), torch.from_numpy(told.p), told.weight],
         }
 
     def take_prepared(self, found: dict[str, Any]) -> None:
-        self.accuracy, head = found["accuracy"], self.classes.backbone.head
+        self.accuracy, head = found["accuracy"], self.backbone.head
         if isinstance(head, SubspaceHeads):
             head.noise = found["noise"]
         if found["told"]:
@@ -115,7 +328,7 @@ class PosteriorCodes(CodeMethod):
     def adopt(self, other: TrainableMethod) -> None:
         assert isinstance(other, PosteriorCodes)
         self.accuracy = other.accuracy
-        self.classes.backbone, self.classes.classifier = other.classes.backbone, other.classes.classifier
+        self.backbone, self.classifier = other.backbone, other.classifier
 
     @torch.no_grad()
     def _vectors(
@@ -123,7 +336,7 @@ class PosteriorCodes(CodeMethod):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, there = reader.fetch(rows)
-        x = self.classes.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
+        x = self.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
         return (x - x.mean(dim=0) if reader.image_size else x).numpy(), there
 
     @property
@@ -132,11 +345,10 @@ class PosteriorCodes(CodeMethod):
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
-        net = self.classes
-        trained = [p for p in (*net.parameters(), *self.extra_losses.parameters()) if p.requires_grad]
+        trained = [p for p in self.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [{"params": trained, "times": _CONVOLUTION_RATE}]
-        if isinstance(net.backbone.head, SubspaceHeads):
-            own = {id(p) for part in (net.backbone.head, net.classifier) for p in part.parameters()}
+        if isinstance(self.backbone.head, SubspaceHeads):
+            own = {id(p) for part in (self.backbone.head, self.classifier) for p in part.parameters()}
             rest, mine = ([p for p in trained if (id(p) in own) == is_own] for is_own in (False, True))
             groups = [{"params": rest}, {"params": mine, "times": _CLASS_RATE}]
         # One pass over the memory instead of several.
@@ -144,17 +356,17 @@ class PosteriorCodes(CodeMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
-        loss, n, net = self.config.loss, len(batch.y), self.classes
-        raw = batch.joint(lambda x: net.features(x, amp)[1])
-        W, beta = net.classifier.raw, self.config.beta
-        labelled, y = net.directions(raw[:n]), shares(batch.y, raw)
+        loss, n = self.config.loss, len(batch.y)
+        raw = batch.joint(lambda x: self.features(x, amp)[1])
+        W, beta = self.classifier.raw, self.config.beta
+        labelled, y = self.directions(raw[:n]), shares(batch.y, raw)
         parts = {"classification": subspace_classification(labelled, W, y, beta)}
         told = self.pseudo_labels
         if told is not None and len(raw) > n:
             p = torch.from_numpy(told.of(batch.unlabelled_rows)).to(raw.device)
-            parts["propagation"] = subspace_classification(net.directions(raw[n:]), W, p, beta)
+            parts["propagation"] = subspace_classification(self.directions(raw[n:]), W, p, beta)
         if loss.lambda2 and len(raw) > n:
-            parts["entropy"] = subspace_entropy(net.directions(reverse_gradient(raw[n:])), W, beta)
+            parts["entropy"] = subspace_entropy(self.directions(reverse_gradient(raw[n:])), W, beta)
         share = loss.lambda1 * (told.weight if told is not None else 0)
         found = weighted(parts, classification=loss.lambda1, propagation=share, entropy=-loss.lambda2)
         return self.extra_losses.add(found, raw, batch.y)
@@ -162,28 +374,28 @@ class PosteriorCodes(CodeMethod):
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if ``final``."""
-        source, config = self.classes.eval(), self.config
-        parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
+        config = self.eval().config
+        parts = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features = torch.cat([features for features, _ in parts])
-        posterior = source.posterior(torch.cat([raw for _, raw in parts]))
+        posterior = self.posterior(torch.cat([raw for _, raw in parts]))
         K, seed, w = config.quantizer.codewords, config.training.seed, config.posterior.feature_weight
         check_targets(posterior, K)
         if self.accuracy is not None:
-            source.fit_power(posterior, self.accuracy)
-        source.fit_residual(features, posterior)
-        if source.A:
-            tempered, residual = source.tempered(posterior), source.residual(features, posterior)
+            self.fit_power(posterior, self.accuracy)
+        self.fit_residual(features, posterior)
+        if self.A:
+            tempered, residual = self.tempered(posterior), self.residual(features, posterior)
             with torch.enable_grad():
-                found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
+                found = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
             words = torch.zeros(0, K, residual.shape[1])
-            if source.A < source.M:
-                words = fit_codewords(residual, source.M - source.A, K, seed=seed)
+            if self.A < self.M:
+                words = fit_codewords(residual, self.M - self.A, K, seed=seed)
             weights = weights_of_parts(found, words, posterior.cpu(), tempered.cpu(), residual.cpu(), w)
         else:
             # Class and features are weighted before codewords are fitted, with the network's current weights.
-            source.weights = weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
-            words = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
+            self.weights = weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
+            words = fit_codewords(self.feature_targets(features, posterior), self.M, K, seed=seed)
             none = words.new_zeros(0, K, posterior.shape[1])
             found = ClassCodebooks(False, none, none)
-        placed = (t.to(source.tables.device) for t in (found.logits, found.tables, words, weights))
-        source.place(*placed, by_logits=found.by_logits)
+        placed = (t.to(self.tables.device) for t in (found.logits, found.tables, words, weights))
+        self.place(*placed, by_logits=found.by_logits)

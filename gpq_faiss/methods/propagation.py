@@ -12,13 +12,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from ..progress import stage
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +159,8 @@ def left_out_accuracy(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats, 
 def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse.csr_array:
     """The graph ``D^-½ (A + Aᵀ) D^-½`` float32 [n, n] of ``x`` float32 [n, W], with ``A_ij = max(cos(x_i, x_j), 0)^4`` for the k items j
     nearest to i by cosine, of many items nearly so (:data:`_LIST`)."""
+    import scipy.sparse  # a tenth of a second, which encoding does without
+
     n = len(x)
     unit = np.ascontiguousarray(
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)

@@ -1,7 +1,7 @@
 """Interface of methods trained by gradient descent.
 
 The loop (:mod:`gpq_faiss.training.loop`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
-optimizer, and keeps the weights that rank held-out items best. A method provides losses, the exported network, and the
+optimizer, and keeps the weights that rank held-out items best. A method is its network: it provides losses, vectors, and the
 :class:`~gpq_faiss.methods.coders.Coder` of its vectors.
 """
 
@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from ..config import Config, TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
-from ..losses.extra import ExtraLosses
 from ..nn.backbones import Backbone
 from ..nn.device import full_float32, image_batch, to_input
-from ..nn.gpq import CodeNetwork
 from ..nn.joint import Share
+from ..nn.quantizer import intra_normalize
 from .coders import Coder, ProductCoder
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -67,10 +66,10 @@ def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
 
 
 class TrainableMethod(nn.Module, ABC):
-    """A network with its losses. A step is :meth:`before_step`, :meth:`losses`, the optimizer, :meth:`after_step`."""
+    """A network, from inputs to vectors float32 [B, D] for :meth:`coder`, with its losses. A step is :meth:`before_step`, :meth:`losses`,
+    the optimizer, :meth:`after_step`."""
 
     name: str
-    network: nn.Module
     uses_unlabelled: bool = True
     """Whether batches contain unlabelled items; False for supervised methods."""
     codes_only: tuple[str, ...] = ()
@@ -85,9 +84,9 @@ class TrainableMethod(nn.Module, ABC):
     def coder(self) -> Coder:
         """Coder of the exported network's vectors, in its current state."""
 
-    def exported(self) -> nn.Module:
-        """The network that encodes: input to vectors float32 [B, D] for :meth:`coder`."""
-        return self.network
+    def queries(self, x: Tensor) -> Tensor:
+        """Vectors of queries, float32 [B, D]."""
+        return cast(Tensor, self(x))
 
     def extractors(self) -> list[Backbone]:
         """All backbones."""
@@ -101,8 +100,11 @@ class TrainableMethod(nn.Module, ABC):
             for backbone in self.extractors():
                 backbone.input.fit(torch.from_numpy(values))
 
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Called after :meth:`fit_inputs` with all labelled training items: rows int64 [n], ascending, multi-hot labels float32 [n, C]."""
+    def fit_labels(
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
+    ) -> None:
+        """Called after :meth:`fit_inputs` with all labelled training items: rows int64 [n], ascending, multi-hot labels float32 [n, C]; and
+        the rows of ``others``, the unlabelled ones."""
 
     def prepared(self) -> dict[str, Any]:
         """What :meth:`fit_labels` found and the state lacks, for other processes: tensors, numbers and None."""
@@ -132,24 +134,46 @@ class TrainableMethod(nn.Module, ABC):
 
 
 class CodeMethod(TrainableMethod):
-    """Base of the GPQ methods: the loss of a network that has its codebooks, and of plugins."""
+    """Base of the GPQ methods: from images or features to item and query vectors, M sub-vectors of unit norm, with the codebooks of the
+    items.
+
+    Attributes:
+        asymmetric: whether queries and items have different vectors.
+        items_are_codewords: whether item vectors consist of codewords.
+    """
 
     name = "gpq"
-    network: CodeNetwork
+    asymmetric = False
+    items_are_codewords = False
+    M: int
 
-    def __init__(self, network: CodeNetwork, config: Config) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.network, self.config = network, config
-        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
+        self.config, self.M = config, config.quantizer.codebooks
+
+    @abstractmethod
+    def codebooks(self) -> Tensor:
+        """The codewords to export, float [M, K, d], unit-norm."""
+
+    @abstractmethod
+    def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
+        """Sub-vectors of any length, float32 [B, M·d], of items or queries; with ``amp``, the backbone runs in bf16."""
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
+        return intra_normalize(raw, self.M).flatten(1)
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self.finish(self.raw(x, queries=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Item vectors to quantise, float32 [B, M·d]."""
+        return self.finish(self.raw(x))
 
     @torch.no_grad()
-    def codebooks(self) -> NDArray[np.float32]:
-        """Exported codebooks, float32 [M, K, d], unit-norm."""
-        return np.ascontiguousarray(self.network.codebooks().float().cpu().numpy())
-
     def coder(self) -> ProductCoder:
         """Coder of the exported codebooks, inner product."""
-        return ProductCoder(self.codebooks())
+        return ProductCoder(np.ascontiguousarray(self.codebooks().float().cpu().numpy()))
 
 
 @torch.no_grad()
@@ -161,14 +185,13 @@ def embed_rows(
     *,
     queries: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Vectors of the items ``rows``, int64 [n], from the exported network; with ``queries`` its query vectors, if it has such.
+    """Vectors of the items ``rows``, int64 [n]; with ``queries``, as those of queries.
 
     Returns:
         float32 [m, D] of the m readable items, and bool [n], which items these are.
     """
-    exported = method.exported()
-    exported.eval()
-    network = getattr(exported, "queries", exported) if queries else exported
+    method.eval()
+    network = method.queries if queries else method
     parts, there = [], []
     batch = image_batch(1000, reader.image_size)
     for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):

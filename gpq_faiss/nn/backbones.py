@@ -6,16 +6,18 @@ Intra-normalisation is not part of it (:mod:`gpq_faiss.nn.quantizer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..config import Config
+from ..data.base import Dataset, FeatureDataset
 from ..errors import DataError, UsageError, optional
 from ..plugins import Plugin, find_plugin, plugin_names
-from .joint import RowDropout
+from .joint import RowDropout, RowNoise
 from .weights import first_line, imagenet_state, load_into, read_weights
 
 BACKBONES = ("vgg", "cnnf", "mlp", "linear")
@@ -82,7 +84,7 @@ class Backbone(nn.Module):
 
     Attributes:
         SMALLEST: minimum pixels per side.
-        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.posterior.SubspaceHeads`.
+        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
     """
 
     SMALLEST = 1
@@ -322,3 +324,31 @@ def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torc
     elif weights not in ("none", "imagenet"):
         load_into(backbone, read_weights(weights), weights)
     return backbone
+
+
+def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
+    """The argument ``input_`` of :func:`build_extractor` for ``dataset``."""
+    if isinstance(dataset, FeatureDataset):
+        return {"kind": "features", "width": dataset.width}
+    return {"kind": "images", "image_size": image_size}
+
+
+def build_extractor(
+    config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
+) -> Backbone:
+    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for ``input_`` ``{"kind": "features",
+    "width": W}`` or ``{"kind": "images", "image_size": S}``."""
+    n, size = config.network, input_.get("image_size", 0)
+    of_classes = config.method != "gpq"
+    hidden = n.hidden[:-1] if of_classes else n.hidden
+    automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
+    name = automatic if n.backbone == "auto" else n.backbone
+    # A requested perceptron has a hidden layer: its own, or those of the class networks.
+    hidden = hidden or (() if of_classes else BackboneSpec.hidden)
+    tap: Literal["block", "pool"] = "pool" if config.gpq.variant == "authors" else "block"
+    width = input_.get("width", 0)
+    spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
+    net = build_backbone(spec, n.weights, generator=generator)
+    if n.first_noise and not of_classes and isinstance(net, MLP):
+        net.layers.insert(0, RowNoise(n.first_noise))
+    return net

@@ -28,7 +28,7 @@ from ..encoder import Encoder
 from ..errors import DataError, UsageError, one_line, optional
 from ..exported import METADATA_FILE, Metadata, graph_input
 from ..files import atomic_path, check_output, versions
-from ..nn.model import Model
+from ..methods.model import Model
 from ..progress import levels
 
 Run = Callable[[NDArray[np.float32]], NDArray[Any]]

@@ -97,7 +97,7 @@ def _codes(M: int, K: int, d: int) -> dict[str, int]:
 def _model(path: Path) -> dict[str, Any]:
     network: dict[str, Any] = {}
     if importlib.util.find_spec("torch") is not None:
-        from ..nn.model import load_model
+        from ..methods.model import load_model
 
         loaded = load_model(path).network
         spec = getattr(getattr(loaded, "backbone", None), "spec", None)

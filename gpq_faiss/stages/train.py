@@ -21,10 +21,10 @@ from ..data.protocols import Split, make_split
 from ..errors import DataError, UsageError
 from ..files import fingerprint, versions
 from ..methods.gpq import build_gpq
+from ..methods.model import save_model
 from ..methods.registry import METHODS
 from ..methods.trainable import CodeMethod
-from ..nn.backbones import backbone_plugin
-from ..nn.model import input_description, save_model
+from ..nn.backbones import backbone_plugin, input_description
 from ..training.loop import Fitted, Progress, RunOptions, fit
 from ..training.output import Output
 from ..training.parallel import joined
@@ -113,8 +113,8 @@ def train(
             assert isinstance(fitted.method, CodeMethod)
             save_model(
                 output.model,
-                fitted.method.exported().eval(),
-                fitted.method.codebooks(),
+                fitted.method.eval(),
+                fitted.method.coder().codebooks,
                 _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
                 split=split,

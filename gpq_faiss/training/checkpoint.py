@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from ..errors import DataError
 from ..files import atomic_path, fingerprint
 from ..inputs import parse_json
+from ..methods.model import save_tensors, state_fingerprint
 from ..methods.trainable import TrainableMethod
-from ..nn.model import save_tensors, state_fingerprint
 
 CHECKPOINT = "checkpoint.safetensors"
 """File name of the checkpoint in the folder of an unfinished run."""

@@ -277,7 +277,8 @@ def _prepare(method: TrainableMethod, task: _Task) -> None:
         with stage("statistics of the inputs"):
             method.fit_inputs(task.reader, np.sort(np.concatenate([task.seen, task.pool])))
         with stage("statistics of the labels"):
-            method.fit_labels(task.reader, task.seen, task.labels.dense(task.seen))
+            y, others = task.labels.dense(task.seen), np.setdiff1d(task.pool, task.seen)
+            method.fit_labels(task.reader, task.seen, y, others)
     if group.size > 1:
         method.load_state_dict(group.copy(method.state_dict()))
         method.take_prepared(group.copy(method.prepared()))

@@ -21,8 +21,8 @@ from commands import TRAIN, WIDTH, clusters, done, fill, gpq, refused, untouched
 from model_factory import make_model
 from safetensors.numpy import load_file, save_file
 
+from gpq_faiss.methods.model import state_fingerprint
 from gpq_faiss.nn import quantizer
-from gpq_faiss.nn.model import state_fingerprint
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ def apart_or_near(d, near, far, margin):
 
 
 def ssdh_terms(method, batch):
-    h = method.exported()(batch.x).sigmoid()
+    h = method(batch.x).sigmoid()
     deep = method.extractor.trunk_features(method.extractor.input(batch.x))
     batch.y[2, 7] = 1  # two labels
     d, graph = squared_distances(h, h), batch_graph(deep, method.near, method.far)
@@ -208,14 +208,14 @@ def pqn_terms(method, batch):
         method.losses(batch, amp=False)["total"].backward()
     assert bool(method.codewords.raw.grad.any(dim=2).all())
     assert all(p.grad is not None for p in method.parameters())
-    x, Z = method.exported()(batch.x[:12]).reshape(12, 4, -1), method.codewords()
+    x, Z = method(batch.x[:12]).reshape(12, 4, -1), method.codewords()
     q = torch.stack([torch.stack([(10 * Z[m] @ i[m]).softmax(0) @ Z[m] for m in range(4)]) for i in x])
     return {"total": (1, pqn.asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y))}
 
 
 def subic_terms(method, batch):
     method.gamma, method.mu = 0.3, 0.7
-    z = method.exported()(batch.x[:12])
+    z = method(batch.x[:12])
     chosen = unpack_codes(method.coder().encode(z.numpy()), 4, 16)
     np.testing.assert_array_equal(chosen, z.reshape(12, 4, 16).argmax(dim=2))
     log_p = method.classifier(z).log_softmax(dim=1)
@@ -235,7 +235,7 @@ def subic_terms(method, batch):
 
 def ninh_terms(method, batch):
     method.weight.mul_(30)
-    shifted = method.exported()(batch.x)
+    shifted = method(batch.x)
     values = ninh.piecewise_threshold(shifted + 0.5, 0.4)
     assert ((values == 0) | (values == 1)).any()
     bits = np.unpackbits(method.coder().encode(shifted.numpy()), axis=1, bitorder="little")
@@ -246,7 +246,7 @@ def ninh_terms(method, batch):
 def dqn_terms(method, batch):
     assert parts_of(method, batch)["quantisation"] == 0  # until they are fitted
     method.fitted.fill_(True)
-    error = error_of(method.exported()(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
+    error = error_of(method(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
     return {"cosine": (1, None), "quantisation": (method.weight, error)}
 
 
@@ -258,23 +258,23 @@ def dtq_terms(method, batch):
     kept, codewords = state["kept"].numpy(), state["codewords"].numpy()
     error = np.square(kept - reconstruct(state["codes"].numpy(), codewords)).sum(axis=1).mean()
     assert error < 0.5 * kept.var(axis=0).sum()
-    method.fit_labels(None, split_of(features()).labelled, None)
+    method.fit_labels(None, split_of(features()).labelled, None, None)
     method.load_state_dict(state)
     own = reconstruct(method.codes[method.positions(batch)].numpy(), codewords)
-    error = np.square(method.exported()(batch.x[:12]).numpy() - own).sum(axis=1).mean()
+    error = np.square(method(batch.x[:12]).numpy() - own).sum(axis=1).mean()
     return {"triplet": (1, None), "quantisation": (method.weight, error)}
 
 
 def cnnh_terms(method, batch):
     rows, y = np.concatenate([batch.rows, [10**6]]), sets_of_labels(13, 3, True, 3)
-    method.fit_labels(None, rows, y)
-    out = method.exported()(batch.x[:12]).double().tanh().numpy()
+    method.fit_labels(None, rows, y, None)
+    out = method(batch.x[:12]).double().tanh().numpy()
     return {"total": (1, np.square(out - factorise(y, 16)[:12]).mean())}
 
 
 def bgdh_terms(method, batch):
     method.before_step(0, 9, lambda n: iter([batch.x]))
-    u, e, generator = method.exported()(batch.x), method.extractor(batch.x), drawn()
+    u, e, generator = method(batch.x), method.extractor(batch.x), drawn()
     right = method.graph.walk(method.extractor.input(batch.x), method.longest, generator)
     wrong = torch.randint(int(method.graph.used), (21, method.wrong), generator=generator)
     chosen, signs = method.contexts[torch.cat([right[:, None], wrong], dim=1)], [1] + 5 * [-1]

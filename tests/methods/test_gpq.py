@@ -21,14 +21,12 @@ from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import npair, soft_npair, triplet
-from gpq_faiss.methods.gpq import GPQ
-from gpq_faiss.methods.gpq_soft import SoftGPQ
+from gpq_faiss.methods.gpq import build_network
+from gpq_faiss.methods.gpq_soft import straight_through
 from gpq_faiss.methods.registry import METHODS, make_builder
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
 from gpq_faiss.nn.backbones import CNNF, VGG, BackboneSpec, build_backbone
-from gpq_faiss.nn.gpq_soft import straight_through
-from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
@@ -46,8 +44,7 @@ def method(classes=C, **sections):
         "posterior": {"networks": 2},
     }
     config = merge(merge(preset("gpq"), small), sections)
-    net = build_network(config, {"kind": "features", "width": WIDTH}, classes)
-    return SoftGPQ(net, config).train()
+    return build_network(config, {"kind": "features", "width": WIDTH}, classes).train()
 
 
 def items(n=40):
@@ -70,8 +67,8 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs():
     gpq = method(loss={"lambda1": 0.9, "lambda2": 0.3}, posterior={"propagation": 0.0})
     given = batch()
     parts = floats(gpq.losses(given, amp=False))
-    theirs = floats(super(SoftGPQ, gpq).losses(given, amp=False))
-    net = gpq.network
+    theirs = floats(gpq.classes.losses(given, amp=False))
+    net = gpq
     with torch.no_grad():
         p = net.eval().posterior(given.x)
         x, Z, W = intra_normalize(net.raw_subvectors(p), net.M), net.codewords(), net.classifier()
@@ -98,11 +95,12 @@ def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone():
     rates = [(id(p), group["times"]) for group in groups for p in group["params"]]
     gpq.losses(batch(), amp=False)["npair"].backward()
     for name, p in gpq.named_parameters():
-        of_class = name.startswith("network.classes.")
+        of_class = name.startswith("classes.")
         assert [rate for of, rate in rates if of == id(p)] == [2.0 if of_class else 5.0], name
         assert (p.grad is not None and bool(p.grad.any())) != of_class, name
     assert len(rates) == len(list(gpq.parameters()))
-    assert {name.split(".")[0] for name in gpq.state_dict()} == {"network"}, "the class networks once"
+    parts = {"classes", "codewords", "classifier", "log_scale", "layers", "prototypes"}
+    assert {name.split(".")[0] for name in gpq.state_dict()} == parts, "the class networks once"
     assert gpq.classes.tables.numel() + gpq.classes.feature_codewords.numel() == C, "next to no codewords"
 
 
@@ -113,11 +111,11 @@ def test_score_tables_are_refitted_after_the_training():
     for changes, refitted in zip(({}, *short), (True, False, False), strict=True):
         gpq = method(**changes)
         with torch.no_grad():
-            gpq.network.codewords.raw.mul_(3)  # of any length
+            gpq.codewords.raw.mul_(3)  # of any length
         gpq.fit_codebooks(lambda n: iter([x[:n]]), final=False)
-        as_trained = gpq.network.prototypes.clone()
+        as_trained = gpq.prototypes.clone()
         gpq.fit_codebooks(lambda n: iter([x[:n]]), final=True)
-        assert torch.equal(as_trained, gpq.network.prototypes) != refitted
+        assert torch.equal(as_trained, gpq.prototypes) != refitted
 
 
 def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path):
@@ -160,7 +158,7 @@ def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path):
 def test_queries_realise_any_score_tables_but_for_one_factor(K, more, M, seed):
     """Without tables, those of the sub-prototypes: Σ_c p_c w_mc · z_mk."""
     sizes = {"codebooks": M, "codewords": K}
-    net = method(quantizer=sizes | {"subdim": K + more}, training={"seed": seed}).network.eval()
+    net = method(quantizer=sizes | {"subdim": K + more}, training={"seed": seed}).eval()
     x = items()
     given_tables = torch.randn(M, K, C, generator=torch.Generator().manual_seed(seed))
     for tables in (None, given_tables):
@@ -202,7 +200,7 @@ def test_a_variant_is_its_losses(variant, base):
     config = merge(merge(base, small), dict(METHODS[variant].changes))
     data = open_data(np.eye(8, WIDTH, dtype=np.float32), labels=np.arange(8) % C)
     gpq = make_builder(variant)(config, data, 0, C).eval()
-    x, y, net = batch().x, batch().y, gpq.network
+    x, y, net = batch().x, batch().y, gpq
     parts = gpq.losses(batch(), amp=False)
     labelled = intra_normalize(net.backbone(x[:12]), 3)
     loss = triplet if variant == "gpq-t" else npair
@@ -256,12 +254,12 @@ def small(variant="authors"):
     with torch.no_grad():
         norm.weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
         norm.bias.copy_(torch.linspace(-0.2, 0.3, HIDDEN))
-    return GPQ(net, config).train()
+    return net.train()
 
 
 def by_hand(gpq, parts):
     """The perceptron's output, each of ``parts`` normalised by its own mean and deviation, and the averages that move with each."""
-    state = {k: v.double().numpy() for k, v in gpq.network.backbone.state_dict().items()}
+    state = {k: v.double().numpy() for k, v in gpq.backbone.state_dict().items()}
     out, mean, variance = [], np.zeros(HIDDEN), np.ones(HIDDEN)
     for x in parts:
         h = x @ state["layers.0.weight"].T + state["layers.0.bias"]
@@ -278,11 +276,11 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     x = given.x.double().numpy()
     raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "authors" else [x])
     parts = floats(gpq.losses(given, amp=False))
-    norm = gpq.network.backbone.get_submodule("layers.1")
+    norm = gpq.backbone.get_submodule("layers.1")
     np.testing.assert_allclose(np.stack([norm.running_mean, norm.running_var]), averages, rtol=1e-4)
     split = raw.reshape(ITEMS, M, D)
     directions = split / np.linalg.norm(split, axis=2, keepdims=True)
-    W = gpq.network.classifier.raw.detach().double()
+    W = gpq.classifier.raw.detach().double()
     unit = (W / W.norm(dim=2, keepdim=True)).numpy()
     entropy = 0.0
     for item in directions[LABELLED:]:
@@ -297,7 +295,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     y = given.y.double()
     classification = float(subspace_classification(labelled, W, shares(y, W), 4.0, "code"))
     assert parts["classification"] == pytest.approx(classification, rel=1e-5)
-    quantised = soft_assign(labelled, gpq.network.codebooks().detach().double(), 20.0)
+    quantised = soft_assign(labelled, gpq.codebooks().detach().double(), 20.0)
     pairs = float(npair(labelled, quantised, y))
     assert parts["npair"] == pytest.approx(pairs, rel=1e-5)
     assert parts["total"] == pytest.approx(pairs + 0.1 * classification - 0.1 * entropy, rel=1e-5)

@@ -16,17 +16,16 @@ from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods import codewords
 from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords
-from gpq_faiss.methods.posterior import PosteriorCodes
-from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.additive import assign
-from gpq_faiss.nn.model import build_network
-from gpq_faiss.nn.posterior import (
+from gpq_faiss.methods.gpq import build_network
+from gpq_faiss.methods.posterior import (
     CLASS_DIM,
     DIRECTIONS,
     LEAST_POWER,
     TEMPERATURE_POWER,
     count_class_codebooks,
 )
+from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.nn.additive import assign
 
 C, WIDTH, D = 5, 9, 18
 CLASS_CODEBOOKS = (3, 2)
@@ -51,7 +50,7 @@ def config_of(A=3):
 
 def method(A=3, *, width=WIDTH, **changes):
     config = merge(config_of(A), changes)
-    return PosteriorCodes(build_network(config, {"kind": "features", "width": width}, C), config)
+    return build_network(config, {"kind": "features", "width": width}, C)
 
 
 def network(A=3, *, width=WIDTH):
@@ -63,7 +62,7 @@ def network(A=3, *, width=WIDTH):
 def _network(A, width):
     made = method(A, width=width)
     made.fit_codebooks(Sampler(items(600, width=width)))
-    return made.network.eval()
+    return made.eval()
 
 
 def items(n, seed=0, width=WIDTH):
@@ -150,14 +149,14 @@ def test_a_known_accuracy_tempers_what_is_coded():
     made = method()
     draw = Sampler(items(600))
     made.fit_codebooks(draw)
-    first = made.codebooks().copy()
-    assert float(made.network.power) == pytest.approx(TEMPERATURE_POWER)
-    p = seen(made.network, items(600))[1]
+    first = made.coder().codebooks.copy()
+    assert float(made.power) == pytest.approx(TEMPERATURE_POWER)
+    p = seen(made, items(600))[1]
     # Between what the greatest and the least power give.
     made.accuracy = float(0.8 * p.amax(dim=1).mean() + 0.2 / C)
     made.fit_codebooks(draw)
-    assert float(made.network.tempered(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
-    assert not np.allclose(made.codebooks(), first, atol=0.01)
+    assert float(made.tempered(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
+    assert not np.allclose(made.coder().codebooks, first, atol=0.01)
 
 
 def test_power_and_kind_of_codes_are_kept_with_the_weights():
@@ -260,7 +259,7 @@ def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, 
 @torch.no_grad()
 def test_codes_are_chosen_among_the_codewords_that_are_left():
     """With fewer dimensions than the codewords have: what is lost of them must not decide."""
-    net = method(quantizer={"subdim": 5}).network
+    net = method(quantizer={"subdim": 5})
     whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
     net.eval().place(whole, whole, torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0]), by_logits=False)
     assert not torch.allclose(net.tables, whole, atol=0.1)
@@ -303,16 +302,16 @@ def test_prototypes_are_queries_for_one_class(A):
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
 def test_settling_fits_codebooks_to_what_the_network_believes(A):
     made = method(A)
-    random = made.codebooks().copy()
+    random = made.coder().codebooks.copy()
     draw = Sampler(items(700))
     made.fit_codebooks(draw)
-    net = made.network
+    net = made
     features, posterior = seen(net, items(700))
     found = fit_class_codebooks(posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed)
     assert net._by_logits == found.by_logits
     # Wide enough for 16 codewords: nothing is lost but digits.
     torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
-    assert not np.array_equal(made.codebooks(), random)
+    assert not np.array_equal(made.coder().codebooks, random)
     assert bool(net.weights[1]) == (A < 3), "without feature codebooks the class has all the weight"
     if A < 3:
         expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
@@ -325,7 +324,7 @@ def fitted(A, w):
     """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted to 600 items."""
     made = method(A, posterior={"feature_weight": w})
     made.fit_codebooks(Sampler(items(600)))
-    return made.network.eval()
+    return made.eval()
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
@@ -370,13 +369,13 @@ def batch(n=15, unlabelled=30):
 def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
     made = method(2).eval()
-    parts, net, beta, loss = made.losses(batch(), amp=False), made.network, made.config.beta, made.config.loss
+    parts, net, beta, loss = made.losses(batch(), amp=False), made, made.config.beta, made.config.loss
     v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
     v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw
     classification = subspace_classification(v[:15], W, shares(batch().y, v), beta)
     entropy = subspace_entropy(v[15:], W, beta)
     total = loss.lambda1 * classification - loss.lambda2 * entropy
-    names, parameters = zip(*made.network.named_parameters(), strict=True)
+    names, parameters = zip(*made.named_parameters(), strict=True)
     # None of the codewords.
     assert set(names) == {"classifier.raw", *(f"backbone.head.{name}" for name in ("into", "bias", "out"))}
     for name, plain, sign in (("classification", classification, 1), ("entropy", entropy, -1)):
@@ -393,7 +392,7 @@ def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the
 
 def test_the_class_networks_move_faster_than_a_trunk():
     made = method(network={"hidden": [8, 16]})
-    net, (slow, fast) = made.network, made.optimizer(made.config.training).param_groups
+    net, (slow, fast) = made, made.optimizer(made.config.training).param_groups
     own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
     assert {id(p) for p in fast["params"]} == own
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
@@ -404,5 +403,5 @@ def test_the_class_networks_move_faster_than_a_trunk():
     net, again = (build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2))
     assert isinstance(net.backbone.head, torch.nn.Linear)
     assert all(map(torch.equal, net.state_dict().values(), again.state_dict().values()))
-    (group,) = PosteriorCodes(net, config).optimizer(config.training).param_groups
+    (group,) = net.optimizer(config.training).param_groups
     assert (group["times"], len(group["params"])) == (0.5, len(list(net.parameters())))

@@ -185,7 +185,8 @@ def prepared(data, config, labelled, pool, size=0):
     made = build_gpq(config, data, size, len(data.require_labels().class_names))
     with Reader(data, size) as reader:
         made.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
-        made.fit_labels(reader, labelled, data.require_labels().dense(labelled))
+        y = data.require_labels().dense(labelled)
+        made.fit_labels(reader, labelled, y, np.setdiff1d(pool, labelled))
     return made
 
 
@@ -206,7 +207,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
     items = torch.from_numpy(data.read(np.concatenate([labelled, others])).astype(np.float32))
     batch = TrainingBatch(items, torch.from_numpy(y), 0, 10, torch.Generator(), labelled, others)
     parts = made.losses(batch, amp=False)
-    net = made.network
+    net = made
     expected = subspace_classification(
         net.directions(net.features(items[4:])[1]),
         net.classifier.raw,
@@ -249,7 +250,7 @@ def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone):
     assert right[others].mean() > 0.9
     # The noise suits the labels, as with embeddings.
     noise = leave_one_out(compared[labelled], labels.dense(labelled)).noise
-    assert made.network.backbone.head.noise == pytest.approx(noise, rel=1e-3)
+    assert made.backbone.head.noise == pytest.approx(noise, rel=1e-3)
 
 
 FEW, MANY, POOL = np.arange(4), np.arange(450), np.arange(450, 900)
@@ -337,11 +338,11 @@ def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_s
     noise, x = {}, standardised(data, np.arange(400))
     for n in (12, 400):
         made = prepared(data, config_of(), np.arange(n), np.arange(n, 400))
-        noise[n], y = made.network.backbone.head.noise, data.require_labels().dense(np.arange(n))
+        noise[n], y = made.backbone.head.noise, data.require_labels().dense(np.arange(n))
         expected, predicted = least_error(x[:n], y)
         assert noise[n] == pytest.approx(1.5 * expected)
         assert made.accuracy == pytest.approx((predicted.argmax(1) == y.argmax(1)).mean())
     assert noise[12] > noise[400]
     for network in ({"noise": 0.5}, {"hidden": [16, 4]}):  # behind a layer it is not the input's
         made = prepared(data, config_of(**network), np.arange(12), np.arange(12, 400))
-        assert made.network.backbone.head.noise == 0.5
+        assert made.backbone.head.noise == 0.5

@@ -6,8 +6,8 @@ from model_factory import make_model, random_input
 
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.encoder import Encoder
+from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.nn.device import full_float32, image_batch
-from gpq_faiss.nn.model import build_network
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -10,8 +10,9 @@ from model_factory import own_settings
 from gpq_faiss.config import PRESETS
 from gpq_faiss.data.open import open_data
 from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.posterior import PosteriorNetwork, SubspaceHeads
+from gpq_faiss.nn.heads import SubspaceHeads
 
 sizes = st.integers(1, 5)
 
@@ -92,7 +93,7 @@ def test_losses_reach_every_parameter_and_bf16_stays_close(name):
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_vectors_of_bf16_are_float32_unit_norm_and_close(name):
     """Items and queries as an encoder makes them: the backbone in bf16, all after it in float32."""
-    net = method(CONFIGS[name]).exported().eval()
+    net = method(CONFIGS[name]).eval()
     x = torch.randn(20, 10, generator=generator(6))
     for queries in (False, True):
         exact = net.finish(net.raw(x, queries=queries))
@@ -101,7 +102,7 @@ def test_vectors_of_bf16_are_float32_unit_norm_and_close(name):
         torch.testing.assert_close(exact, net.queries(x) if queries else net(x), rtol=0, atol=1e-6)
         torch.testing.assert_close(rounded.reshape(20, net.M, -1).norm(dim=2), torch.ones(20, net.M))
         cosine = (exact * rounded).sum(dim=1) / net.M
-        if isinstance(net, PosteriorNetwork) and not queries:
+        if isinstance(net, PosteriorCodes) and not queries:
             # Items are codewords, which a small error changes only where two are nearly as good.
             assert int((cosine > 0.9999).sum()) >= 18
             parts = (net.features(x, amp) for amp in (True, False))

@@ -17,7 +17,7 @@ from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import sampled_content
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
-from gpq_faiss.nn.model import build_network
+from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.store import raw
 from gpq_faiss.store.writer import RowWriter
 

@@ -17,8 +17,8 @@ from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, OutputExistsError
-from gpq_faiss.methods.gpq import GPQ
-from gpq_faiss.nn.model import build_network, load_model
+from gpq_faiss.methods.gpq import GPQ, build_network
+from gpq_faiss.methods.model import load_model
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train
 from gpq_faiss.training import loop

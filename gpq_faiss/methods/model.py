@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..config import MOST_SIDE, Config, from_dict
-from ..data.base import Dataset, FeatureDataset
+from ..config import MOST_SIDE, from_dict
 from ..data.protocols import Split
 from ..errors import DataError, MismatchError
 from ..faissio.model import FORMAT_VERSION, read_model
 from ..files import atomic_folder, fingerprint, write_json
+from ..nn.backbones import backbone_plugin
 from ..store.header import codebooks_fingerprint
-from .backbones import MLP, VGG, Backbone, BackboneSpec, backbone_plugin, build_backbone
-from .gpq import CodeNetwork, GPQNetwork
-from .gpq_soft import SoftGPQNetwork
-from .joint import RowNoise
-from .posterior import PosteriorNetwork
+from .gpq import build_network
+from .trainable import CodeMethod
 
 
 def state_fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -59,7 +56,7 @@ def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] 
 
 def save_model(
     out: Path,
-    network: nn.Module,
+    network: CodeMethod,
     codebooks: NDArray[np.float32],
     description: dict[str, Any],
     *,
@@ -74,7 +71,11 @@ def save_model(
     Raises:
         DataError: the folder cannot be written.
     """
-    state = {f"network.{k}": v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
+    state = {
+        f"network.{k}": v.detach().cpu().contiguous().clone()
+        for k, v in network.state_dict().items()
+        if "extra_losses." not in k  # which only a training needs
+    }
     state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
     determined = {
         "format_version": FORMAT_VERSION,
@@ -91,44 +92,6 @@ def save_model(
         split.save(folder / "split.json")
 
 
-def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """The argument ``input_`` of :func:`build_extractor` for ``dataset``."""
-    if isinstance(dataset, FeatureDataset):
-        return {"kind": "features", "width": dataset.width}
-    return {"kind": "images", "image_size": image_size}
-
-
-def build_extractor(
-    config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
-) -> Backbone:
-    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for ``input_`` ``{"kind": "features",
-    "width": W}`` or ``{"kind": "images", "image_size": S}``."""
-    n, size = config.network, input_.get("image_size", 0)
-    of_classes = config.method != "gpq"
-    hidden = n.hidden[:-1] if of_classes else n.hidden
-    automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
-    name = automatic if n.backbone == "auto" else n.backbone
-    # A requested perceptron has a hidden layer: its own, or those of the class networks.
-    hidden = hidden or (() if of_classes else BackboneSpec.hidden)
-    tap: Literal["block", "pool"] = "pool" if config.gpq.variant == "authors" else "block"
-    width = input_.get("width", 0)
-    spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
-    net = build_backbone(spec, n.weights, generator=generator)
-    if n.first_noise and not of_classes and isinstance(net, MLP):
-        net.layers.insert(0, RowNoise(n.first_noise))
-    return net
-
-
-def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeNetwork:
-    """A GPQ network with random weights, or the weights of ``config.network.weights``; ``input_`` as for :func:`build_extractor`."""
-    # One generator for everything, so that the seed determines the initial weights.
-    generator = torch.Generator().manual_seed(config.training.seed)
-    backbone = build_extractor(config, input_, config.quantizer.width, generator)
-    kinds: dict[str, Callable[..., CodeNetwork]]
-    kinds = {"gpq": GPQNetwork, "gpq-soft": SoftGPQNetwork, "posterior": PosteriorNetwork}
-    return kinds[config.method](config, backbone, n_classes, generator)
-
-
 @dataclass(frozen=True)
 class Model:
     """A trained model, ready to encode.
@@ -140,7 +103,7 @@ class Model:
     """
 
     folder: Path
-    network: nn.Module
+    network: CodeMethod
     codebooks: NDArray[np.float32]
     description: dict[str, Any]
 
@@ -187,16 +150,17 @@ class _Within(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _rebuilt(folder: Path, description: Mapping[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+def _rebuilt(folder: Path, description: Mapping[str, Any], weights: dict[str, Tensor]) -> CodeMethod:
     """The network of a description with these weights. Raises almost anything: they do not fit."""
     origin, name = description.get("backbone_of"), description["config"]["network"]["backbone"]
     if origin and backbone_plugin(name) is None:
         raise MismatchError(
             f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it"
         )
-    # The folder has the weights: download nothing.
+    # The folder has the weights, and only a training has losses: download nothing, and need no package of these.
     network = {**description["config"]["network"], "weights": "none"}
     config = from_dict({**description["config"], "network": network})
+    config = replace(config, loss=replace(config.loss, extra={}))
     input_ = description["input"]
     key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
     if type(input_[key]) is not int or not 1 <= input_[key] <= most:
