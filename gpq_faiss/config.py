@@ -82,13 +82,6 @@ class LossConfig(_Section):
 
 
 @dataclass(frozen=True)
-class GPQConfig(_Section):
-    """Settings of the paper's method only (``method = "gpq"``)."""
-
-    variant: Literal["paper", "printed", "triplet", "authors"] = "paper"
-
-
-@dataclass(frozen=True)
 class PosteriorConfig(_Section):
     """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
 
@@ -106,15 +99,9 @@ class TrainingConfig(_Section):
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
     batch_unlabelled: Annotated[int, Ge(0), Le(2**31)] = 500
     learning_rate: Annotated[float, Gt(0)] = 2e-4
-    schedule: Literal["step", "cosine"] = "step"
     validation: Annotated[float, Ge(0), Lt(1)] = 0.05
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
-
-    @property
-    def beta1(self) -> float:
-        """Of Adam."""
-        return 0.9 if self.schedule == "cosine" else 0.5
 
 
 @dataclass(frozen=True)
@@ -122,13 +109,17 @@ class Config(_Section):
     """All settings of one training run. Sections of methods other than ``method`` have no effect."""
 
     preset: str = "paper"
-    method: Literal["gpq", "gpq-soft", "posterior"] = "gpq"
+    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "gpq-soft", "posterior"] = "gpq"
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
-    gpq: GPQConfig = field(default_factory=GPQConfig)
     posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    @property
+    def class_networks(self) -> bool:
+        """Whether the method has class networks: it is not the paper's, or a variant of that."""
+        return self.method in ("gpq-soft", "posterior")
 
     @property
     def alpha(self) -> float:
@@ -138,12 +129,22 @@ class Config(_Section):
     @property
     def beta(self) -> float:
         """Scale of the cosine classifier (eq. 3)."""
-        return 4.0 if self.method == "gpq" else CLASS_BETA
+        return CLASS_BETA if self.class_networks else 4.0
 
     @property
     def dropout(self) -> float:
         """Of the hidden layers of perceptrons."""
-        return (0.2 if self.method == "gpq" else 0.5) if self.network.noise else 0.0
+        return (0.5 if self.class_networks else 0.2) if self.network.noise else 0.0
+
+    @property
+    def schedule(self) -> Literal["step", "cosine"]:
+        """Of the learning rate: the paper's steps where the network learns without noise, as the paper's does."""
+        return "cosine" if self.network.noise else "step"
+
+    @property
+    def beta1(self) -> float:
+        """Of Adam."""
+        return 0.9 if self.schedule == "cosine" else 0.5
 
     def fingerprint(self) -> str:
         """16 hex digits over every field."""
@@ -170,7 +171,7 @@ _RECOMMENDED = Config(
     network=NetworkConfig(noise="auto"),
     loss=LossConfig(lambda1=1.0, lambda2=0.0),
     # Every label is learnt from: with a falling rate there is little to choose among the last steps.
-    training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, schedule="cosine", validation=0.0),
+    training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, validation=0.0),
 )
 
 PRESETS: dict[str, Config] = {
@@ -179,8 +180,8 @@ PRESETS: dict[str, Config] = {
     # error: from random weights it would be another recipe under the same name.
     "authors": Config(
         preset="authors",
+        method="gpq-authors",
         network=NetworkConfig(backbone="vgg", weights="imagenet"),
-        gpq=GPQConfig("authors"),
         training=TrainingConfig(steps=3000, validation=0.0),
     ),
     # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
@@ -322,15 +323,20 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     network, loss, gpq, own = (found.setdefault(key, {}) for key in ("network", "loss", "gpq", "posterior"))
     if not all(isinstance(part, dict) for part in (network, loss, gpq, own)):
         return found
-    if found.get("method", "gpq") != "gpq":
+    if "committee" in own:
+        own["networks"] = own["committee"]
+    variant = "authors" if gpq.get("details") == "authors" else gpq.get("variant", "paper")
+    if found.get("method", "gpq") in ("gpq-soft", "posterior"):
+        if variant == "authors" and network.get("backbone", "auto") in ("vgg", "auto"):
+            raise UsageError(
+                "gpq.variant = authors: this version has it for the paper's method only: train again"
+            )
         if loss.get("beta", CLASS_BETA) != CLASS_BETA:
             raise UsageError(f"loss.beta = {loss['beta']}: this version has {CLASS_BETA:g}: train again")
         if "committee_hidden" in own:
             network["hidden"] = [*network.get("hidden", ()), own["committee_hidden"]]
-    if "committee" in own:
-        own["networks"] = own["committee"]
-    if gpq.get("details") == "authors":
-        gpq["variant"] = "authors"
+    elif variant != "paper":
+        found["method"] = f"gpq-{variant}"
     return found
 
 
@@ -351,8 +357,8 @@ def validate(config: Config) -> Config:
         )
     config = merge(config, {})
     method, wrong = config.method, None
-    if method == "gpq":
-        if config.gpq.variant == "authors" and config.training.batch_unlabelled == 1:
+    if not config.class_networks:
+        if method == "gpq-authors" and config.training.batch_unlabelled == 1:
             wrong = "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no batch statistics"
     elif config.quantizer.subdim < 3:
         wrong = f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with method = {method}"

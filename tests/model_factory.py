@@ -19,8 +19,8 @@ def own_settings() -> Config:
     changes = {
         "network": {"hidden": [32], "noise": 0.5},
         "loss": {"lambda1": 1.0, "lambda2": 0.5},
-        "gpq": {"variant": "printed"},
-        "training": {"learning_rate": 1e-3, "schedule": "cosine"},
+        "method": "gpq-printed",
+        "training": {"learning_rate": 1e-3},
     }
     return validate(merge(preset("paper"), changes))
 

@@ -42,11 +42,11 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path):
     saved["loss"]["beta"] = 20.0
     saved["quantizer"] = {"codebooks": 2, "codewords": 4, "subdim": 6, "alpha": 8.0}
     saved["posterior"] = {"committee": 3, "committee_hidden": 7}
-    saved["gpq"] = {"classification": "code", "details": "authors"}
+    saved["gpq"] = {"classification": "code", "variant": "printed"}
     saved["gone"] = {"x": 1}
     config = from_dict(saved)
     assert (config.training.seed, config.posterior.networks) == (5, 3)
-    assert (config.network.hidden, config.gpq.variant) == ((7,), "authors")
+    assert config.network.hidden == (7,)
     net = build_network(config, {"kind": "features", "width": 5}, 3).eval()
     state = {key.replace("classes.", "committee."): value for key, value in net.state_dict().items()}
     earlier = SimpleNamespace(state_dict=lambda: state, asymmetric=True, items_are_codewords=False)
@@ -64,6 +64,23 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path):
     for wrong, message in messages:
         with pytest.raises(UsageError, match=message):
             from_dict(saved | {"loss": wrong})
+
+
+def test_variants_and_schedules_of_earlier_settings(tmp_path):
+    """What was ``[gpq] variant`` is a method, but with class networks, where it changed the network alone."""
+    for gpq, method in (
+        ({}, "gpq"),
+        ({"variant": "triplet"}, "gpq-triplet"),
+        ({"classification": "code", "details": "authors"}, "gpq-authors"),
+    ):
+        saved = to_dict(preset("paper")) | {"gpq": gpq}
+        saved["training"]["schedule"] = "cosine"
+        assert from_dict(saved) == merge(preset("paper"), {"method": method})
+    saved = to_dict(preset("gpq")) | {"gpq": {"variant": "authors"}}
+    with pytest.raises(UsageError, match=r"gpq\.variant = authors: .*: train again"):
+        from_dict(saved)
+    saved["network"]["backbone"] = "mlp"  # which it left alone
+    assert from_dict(saved) == merge(preset("gpq"), {"network": {"backbone": "mlp"}})
 
 
 def test_a_file_changes_single_settings_of_its_preset(tmp_path):
@@ -84,11 +101,11 @@ NOT_TOML = "run.toml is not TOML"
     [
         ("[trainin]\nsteps = 1", "setting 'trainin' is unknown: did you mean 'training'?"),
         ("[training]\nstep = 1", "setting 'training.step' is unknown: did you mean 'training.steps'?"),
-        ("[gpq]\nx = 1", "setting 'gpq.x' is unknown: choose one of gpq.variant"),
+        ("[gpq]\nx = 1", "setting 'gpq' is unknown: choose one of preset, method"),
         ('[training]\nsteps = "many"', "training.steps = 'many': input should be a valid integer, or "),
         ("[training]\nsteps = 1.5", "training.steps = 1.5: .*integer"),
         ("training = 3", "training = 3: "),
-        ('[gpq]\nvariant = "both"', "gpq.variant = 'both': input should be 'paper', 'printed', 'trip"),
+        ('method = "gpq-both"', "method = 'gpq-both': input should be 'gpq', 'gpq-printed', 'gpq-trip"),
         ("[posterior]\ncommittee = 3", "setting 'posterior.committee' is unknown: "),
         ("[posterior]\npropagation = -1", r"posterior\.propagation = -1"),
         ("[network]\nhidden = [3, 0]", "network.hidden = 0: input should be greater than or equal to 1"),
@@ -98,7 +115,7 @@ NOT_TOML = "run.toml is not TOML"
             "[quantizer]\ncodewords = 12",
             "quantizer.codewords = 12: input should be 4, 8, 16, 32, 64, 128 or 256",
         ),
-        ('method = "pq"', "method = 'pq': input should be 'gpq', 'gpq-soft' or 'posterior'"),
+        ('method = "pq"', "method = 'pq': input should be 'gpq', .*, 'gpq-soft' or 'posterior'"),
         ('preset = "best"', "no preset 'best'"),
         ("[training]\nsteps = " + "9" * 5000, f"{NOT_TOML}: a whole number of more than 64 bits$"),
         ("[training]\nsteps = " + "9" * 25, f"{NOT_TOML}: a whole number of more than 64 bits$"),

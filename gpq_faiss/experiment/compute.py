@@ -26,7 +26,7 @@ from ..evaluation.ranking import RankingResult
 from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import RECALL_LEVELS
 from ..faissio.header import to_bytes
-from ..methods.coders import Floats, ProductCoder
+from ..methods.coders import ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder
 from ..methods.trainable import embed_rows
@@ -121,16 +121,13 @@ def _train_and_encode(
     method, coder = fitted.method, fitted.method.coder()
     with Reader(dataset, fitted.image_size) as reader:
         reader.preload()
-        xq, ok = embed_rows(method, reader, split.query, options.device, queries=True)
-
-        def read(rows: Rows) -> tuple[Floats, Rows]:
-            vectors, ok = embed_rows(method, reader, rows, options.device)
-            return vectors, rows[ok]
-
-        found = encode_blocks(coder, split.database, read, keep)
+        xq, queries = embed_rows(method, reader, split.query, options.device, queries=True)
+        found = encode_blocks(
+            coder, split.database, lambda rows: embed_rows(method, reader, rows, options.device), keep
+        )
     found["encode_seconds"] = time.perf_counter() - start  # the network's part of it too
     seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
-    return Coded(coder, split.query[ok], xq=xq, fit_seconds=seconds, extra=extra, **found)
+    return Coded(coder, queries, xq=xq, fit_seconds=seconds, extra=extra, **found)
 
 
 def _training(spec: RunSpec, fitted: Fitted) -> tuple[object, ...]:

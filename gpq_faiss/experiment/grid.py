@@ -173,7 +173,7 @@ def baseline_config(config: Config, *, perceptron: bool) -> Config:
     changes = {
         "network": {name: getattr(config.network, name) for name in _SHARED_NETWORK},
         "training": vars(config.training),
-        "gpq": {"variant": config.gpq.variant},
+        "method": Config().method if config.class_networks else config.method,
         "quantizer": {"codewords": config.quantizer.codewords},
     }
     own = merge(Config(preset=config.preset), changes)
@@ -194,9 +194,9 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     perceptron = perceptron or reduce(merge, own, config).network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
-    elif entry.changes.keys() & {"loss", "gpq"}:
+    elif entry.changes.keys() & {"loss", "method"}:
         # GPQ's variants of the paper: the losses as printed, where the preset has class networks with the network of the others.
-        if config.method != "gpq":
+        if config.class_networks:
             config = merge(config, {"method": "gpq", "loss": to_dict(Config().loss)})
             config = merge(config, BASELINE_PERCEPTRON) if perceptron else config
     elif (config.method == "posterior") != (method == "posterior"):

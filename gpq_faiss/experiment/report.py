@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..config import from_dict
 from ..errors import DataError, UsageError
 from ..evaluation.tables import render, summarise
 from ..methods.measure import NO_LIKENESS
@@ -274,7 +275,7 @@ def _trainings(experiment: Experiment) -> list[str]:
             t = run.settings["training"]
             text = (
                 f"{run.steps:,} steps of up to {t['batch_labelled']:,} labelled items, and up to {t['batch_unlabelled']:,} "
-                f"unlabelled ones for those that use them, learning rate {t['learning_rate']:g} ({t['schedule']})"
+                f"unlabelled ones for those that use them, learning rate {t['learning_rate']:g} ({from_dict(run.settings).schedule})"
             )
             rows_of.setdefault(text, {})[experiment.row_name(run)] = None
     if not rows_of:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -40,7 +42,7 @@ class Baseline(TrainableMethod):
 
     def forward(self, x: Tensor) -> Tensor:
         """The exported vectors of items, float32 [B, E]."""
-        return self.of_features(self.extractor.trunk_features(self.extractor.input(x)))
+        return self.vectors(self.extractor(x).float())
 
     def output_width(self) -> int:
         """Width of the extractor's output."""
@@ -49,10 +51,6 @@ class Baseline(TrainableMethod):
     def vectors(self, raw: Tensor) -> Tensor:
         """The exported vectors of the extractor's output."""
         return raw
-
-    def of_features(self, deep: Tensor) -> Tensor:
-        """The exported vectors of the extractor's features."""
-        return self.vectors(self.extractor.head(deep).float())
 
     def build(self) -> None:
         """Add what the method has beside the extractor."""
@@ -109,9 +107,10 @@ class Alternating(Baseline):
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: Floats, others: NDArray[np.int64]
-    ) -> None:
+    ) -> dict[str, Any]:
         self.rows = rows
         self.allocate(len(rows))
+        return {}
 
     def outputs(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The vectors of the labelled items, float32 [B, width], which are kept."""

@@ -149,8 +149,8 @@ class BGDH(Baseline):
         e = self.extractor.head(deep)
         return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
 
-    def of_features(self, deep: Tensor) -> Tensor:
-        return self.both(deep)[0]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(self.deep(x, False))[0]
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:

@@ -18,6 +18,8 @@ the shared backbone replaces the paper's; columns are visited in random order, a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -77,9 +79,10 @@ class CNNH(Baseline):
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> None:
+    ) -> dict[str, Any]:
         self.rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
+        return {}
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         target = self.targets[self.positions(batch)]

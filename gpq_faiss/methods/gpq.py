@@ -5,7 +5,7 @@ Labelled items pull the soft-assigned codewords towards their classes (N-pair, e
 gradient reversal layer, minimises (eq. 4).
 
 The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1 = loss.lambda2 = 0``, and GPQ-T
-uses the triplet loss with margin 0.1 instead of the N-pair loss, ``gpq.variant = "triplet"``. With ``gpq.variant = "authors"`` it follows
+uses the triplet loss with margin 0.1 instead of the N-pair loss, ``method = "gpq-triplet"``. With ``method = "gpq-authors"`` it follows
 the authors' released code where that differs from the paper (preset ``authors``).
 """
 
@@ -61,21 +61,21 @@ class GPQ(CodeMethod):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
         loss, beta, n = self.config.loss, self.config.beta, len(batch.y)
-        of, items = self.config.gpq.variant, len(batch.x) if batch.share is None else batch.share.total
+        of, items = self.config.method, len(batch.x) if batch.share is None else batch.share.total
         # The authors run labelled and unlabelled items as two batches.
-        parts_of_batch = [(0, n), (n, items)] if of == "authors" and items > n else [(0, items)]
+        parts_of_batch = [(0, n), (n, items)] if of == "gpq-authors" and items > n else [(0, items)]
         raw = torch.cat([batch.joint(lambda x: self.raw(x, amp=amp), *part) for part in parts_of_batch])
         labelled, W = intra_normalize(raw[:n], self.M), self.classifier.raw
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
-        pairs = triplet if of == "triplet" else npair
+        pairs = triplet if of == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
             y = shares(batch.y, labelled)
-            kind: Variant = "paper" if of == "printed" else "code"
+            kind: Variant = "paper" if of == "gpq-printed" else "code"
             parts["classification"] = subspace_classification(labelled, W, y, beta, kind)
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
-            kind = "code" if of == "authors" else "paper"
+            kind = "code" if of == "gpq-authors" else "paper"
             parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
         found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
         return self.extra_losses.add(found, raw, batch.y)
@@ -87,12 +87,8 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
     # One generator for everything, so that the seed determines the initial weights.
     generator = torch.Generator().manual_seed(config.training.seed)
     backbone = build_extractor(config, input_, config.quantizer.width, generator)
-    kinds: dict[str, Callable[..., CodeMethod]] = {
-        "gpq": GPQ,
-        "gpq-soft": SoftGPQ,
-        "posterior": PosteriorCodes,
-    }
-    return kinds[config.method](config, backbone, n_classes, generator)
+    kinds: dict[str, Callable[..., CodeMethod]] = {"gpq-soft": SoftGPQ, "posterior": PosteriorCodes}
+    return kinds.get(config.method, GPQ)(config, backbone, n_classes, generator)
 
 
 def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..config import Config, TrainingConfig
+from ..config import Config
 from ..data.reader import Reader
 from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..losses.npair import soft_npair
@@ -91,16 +91,13 @@ class SoftGPQ(CodeMethod):
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> None:
-        self.classes.fit_labels(reader, rows, y, others)
+    ) -> dict[str, Any]:
+        return self.classes.fit_labels(reader, rows, y, others)
 
-    def prepared(self) -> dict[str, Any]:
-        return self.classes.prepared()
+    def take_labels(self, found: dict[str, Any]) -> None:
+        self.classes.take_labels(found)
 
-    def take_prepared(self, found: dict[str, Any]) -> None:
-        self.classes.take_prepared(found)
-
-    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
+    def optimizer(self, config: Config) -> torch.optim.Optimizer:
         optimizer = self.classes.optimizer(config)
         ours = [p for name, p in self.named_parameters() if not name.startswith("classes.")]
         optimizer.add_param_group({"params": ours, "times": _RATE})

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..config import MOST_SIDE, from_dict
 from ..data.protocols import Split
-from ..errors import DataError, MismatchError
+from ..errors import DataError, MismatchError, one_line
 from ..faissio.model import FORMAT_VERSION, read_model
 from ..files import atomic_folder, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
@@ -199,9 +199,8 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         raise
     except Exception as error:  # what damage raises has no common base
         # An invalid setting is a usage error in training, but damage in a model folder.
-        line = " ".join(str(error).split())[:160] or type(error).__name__
         raise DataError(
-            f"{path} does not fit its config.json ({line}): the model is damaged or of another version"
+            f"{path} does not fit its config.json ({one_line(error)}): the model is damaged or of another version"
         ) from None
     if device is not None:
         network.to(device)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..config import Config, TrainingConfig
+from ..config import Config
 from ..data.reader import Reader
 from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..losses.extra import ExtraLosses
@@ -132,7 +132,7 @@ class PosteriorCodes(CodeMethod):
         self.power = nn.Buffer(torch.tensor(TEMPERATURE_POWER))
         tables = torch.randn(A, K, C, generator=generator)
         coded = torch.randn(M - A, K, E if A else C + E, generator=generator)
-        self.place(tables, tables, coded, torch.ones(2), by_logits=False)
+        self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
@@ -183,8 +183,7 @@ class PosteriorCodes(CodeMethod):
     def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class probabilities and residual, weighted by
         (√(1 - w), √w), float [B, C + E], whose inner product is (1 - w) p·p' + w cos."""
-        left = self.residual(features, posterior)
-        return left if self.A else torch.cat([self.weights[0] * posterior, self.weights[1] * left], dim=1)
+        return (self.residual if self.A else self.query_targets)(features, posterior)
 
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B, C]."""
@@ -200,8 +199,6 @@ class PosteriorCodes(CodeMethod):
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
-        if not self.A:
-            return self.feature_targets(features, posterior)
         parts = [self.weights[0] * posterior]
         if self.A < self.M:
             parts.append(self.weights[1] * self.residual(features, posterior))
@@ -254,11 +251,12 @@ class PosteriorCodes(CodeMethod):
         self.offset.copy_((prediction @ axes)[-1])
 
     @torch.no_grad()
-    def place(
-        self, logits: Tensor, tables: Tensor, feature_codewords: Tensor, weights: Tensor, *, by_logits: bool
-    ) -> None:
+    def place(self, classes: ClassCodebooks, feature_codewords: Tensor, weights: Tensor) -> None:
         """Set the codewords; see the attributes for their shapes. ``weights`` are scaled to norm 1."""
-        own = self.C if self.A else 0
+        device, own = self.classifier.raw.device, self.C if self.A else 0
+        logits, tables, feature_codewords, weights = (
+            t.to(device) for t in (classes.logits, classes.tables, feature_codewords, weights)
+        )
         after = feature_codewords.shape[2] + own - self.C
         # Both parts on one scale; only queries are weighted.
         scales = [
@@ -270,36 +268,35 @@ class PosteriorCodes(CodeMethod):
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
         tables = kept[: self.A, :, : self.C] * scales[0]
         weights = functional.normalize(weights.float(), dim=0)
-        certain = functional.pad(weights[0] * torch.eye(self.C, device=tables.device), (0, after))
-        self.logits = nn.Buffer(logits if by_logits else tables)
+        certain = functional.pad(weights[0] * torch.eye(self.C, device=device), (0, after))
+        self.logits = nn.Buffer(logits if classes.by_logits else tables)
         self.tables = nn.Buffer(tables)
         self.feature_codewords = nn.Buffer(kept[self.A :, :, own:] * scales[1])
         self.weights: Tensor = nn.Buffer(weights)
-        self._by_logits = by_logits
-        self.by_logits: Tensor = nn.Buffer(torch.tensor(by_logits, device=tables.device))
+        self._by_logits = classes.by_logits
+        self.by_logits: Tensor = nn.Buffer(torch.tensor(classes.by_logits, device=device))
         self.basis = nn.Buffer(basis)
         self.pq_codewords = nn.Buffer(pq_codewords)
         self.prototypes = nn.Buffer(query_form(certain, basis).transpose(0, 1).contiguous())
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> None:
+    ) -> dict[str, Any]:
         """Estimate the accuracy from the labels, propagate them to unlabelled items, and choose the noise, if ``network.noise`` is ``auto``
         and class networks take the input directly. With convolutions nothing is estimated, as pixel distances mean little."""
         backbone, config = self.backbone, self.config
         if not isinstance(backbone, MLP):
-            return
+            return {}
         every = -(-len(rows) // MOST_ROWS)
         x, there = self._vectors(reader, rows[::every])
         found = leave_one_out(x, y[::every][there])
-        self.accuracy = found.accuracy
+        learnt: dict[str, Any] = {"accuracy": found.accuracy}
         log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * found.accuracy)
-        head = backbone.head
-        if config.network.noise == "auto" and not backbone.spec.hidden and isinstance(head, SubspaceHeads):
-            head.noise = found.noise
+        if config.network.noise == "auto" and not backbone.spec.hidden:
+            learnt["noise"] = found.noise
             log.info("input noise with standard deviation %.2f", found.noise)
         if config.training.batch_unlabelled:
-            self.pseudo_labels = propagate_labels(
+            told = propagate_labels(
                 functools.partial(self._vectors, reader),
                 rows,
                 y,
@@ -308,20 +305,15 @@ class PosteriorCodes(CodeMethod):
                 accuracy=found.accuracy,
                 seed=config.training.seed,
             )
+            if told is not None:
+                learnt["told"] = [torch.from_numpy(told.rows), torch.from_numpy(told.p), told.weight]
+        return learnt
 
-    def prepared(self) -> dict[str, Any]:
-        told = self.pseudo_labels
-        return {
-            "accuracy": self.accuracy,
-            "noise": getattr(self.backbone.head, "noise", None),
-            "told": told and [torch.from_numpy(told.rows), torch.from_numpy(told.p), told.weight],
-        }
-
-    def take_prepared(self, found: dict[str, Any]) -> None:
-        self.accuracy, head = found["accuracy"], self.backbone.head
-        if isinstance(head, SubspaceHeads):
-            head.noise = found["noise"]
-        if found["told"]:
+    def take_labels(self, found: dict[str, Any]) -> None:
+        self.accuracy = found.get("accuracy")
+        if "noise" in found:
+            cast(SubspaceHeads, self.backbone.head).noise = found["noise"]
+        if "told" in found:
             rows, p, weight = found["told"]
             self.pseudo_labels = PseudoLabels(rows.numpy(), p.numpy(), weight)
 
@@ -343,7 +335,7 @@ class PosteriorCodes(CodeMethod):
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
         return self.pseudo_labels is not None or self.config.loss.lambda2 > 0
 
-    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
+    def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
         trained = [p for p in self.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [{"params": trained, "times": _CONVOLUTION_RATE}]
@@ -352,7 +344,9 @@ class PosteriorCodes(CodeMethod):
             rest, mine = ([p for p in trained if (id(p) in own) == is_own] for is_own in (False, True))
             groups = [{"params": rest}, {"params": mine, "times": _CLASS_RATE}]
         # One pass over the memory instead of several.
-        return torch.optim.Adam(groups, lr=config.learning_rate, betas=(config.beta1, 0.999), fused=True)
+        return torch.optim.Adam(
+            groups, lr=config.training.learning_rate, betas=(config.beta1, 0.999), fused=True
+        )
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
@@ -397,5 +391,4 @@ class PosteriorCodes(CodeMethod):
             words = fit_codewords(self.feature_targets(features, posterior), self.M, K, seed=seed)
             none = words.new_zeros(0, K, posterior.shape[1])
             found = ClassCodebooks(False, none, none)
-        placed = (t.to(self.tables.device) for t in (found.logits, found.tables, words, weights))
-        self.place(*placed, by_logits=found.by_logits)
+        self.place(found, words, weights)

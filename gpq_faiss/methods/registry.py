@@ -50,7 +50,7 @@ class MethodEntry:
     module: str
     attribute: str
     deep: bool = False
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     departs: str = ""
     revision: int = 1
 
@@ -100,7 +100,7 @@ METHODS: dict[str, MethodEntry] = {
     "gpq-h": _gpq(
         "gpq without classifiers and entropy (λ1 = λ2 = 0)", changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}}),
     "gpq-t": _gpq(
-        "gpq with the triplet loss in place of the N-pair loss", changes={"gpq": {"variant": "triplet"}}),
+        "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}),
     "posterior": _gpq(
         "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
         "this package", departs="not GPQ: class networks come first, their codes after"),

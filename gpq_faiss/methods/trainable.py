@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..config import Config, TrainingConfig
+from ..config import Config
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
@@ -102,25 +102,22 @@ class TrainableMethod(nn.Module, ABC):
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> None:
+    ) -> dict[str, Any]:
         """Called after :meth:`fit_inputs` with all labelled training items: rows int64 [n], ascending, multi-hot labels float32 [n, C]; and
-        the rows of ``others``, the unlabelled ones."""
-
-    def prepared(self) -> dict[str, Any]:
-        """What :meth:`fit_labels` found and the state lacks, for other processes: tensors, numbers and None."""
+        the rows of ``others``, the unlabelled ones. Returns what :meth:`take_labels` sets here and in other processes: tensors, numbers."""
         return {}
 
-    def take_prepared(self, found: dict[str, Any]) -> None:
-        """Set the result of :meth:`prepared`."""
+    def take_labels(self, found: dict[str, Any]) -> None:
+        """Set the result of :meth:`fit_labels`."""
 
     def adopt(self, other: TrainableMethod) -> None:
         """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
         raise NotImplementedError(type(other).__name__)
 
-    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
+    def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, as in the paper."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
+        return torch.optim.Adam(parameters, lr=config.training.learning_rate, betas=(config.beta1, 0.999))
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""
@@ -184,12 +181,9 @@ def embed_rows(
     device: torch.device,
     *,
     queries: bool = False,
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Vectors of the items ``rows``, int64 [n]; with ``queries``, as those of queries.
-
-    Returns:
-        float32 [m, D] of the m readable items, and bool [n], which items these are.
-    """
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Vectors float32 [m, D] of the readable ones of the items ``rows``, int64 [n], and their rows, int64 [m]; with ``queries``, as those
+    of queries."""
     method.eval()
     network = method.queries if queries else method
     parts, there = [], []
@@ -198,4 +192,4 @@ def embed_rows(
         with full_float32():
             parts.append(network(to_input(values, device)).float().cpu().numpy())
         there.append(ok)
-    return np.concatenate(parts), np.concatenate(there)
+    return np.concatenate(parts), rows[np.concatenate(there)]

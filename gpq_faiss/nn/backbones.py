@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset, FeatureDataset
-from ..errors import DataError, UsageError, optional
+from ..errors import DataError, UsageError, one_line, optional
 from ..plugins import Plugin, find_plugin, plugin_names
 from .joint import RowDropout, RowNoise
-from .weights import first_line, imagenet_state, load_into, read_weights
+from .weights import imagenet_state, load_into, read_weights
 
 BACKBONES = ("vgg", "cnnf", "mlp", "linear")
 """Names of the backbones, besides ``timm/NAME`` and those of plugins."""
@@ -263,7 +263,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     try:
         made = Trunk(spec, make)
     except Exception as error:  # hub, http and timm errors have no common base
-        wrong = f"cannot make timm's model '{name}' for {spec.image_size} pixels ({first_line(error)})"
+        wrong = f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
         if not pretrained:
             raise UsageError(f"{wrong}: see timm.list_models()") from error
         raise DataError(f"{wrong}: set network.weights to the path of its weights, or to none") from error
@@ -314,9 +314,7 @@ def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torc
             try:
                 backbone = Trunk(spec, lambda: make(spec))
             except Exception as error:  # of the plugin's own code
-                raise plugin.error(
-                    f"cannot be built ({type(error).__name__}: {first_line(error)})"
-                ) from error
+                raise plugin.error(f"cannot be built ({type(error).__name__}: {one_line(error)})") from error
         else:
             backbone = MLP(spec) if perceptron else VGG(spec) if name == "vgg" else CNNF(spec)
     if weights == "imagenet" and name == "vgg":
@@ -339,13 +337,13 @@ def build_extractor(
     """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for ``input_`` ``{"kind": "features",
     "width": W}`` or ``{"kind": "images", "image_size": S}``."""
     n, size = config.network, input_.get("image_size", 0)
-    of_classes = config.method != "gpq"
+    of_classes = config.class_networks
     hidden = n.hidden[:-1] if of_classes else n.hidden
     automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
     name = automatic if n.backbone == "auto" else n.backbone
     # A requested perceptron has a hidden layer: its own, or those of the class networks.
     hidden = hidden or (() if of_classes else BackboneSpec.hidden)
-    tap: Literal["block", "pool"] = "pool" if config.gpq.variant == "authors" else "block"
+    tap: Literal["block", "pool"] = "pool" if config.method == "gpq-authors" else "block"
     width = input_.get("width", 0)
     spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
     net = build_backbone(spec, n.weights, generator=generator)

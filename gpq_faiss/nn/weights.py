@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..inputs import check_memory
 
 log = logging.getLogger(__name__)
@@ -20,12 +20,6 @@ log = logging.getLogger(__name__)
 _TIMEOUT = 30.0  # of downloads, in seconds; the default is to wait for ever
 _OPTIONAL = ("head.", "input.")
 """Tensors specific to task or data: loaded if they fit, else left as initialised."""
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an error's text, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".: ") if lines else type(error).__name__
 
 
 def imagenet_state() -> dict[str, Tensor]:
@@ -45,7 +39,7 @@ def imagenet_state() -> dict[str, Tensor]:
         place = Path(torch.hub.get_dir()) / "checkpoints" / name
         what = f"{place} is damaged" if place.exists() else f"cannot download {name} to {place.parent}"
         raise DataError(
-            f"{what} ({first_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
+            f"{what} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
             "its path, or to none"
         ) from error
     finally:
@@ -75,7 +69,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # pickle, zip and safetensors errors have no common base
         raise DataError(
-            f"{path} is not a weights file ({first_line(error)}): network.weights takes none, imagenet, or the path of a "
+            f"{path} is not a weights file ({one_line(error)}): network.weights takes none, imagenet, or the path of a "
             ".safetensors file, or of a .pth that holds a state dict"
         ) from error
     return dict(state)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +113,7 @@ class _Task:
             unlabelled = EpochSampler(self.pool, training.batch_unlabelled, training.seed, UNLABELLED)
         augment = _augmentation(self.config, self.reader.dataset, method)
         # The colour that normalisation maps to 0.
-        colour = method.extractors()[0].input.mean if self.config.gpq.variant == "authors" else None
+        colour = method.extractors()[0].input.mean if self.config.method == "gpq-authors" else None
         left = range(run.step, steps)
         drawn = training_batches(self.reader, labelled, unlabelled, left, self.options.group)
         for step, (values, rows, others, share) in zip(left, drawn, strict=True):
@@ -169,7 +170,7 @@ def fit(
             run = earlier.run
         else:
             _prepare(method, task)
-            run = RunState(folder, method, method.optimizer(config.training))
+            run = RunState(folder, method, method.optimizer(config))
             there = group.main and options.resume and run.checkpoint.exists()
             found = group.copy(run.read(identity) if there else {})
             if found:
@@ -225,7 +226,7 @@ def _step(
     """The losses of a step, and whether any process was interrupted before it."""
     training, method, optimizer = task.config.training, run.method, run.optimizer
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(training, batch.step, batch.steps) * group.get("times", 1.0)
+        group["lr"] = learning_rate(task.config, batch.step, batch.steps) * group.get("times", 1.0)
     method.before_step(batch.step, batch.steps, task.sample)
     optimizer.zero_grad()
     device = task.options.device
@@ -263,37 +264,37 @@ def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str
 
 def _map(task: _Task, method: TrainableMethod) -> float:
     """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
-    device, rows, coder = task.options.device, task.held, method.coder()
-    vectors, ok = embed_rows(method, task.reader, rows, device)
-    xq, _ = embed_rows(method, task.reader, rows, device, queries=True)
-    held, codes, own = task.labels.take(rows[ok]), coder.encode(vectors), np.arange(len(vectors))
+    device, coder = task.options.device, method.coder()
+    vectors, rows = embed_rows(method, task.reader, task.held, device)
+    xq, _ = embed_rows(method, task.reader, task.held, device, queries=True)
+    held, codes, own = task.labels.take(rows), coder.encode(vectors), np.arange(len(vectors))
     return rank_codes(lambda q, distinct: coder.score(xq[q], distinct), codes, held, held, exclude=own).map
 
 
 def _prepare(method: TrainableMethod, task: _Task) -> None:
     """Let the method prepare before the first step, then move it to the device."""
-    group = task.options.group
+    group, found = task.options.group, dict[str, Any]()
     if group.main:
         with stage("statistics of the inputs"):
             method.fit_inputs(task.reader, np.sort(np.concatenate([task.seen, task.pool])))
         with stage("statistics of the labels"):
             y, others = task.labels.dense(task.seen), np.setdiff1d(task.pool, task.seen)
-            method.fit_labels(task.reader, task.seen, y, others)
+            found = method.fit_labels(task.reader, task.seen, y, others)
     if group.size > 1:
         method.load_state_dict(group.copy(method.state_dict()))
-        method.take_prepared(group.copy(method.prepared()))
         join_batch_norm(method)
+    method.take_labels(group.copy(found))
     method.to(task.options.device)
     if task.options.device.type == "cuda" and task.reader.image_size:
         # The convolutions' tensor-core kernels want channels last on both sides.
         method.to(memory_format=torch.channels_last)
 
 
-def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
+def learning_rate(config: Config, step: int, steps: int) -> float:
     """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the paper's."""
     if config.schedule == "cosine":
-        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-    return config.learning_rate * float(0.95 ** (step // 100))
+        return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return config.training.learning_rate * float(0.95 ** (step // 100))
 
 
 def count_steps(config: TrainingConfig, classes: int) -> int:

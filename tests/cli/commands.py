@@ -27,7 +27,6 @@ batch_labelled = 30
 batch_unlabelled = 30
 learning_rate = 0.01
 validation = 0.2
-schedule = "step"
 """
 TRAIN = "--preset paper --set training.steps=2"
 """What makes a training short."""

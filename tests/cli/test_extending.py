@@ -190,18 +190,22 @@ def nothing(*args):
 """
 
 
+def centres(method):
+    return [parameter for name, parameter in method.named_parameters() if name.endswith("centre")]
+
+
 @pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
 def test_parameters_of_a_loss_are_trained_once_and_kept(install, chosen):
     install("centres", {"losses": {"centres": "broken_module:Centres"}})
     config = merge(preset(chosen), {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}})
     data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
     method = build_gpq(config, data, 0, 3)
-    (centre,) = method.extra_losses.parameters()
-    groups = method.optimizer(config.training).param_groups
+    (centre,) = centres(method)
+    groups = method.optimizer(config).param_groups
     assert sum(parameter is centre for group in groups for parameter in group["params"]) == 1
     assert [name for name in method.state_dict() if name.endswith("centre")]
     again = build_gpq(config, data, 0, 3)
-    assert next(again.extra_losses.parameters()).tolist() == centre.tolist()
+    assert centres(again)[0].tolist() == centre.tolist()
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_settings_are_layered():
 
     assert (config("gpq").loss.lambda2, config("gpq").training.steps) == (5.0, 11)
     assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 5.0)
-    assert config("gpq-t").gpq.variant == "triplet"
+    assert config("gpq-t").method == "gpq-triplet"
     assert config("gpq", second).training.steps == 9
     assert config("gpq", second).network == preset("recommended").network
     # Class networks are GPQ's own; the others have a perceptron where there is nothing to convolve.

@@ -485,7 +485,7 @@ def test_the_graph_stays_while_the_network_learns_and_a_training_resumes():
     resumed.load_state_dict(method.state_dict())
     resumed.before_step(4, 9, lambda n: pytest.fail("the graph is there"))
     assert parts_of(method.eval(), batch) == parts_of(resumed.eval(), batch)
-    optimizer = method.optimizer(quick_config().training)
+    optimizer = method.optimizer(quick_config())
     method.train()
     method.losses(batch, amp=False)["total"].backward()
     optimizer.step()

@@ -91,7 +91,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs():
 
 def test_every_parameter_is_stepped_once_and_the_pairs_teach_the_codes_alone():
     gpq = method()
-    groups = gpq.optimizer(gpq.config.training).param_groups
+    groups = gpq.optimizer(gpq.config).param_groups
     rates = [(id(p), group["times"]) for group in groups for p in group["params"]]
     gpq.losses(batch(), amp=False)["npair"].backward()
     for name, p in gpq.named_parameters():
@@ -209,7 +209,7 @@ def test_a_variant_is_its_losses(variant, base):
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
         W, beta, others = net.classifier.raw, config.beta, intra_normalize(net.backbone(x[12:]), 3)
-        kind = "paper" if config.gpq.variant == "printed" else "code"
+        kind = "paper" if config.method == "gpq-printed" else "code"
         expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
         expected["entropy"] = subspace_entropy(others, W, beta)
         # Raised by the classifier, lowered by the network (eq. 4).
@@ -240,12 +240,12 @@ def test_gpq_f_takes_cnn_f():
 D, HIDDEN = 5, 6
 
 
-def small(variant="authors"):
+def small(variant="gpq-authors"):
     """GPQ of the preset over a perceptron with batch norm."""
     changes = {
         "quantizer": {"codebooks": M, "codewords": 4, "subdim": D},
         "network": {"backbone": "mlp", "hidden": [HIDDEN], "weights": "none"},
-        "gpq": {"variant": variant},
+        "method": variant,
     }
     config = validate(merge(preset("authors"), changes))
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
@@ -270,11 +270,11 @@ def by_hand(gpq, parts):
     return np.concatenate(out), mean, variance
 
 
-@pytest.mark.parametrize("variant", ["authors", "paper"])
+@pytest.mark.parametrize("variant", ["gpq-authors", "gpq"])
 def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     gpq, given = small(variant), batch()
     x = given.x.double().numpy()
-    raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "authors" else [x])
+    raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "gpq-authors" else [x])
     parts = floats(gpq.losses(given, amp=False))
     norm = gpq.backbone.get_submodule("layers.1")
     np.testing.assert_allclose(np.stack([norm.running_mean, norm.running_var]), averages, rtol=1e-4)
@@ -285,7 +285,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     entropy = 0.0
     for item in directions[LABELLED:]:
         logits = [4 * unit[m] @ item[m] for m in range(M)]
-        if variant == "authors":  # one vote of all sub-spaces, scaled by β²
+        if variant == "gpq-authors":  # one vote of all sub-spaces, scaled by β²
             logits = [4 * np.mean(logits, axis=0)]
         for row in logits:
             p = np.exp(row) / np.exp(row).sum()
@@ -304,7 +304,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
 def test_without_unlabelled_items_there_is_one_batch():
     given = batch()
     alone = dataclasses.replace(given, x=given.x[:LABELLED])
-    apart, joint = (small(s).losses(alone, amp=False) for s in ("authors", "paper"))
+    apart, joint = (small(s).losses(alone, amp=False) for s in ("gpq-authors", "gpq"))
     assert floats(apart) == floats(joint)
 
 

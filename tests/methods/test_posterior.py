@@ -15,7 +15,7 @@ from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods import codewords
-from gpq_faiss.methods.codewords import fit_class_codebooks, fit_codewords
+from gpq_faiss.methods.codewords import ClassCodebooks, fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.posterior import (
     CLASS_DIM,
@@ -161,7 +161,7 @@ def test_a_known_accuracy_tempers_what_is_coded():
 
 def test_power_and_kind_of_codes_are_kept_with_the_weights():
     net, other = network(2), network(2)
-    net.place(net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
+    net.place(ClassCodebooks(True, net.tables, net.tables), net.feature_codewords, net.weights)
     other.power.fill_(1.0)
     x = items(40, 1)
     assert not torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
@@ -235,7 +235,7 @@ def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, 
     """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a product quantiser adds nothing."""
     net = network(A)
     if by_logits:
-        net.place(4 * net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
+        net.place(ClassCodebooks(True, 4 * net.tables, net.tables), net.feature_codewords, net.weights)
     x, ask = items(40, 1), items(7, 2)
     features, p = seen(net, x)
     vectors, queries, codes = net(x), net.queries(ask), net.assign(*seen(net, x))
@@ -261,7 +261,7 @@ def test_codes_are_chosen_among_the_codewords_that_are_left():
     """With fewer dimensions than the codewords have: what is lost of them must not decide."""
     net = method(quantizer={"subdim": 5})
     whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
-    net.eval().place(whole, whole, torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0]), by_logits=False)
+    net.eval().place(ClassCodebooks(False, whole, whole), torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0]))
     assert not torch.allclose(net.tables, whole, atol=0.1)
     assert torch.equal(net.logits, net.tables)
     x = items(40, 1)
@@ -290,7 +290,7 @@ def test_prototypes_are_queries_for_one_class(A):
     assert not net.prototypes[..., D - 2].any()
     # An item that is surely of a class is found by the query for it.
     tables = fit_codewords(torch.eye(C).repeat(8, 1), A, 16, seed=0)
-    net.place(tables, tables, net.feature_codewords, net.weights, by_logits=False)
+    net.place(ClassCodebooks(False, tables, tables), net.feature_codewords, net.weights)
     codes = torch.cat([assign(torch.eye(C), net.tables), torch.zeros(C, 3 - A, dtype=torch.long)], dim=1)
     scores = torch.einsum("cmd,mqd->cq", net.pq_codewords[torch.arange(3), codes], net.prototypes)
     assert scores.argmax(dim=1).tolist() == list(range(C))
@@ -392,7 +392,7 @@ def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the
 
 def test_the_class_networks_move_faster_than_a_trunk():
     made = method(network={"hidden": [8, 16]})
-    net, (slow, fast) = made, made.optimizer(made.config.training).param_groups
+    net, (slow, fast) = made, made.optimizer(made.config).param_groups
     own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
     assert {id(p) for p in fast["params"]} == own
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
@@ -403,5 +403,5 @@ def test_the_class_networks_move_faster_than_a_trunk():
     net, again = (build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2))
     assert isinstance(net.backbone.head, torch.nn.Linear)
     assert all(map(torch.equal, net.state_dict().values(), again.state_dict().values()))
-    (group,) = net.optimizer(config.training).param_groups
+    (group,) = net.optimizer(config).param_groups
     assert (group["times"], len(group["params"])) == (0.5, len(list(net.parameters())))

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpq_faiss.config import NetworkConfig, QuantizerConfig, TrainingConfig, preset
+from gpq_faiss.config import NetworkConfig, QuantizerConfig, TrainingConfig, merge, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, OutputExistsError
-from gpq_faiss.methods.gpq import GPQ, build_network
+from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import load_model
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train
@@ -63,8 +63,8 @@ def test_hold_out_is_a_share_of_every_class(share, classes, seed):
 
 
 def test_steps_and_learning_rates():
-    config = TrainingConfig()
-    cosine = replace(config, schedule="cosine")
+    config = preset("paper")
+    cosine = merge(config, {"network": {"noise": 0.5}})
     assert [learning_rate(config, step, 1000) for step in (0, 99)] == [2e-4, 2e-4]
     assert learning_rate(config, 250, 1000) == pytest.approx(2e-4 * 0.95**2)
     assert [learning_rate(cosine, step, 10) for step in (0, 5)] == pytest.approx([2e-4, 1e-4])
@@ -262,9 +262,8 @@ def test_perceptrons_with_noise_see_images_as_they_are(tmp_path, noise, same):
 def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path):
     """As of a version that had a tensor more or less under the same settings."""
     config = small()
-    net = build_network(config, {"kind": "features", "width": 4}, 3)
-    method = GPQ(net, config)
-    state = RunState(tmp_path, method, method.optimizer(config.training))
+    method = build_network(config, {"kind": "features", "width": 4}, 3)
+    state = RunState(tmp_path, method, method.optimizer(config))
     state.save("identity")
     state.take(state.read("identity"))
     method.register_buffer("new", torch.ones(1))

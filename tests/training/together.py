@@ -78,9 +78,9 @@ CLASSES = {"network": {"backbone": "mlp", "hidden": [16, 8], "noise": 0.2}}
 SMALL = {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}}
 CONFIGS = {
     "npair": (preset("paper"), MLP),
-    "triplet": (merge(preset("paper"), {"gpq": {"variant": "triplet"}}), MLP),
+    "triplet": (merge(preset("paper"), {"method": "gpq-triplet"}), MLP),
     "npair, batch norm": (preset("paper"), VGG),
-    "printed": (merge(preset("paper"), {"gpq": {"variant": "printed"}}), MLP),
+    "printed": (merge(preset("paper"), {"method": "gpq-printed"}), MLP),
     "authors, batch norm apart": (merge(preset("authors"), {"network": {"weights": "none"}}), VGG),
     "class networks": (preset("recommended"), CLASSES),
     "soft targets": (preset("gpq"), CLASSES),
