@@ -39,13 +39,15 @@ def check_file(path: Path, what: str) -> int:
 
 @contextlib.contextmanager
 def reading(path: Path, what: str) -> Iterator[int]:
-    """The size of a file that is parsed inside; whatever the parser raises becomes a DataError: see :func:`check_file`, or it is not
-    ``what`` ("a Parquet file"). Malformed bytes raise nearly every exception."""
+    """The size of a file that is parsed inside; whatever the parser raises becomes a DataError that names it: see :func:`check_file`, or
+    it is not ``what`` ("a Parquet file"). Malformed bytes raise nearly every exception."""
     size = check_file(path, what)
     try:
         yield size
-    except GpqError:
-        raise
+    except GpqError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
     except MemoryError:
         raise DataError(
             f"{path} does not fit in memory: make it smaller, or write it in smaller parts"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib.util
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ..data.arrays import npy_header
+from ..data.arrays import NpyArray, npy_header
 from ..data.protocols import load_split
 from ..errors import DataError, MismatchError
 from ..exported import METADATA_FILE, read_encoder_metadata
@@ -49,7 +49,7 @@ def info(path: str | Path) -> dict[str, Any]:
             raise DataError(f"{path} not found, or no file: {_KNOWN} can be described")
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files)
-        found = _folder(path) if path.is_dir() else _file(path, size)
+        found = _folder(path) if path.is_dir() else _file(path)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return {"kind": found["kind"], "path": str(path), "bytes": size, **found}
@@ -68,15 +68,15 @@ def _folder(path: Path) -> dict[str, Any]:
     return {"kind": "unfinished", "out": str(path.parent / name[1:-8]), **rows, "remedy": remedy}
 
 
-def _file(path: Path, size: int) -> dict[str, Any]:
+def _file(path: Path) -> dict[str, Any]:
     from ..faissio.header import is_faiss
     from ..store.reader import describe
 
     with path.open("rb") as file:
         start = file.read(32)
-        file.seek(0)
-        if start.startswith(b"\x93NUMPY"):
-            return {"kind": "array", **_array(file, str(path), size)}
+    if start.startswith(b"\x93NUMPY"):
+        array = NpyArray(path)
+        return {"kind": "array", **_array(array.shape, array.dtype)}
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return describe(path)
     if start.lstrip().startswith(b"{"):
@@ -120,8 +120,7 @@ def _model(path: Path) -> dict[str, Any]:
     }
 
 
-def _array(file: IO[bytes], name: str, size: int) -> dict[str, Any]:
-    shape, dtype = npy_header(file, name, size)
+def _array(shape: tuple[int, ...], dtype: object) -> dict[str, Any]:
     return {"shape": list(shape), "dtype": str(dtype)}
 
 
@@ -134,7 +133,7 @@ def _zip(path: Path) -> dict[str, Any]:
             return _encoder(path)
         for member in (member for member in members if member.filename.endswith(".npy")):
             with archive.open(member) as file:
-                about = _array(file, f"{path}: {member.filename}", member.file_size)
+                about = _array(*npy_header(file, f"{path}: {member.filename}", member.file_size))
             arrays[member.filename.removesuffix(".npy")] = about
     if not arrays:
         raise DataError(f"{path} is a zip archive without arrays: {_KNOWN} can be described")

@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, one_line
+from ..errors import DataError
 from ..files import atomic_path, write_at
-from ..inputs import check_file, check_memory
+from ..inputs import check_memory, reading
 
 PACKED = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
 """Options of compressed datasets."""
@@ -29,38 +29,13 @@ _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FL
 _GAP = 64  # unrequested rows read between requested ones to avoid another read
 _RUN = 16 << 20  # bytes per read
 _LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
-_DAMAGED = OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, OverflowError
-"""What h5py and numpy raise for damaged bytes."""
 
 
 @contextlib.contextmanager
 def open_hdf5(path: Path, what: str = "an HDF5 file with arrays") -> Iterator[Any]:
     """Context of a file opened for reading; ``what`` is the expected content, for errors. Raises DataError, also for its body."""
-    with damaged(path):
-        check_file(path, what)
-        if not h5py.is_hdf5(path):
-            raise DataError(f"{path} is empty, or not an HDF5 file: {what} is needed")
-        with h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False) as h5:
-            yield h5
-
-
-@contextlib.contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    """Context that turns the errors for damaged bytes of ``path`` into one line that names it."""
-    try:
-        yield
-    except DataError as error:
-        if str(path) in str(error):
-            raise
-        raise type(error)(f"{path}: {error}") from error
-    except PermissionError:
-        raise DataError(f"{path} cannot be read: no permission") from None
-    except MemoryError:
-        raise DataError(f"{path} does not fit in memory: use a machine with more") from None
-    except _DAMAGED as error:
-        raise DataError(
-            f"{path} is truncated or damaged ({one_line(error)}): make or copy it again"
-        ) from error
+    with reading(path, what), h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False) as h5:
+        yield h5
 
 
 def dataset(h5: Any, name: str, kind: Any = None, shape: tuple[int, ...] | None = None) -> Any:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, MismatchError, UsageError
 from ..files import Closing
-from ..inputs import check_memory, parse_json
-from .hdf5 import damaged, dataset, open_hdf5
+from ..inputs import check_memory, parse_json, reading
+from .hdf5 import dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
 from .texts import TextColumn, Texts
 
@@ -104,7 +104,7 @@ class RowReader(Closing):
         start, stop = self._span(start, stop)
         size = (stop - start) * self.header.columns()[name].itemsize
         check_memory(size, f"{self.path}: {stop - start:,} rows of {name}")
-        with damaged(self.path):
+        with reading(self.path, _WHAT):
             rows = np.asarray(self._columns[name][start:stop])
             self.header.check_rows({name: rows}, f"{self.path} (from row {start:,})")
         return rows
@@ -124,7 +124,7 @@ class RowReader(Closing):
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
         """Text columns of rows ``start:stop`` by name; ``name`` is the path or key of an item. Raises as :meth:`block`."""
         start, stop = self._span(start, stop)
-        with damaged(self.path):
+        with reading(self.path, _WHAT):
             return {name: column.span(start, stop) for name, column in self._texts.items()}
 
     @property
