@@ -17,16 +17,18 @@ from ..errors import BusyError, DataError
 from ..faissio.io import read_sidecar
 from ..files import Closing, atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
+from ..inputs import check_memory, parse_json
 from ..progress import stage
+from ..store.hdf5 import dataset, open_hdf5
 from ..store.items import Item, Items, Row, as_json, items_path, write_items
-from ..store.old_items import old_items, old_items_key, old_items_path
 from ..store.reader import RowReader
-from ..store.texts import Texts
+from ..store.texts import TextColumn, Texts
 from .shards import Shard
 
 log = logging.getLogger(__name__)
 
 _ROWS = 1 << 15
+_OLD = "the names and labels of an index, in the form of an earlier version"
 
 
 def items_key(shards: Sequence[Shard]) -> str | None:
@@ -83,7 +85,7 @@ def _rows(
     ids: NDArray[np.int64],
     texts: Mapping[str, Texts],
     packed: NDArray[np.uint8] | None,
-    classes: tuple[str, ...],
+    classes: Sequence[str],
 ) -> Iterator[Row]:
     n = len(ids)
     names = texts["name"].tolist() if "name" in texts else [None] * n
@@ -107,7 +109,7 @@ def open_items(index: str | Path) -> Items | None:
     Raises:
         DataError: a damaged items file, or it cannot be converted.
     """
-    path, old, wanted = items_path(index), old_items_path(index), _stated_key(index)
+    path, old, wanted = items_path(index), Path(f"{index}.items.h5"), _stated_key(index)
     if path.exists():
         items = Items(path)
         if items.key == wanted:
@@ -118,7 +120,7 @@ def open_items(index: str | Path) -> Items | None:
         return None
     elif not old.exists():
         why = "is missing"
-    elif old_items_key(old) != wanted:
+    elif _old_key(old) != wanted:
         path, why = old, "belongs to another index"
     elif not os.access(path.parent, os.W_OK):
         path, why = old, "has the form of an earlier version, and its folder cannot be written"
@@ -144,8 +146,40 @@ def _convert(old: Path, index: str | Path, key: str) -> None:
 
     with stage("converting names"), contextlib.suppress(BusyError):
         with atomic_path(path, before=still_missing) as temporary:
-            write_items(temporary, (row for block in old_items(old) for row in _rows(*block)), key)
+            write_items(temporary, _old_rows(old), key)
         log.info("%s: converted to %s", old, path.name)
+
+
+def _old_key(path: Path) -> str:
+    """The key of an items file of an earlier version. Raises DataError: damaged or of another format."""
+    with open_hdf5(path, _OLD) as h5:
+        attrs = dict(h5.attrs)
+        if attrs.get("kind") != b"items" or int(attrs["format_version"]) != 1:
+            raise DataError(f"{path} is not {_OLD}")
+        return str(attrs["key"].decode())
+
+
+def _old_rows(path: Path) -> Iterator[Row]:
+    """All items of such a file. Labels and texts are in the order of rows; ``rows`` holds the row of each of the sorted ``ids``, which
+    are row numbers if it has none."""
+    with open_hdf5(path, _OLD) as h5:
+        n, classes = int(h5.attrs["ntotal"]), parse_json(h5.attrs["class_names"])
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise DataError("class names are no list of texts")
+        columns = TextColumn.all_of(h5, n)
+        shape = n, (len(classes) + 7) // 8
+        packed = dataset(h5, "labels", np.uint8, shape) if classes else None
+        check_memory(40 * n, f"the ids of {n:,} items")
+        ids = np.arange(n)
+        if "ids" in h5:
+            stored, rows = (np.asarray(dataset(h5, name, np.int64, (n,))[()]) for name in ("ids", "rows"))
+            if not (stored[1:] > stored[:-1]).all() or not np.array_equal(np.sort(rows), ids):
+                raise DataError("ids repeat, or belong to no row")
+            ids[rows] = stored
+        for start in range(0, n, _ROWS):
+            stop = min(start + _ROWS, n)
+            texts = {name: column.span(start, stop) for name, column in columns.items()}
+            yield from _rows(ids[start:stop], texts, None if packed is None else packed[start:stop], classes)
 
 
 class ShardItems(Closing):

@@ -40,17 +40,19 @@ class Dataset(About, ABC):
     """
 
     name: str
-    ids: NDArray[np.int64] = field(repr=False)  # never None
+    ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[assignment]  # never None
     fingerprint: str
     kind: Literal["images", "features"]
 
     def __post_init__(self) -> None:
-        for what, column in (("labels", self.labels), *self.texts.items()):
-            if column is not None and len(column) != len(self.ids):
-                raise DataError(f"{self.name} has {len(self.ids):,} items but {len(column):,} {what}")
+        self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
+        for what, column in (("ids", self.ids), ("labels", self.labels), *self.texts.items()):
+            if column is not None and len(column) != len(self):
+                many = f"{len(column):,} {what}, {self.name} has {len(self):,} items"
+                raise DataError(f"{many}: one each is needed")
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, rows: Rows) -> Any:
@@ -87,6 +89,9 @@ class FeatureDataset(Dataset):
     matrix: Matrix = field(repr=False)
     kind: Literal["images", "features"] = "features"
 
+    def __len__(self) -> int:
+        return self.matrix.shape[0]
+
     @property
     def width(self) -> int:
         """Numbers of a vector."""
@@ -117,13 +122,13 @@ def features(name: str, matrix: Matrix, about: About, content: str | None = None
     shape, dtype = tuple(matrix.shape), matrix.dtype
     if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or dtype.itemsize > 8:
         raise DataError(f"{name} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item")
-    ids = about.ids_of(shape[0], name)
     bare = 0 if about.labels is None else int((~about.labels.has()).sum())
-    said = "no labels" if about.labels is None else f"{bare:,} of {len(ids):,} items are unlabelled"
+    said = "no labels" if about.labels is None else f"{bare:,} of {shape[0]:,} items are unlabelled"
     about.notes = list(dict.fromkeys([*about.notes, *[said] * (about.labels is None or bare > 0)]))
     content = digest(matrix) if content is None else content
-    mark = fingerprint("features", content, str(shape), about.mark(), ids.tobytes())
-    return FeatureDataset(**vars(about), name=name, fingerprint=mark, matrix=matrix)
+    made = FeatureDataset(**vars(about), name=name, fingerprint="", matrix=matrix)
+    made.fingerprint = fingerprint("features", content, str(shape), made.mark(), made.ids.tobytes())
+    return made
 
 
 def digest(array: Any) -> str:
@@ -155,6 +160,9 @@ class ImageDataset(Dataset):
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
     kind: Literal["images", "features"] = "images"
+
+    def __len__(self) -> int:
+        return len(self.paths if self.pixels is None else self.pixels)
 
     @functools.cached_property
     def native_size(self) -> int | None:
@@ -271,7 +279,6 @@ def images(
 
     Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents (:func:`sampled_content`), not times: a copy
     elsewhere has the same."""
-    ids = about.ids_of(len(names), name)
     held: Sequence[Piece] = () if pieces is None else pieces
     about.texts = ({"name": as_texts(names)} if fetch is None else {}) | about.texts
     if pieces is not None:
@@ -283,9 +290,9 @@ def images(
     content = "".join(sampled_content(inside) for _, inside in archives)
     sizes = np.array([size for _, _, size in held] or [0] * len(names), dtype="<i8")
     joined = b"\0".join(os.fsencode(one) for one in names)
-    mark = fingerprint(kind, joined, sizes.tobytes(), about.mark(), ids.tobytes(), content)
     options: dict[str, Any] = {"paths": paths, "fetch": fetch, "max_bad": max_bad}
-    made = ImageDataset(**vars(about), name=name, fingerprint=mark, **options)
+    made = ImageDataset(**vars(about), name=name, fingerprint="", **options)
+    made.fingerprint = fingerprint(kind, joined, sizes.tobytes(), made.mark(), made.ids.tobytes(), content)
     with errors_of(name):
         for i in np.flatnonzero(sizes < 0).tolist():
             made.add_bad(i, shown(paths[i]), "not found" if fetch is None else "has no image")

@@ -89,16 +89,6 @@ class Labels:
     packed: NDArray[np.uint8]
     class_names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        width, packed = (self.n_classes + 7) // 8, self.packed
-        if packed.ndim != 2 or packed.dtype != np.uint8 or packed.shape[1] != width:
-            what = f"packed labels are {packed.dtype} {list(packed.shape)}"
-            raise DataError(f"{what}: {self.n_classes} classes need uint8 [N, {width}]")
-        if not 1 <= self.n_classes <= MAX_CLASSES:
-            raise DataError(f"labels have {self.n_classes:,} classes: 1 to {MAX_CLASSES:,} are possible")
-        if (packed[:, -1] & ((1 << (8 * width - self.n_classes)) - 1)).any():
-            raise DataError(f"packed labels have bits set beyond {self.n_classes} classes: damaged")
-
     def names_of(self, row: int) -> tuple[str, ...]:
         """Class names of an item."""
         return self.names(np.flatnonzero(self.dense(np.array([row]), np.uint8)))

@@ -257,15 +257,7 @@ def _with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -
         raise UsageError(f"--read id_from=path: items of {dataset.name} have no paths: give --ids")
     else:
         new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
-    _check_number(dataset, new, "ids", ids)
     return dataset.having("ids", new.tobytes(), ids=new)
-
-
-def _check_number(dataset: Dataset, values: Sequence[Any] | NDArray[Any], what: str, given: Any) -> None:
-    """Raises DataError: there is not one value for each item."""
-    if len(values) != len(dataset):
-        source = f" of {given}" if isinstance(given, str) else ""
-        raise DataError(f"{what}{source}: {len(values):,} {what}, {dataset.name} has {len(dataset):,} items")
 
 
 def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
@@ -273,7 +265,6 @@ def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     path = local_path(names) if isinstance(names, str) else None
     lines = names if path is None else read_text(path, "text with a name per line").splitlines()
     column = as_texts(map(str, lines))
-    _check_number(dataset, column, "names", names)
     return dataset.having("names", "\0".join(column.tolist()), texts=dataset.texts | {"name": column})
 
 

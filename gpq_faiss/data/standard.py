@@ -21,9 +21,9 @@ _TIMEOUT = 30.0  # of a download in seconds
 
 
 def _array_images(name: str, images: NDArray[np.uint8], labels: Labels, mirrors: bool) -> ImageDataset:
-    ids = np.arange(len(images), dtype=np.int64)
-    mark = fingerprint(name, str(images.shape), digest(images), labels.fingerprint(), ids.tobytes())
-    return ImageDataset(name=name, mirrors=mirrors, pixels=images, ids=ids, labels=labels, fingerprint=mark)
+    made = ImageDataset(name=name, mirrors=mirrors, pixels=images, labels=labels, fingerprint="")
+    made.fingerprint = fingerprint(name, str(images.shape), digest(images), made.mark(), made.ids.tobytes())
+    return made
 
 
 def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:

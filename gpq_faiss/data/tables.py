@@ -91,7 +91,7 @@ class About:
 
     Attributes:
         labels: None if the source has none.
-        ids: int64 [N], returned by searches; None until :meth:`ids_of` makes them row numbers.
+        ids: int64 [N], returned by searches; None: the row numbers.
         texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
         notes: remarks on loading, for the user.
     """
@@ -100,13 +100,6 @@ class About:
     ids: NDArray[np.int64] | None = field(default=None, repr=False)
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
     notes: list[str] = field(default_factory=list)
-
-    def ids_of(self, n: int, name: str) -> NDArray[np.int64]:
-        """The ids of ``n`` items; default: the row numbers."""
-        self.ids = np.arange(n, dtype=np.int64) if self.ids is None else self.ids
-        if len(self.ids) != n:
-            raise DataError(f"{name} has {n:,} items but {len(self.ids):,} ids: one each is needed")
-        return self.ids
 
     def mark(self) -> str:
         """The labels in a fingerprint."""

@@ -245,8 +245,8 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     if pixels.dtype != np.uint8 or pixels.ndim < 3 or pixels.shape[3:] not in ((), (3,)):
         what = "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
         raise DataError(f"array is {array.dtype} {list(array.shape)}: {what}")
-    mark, ids = fingerprint("array", digest(array), str(pixels.shape)), np.arange(len(array), dtype=np.int64)
-    return ImageDataset(name="array", ids=ids, fingerprint=mark, pixels=pixels, notes=["no labels"])
+    mark = fingerprint("array", digest(array), str(pixels.shape))
+    return ImageDataset(name="array", fingerprint=mark, pixels=pixels, notes=["no labels"])
 
 
 def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:

@@ -254,8 +254,7 @@ def open_queries(queries: object, **options: Any) -> Dataset:
         return open_data(queries, **options)
     if not path.is_file():
         raise DataError(f"{name} not found: no such image")
-    ids, mark = np.zeros(1, dtype=np.int64), fingerprint(queries)
-    return ImageDataset(name=name, ids=ids, fingerprint=mark, max_bad=0.0, paths=[str(path)])
+    return ImageDataset(name=name, fingerprint=fingerprint(queries), max_bad=0.0, paths=[str(path)])
 
 
 def query_vectors(

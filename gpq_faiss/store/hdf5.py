@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ _CACHE = 8 << 20  # HDF5's chunk cache, so that chunks are not decompressed twic
 _MAX_CHUNK = 64 << 20  # larger chunks could request any amount of memory
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_LZF}
 """Built-in filters; others would make HDF5 load a plug-in library."""
-_GAP = 64  # unrequested rows read between requested ones to avoid another read
-_RUN = 16 << 20  # bytes per read
+_ROWS = 256  # that are read at once, if some of them are wanted
 _LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
 
 
@@ -96,16 +94,11 @@ class Hdf5Array:
             if isinstance(rows, slice):
                 return np.asarray(found[rows])
             wanted, inverse = np.unique(np.arange(len(self))[rows], return_inverse=True)
-            out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
-            # HDF5 is slow for scattered rows; runs over small gaps, of bounded length, are faster.
-            longest = max(1, _RUN // max(1, self.dtype.itemsize * math.prod(self.shape[1:])))
-            gaps = np.diff(wanted, prepend=wanted[:1]) > _GAP
-            run = np.cumsum(gaps) * (len(self) + 1) + wanted // longest
-            bounds = [*np.flatnonzero(np.diff(run, prepend=-1)).tolist(), len(wanted)]
-            for first, last in pairwise(bounds):
-                start = int(wanted[first])
-                out[first:last] = found[start : int(wanted[last - 1]) + 1][wanted[first:last] - start]
-            return out[inverse]
+            # HDF5 is slow for scattered rows, and decompresses whole chunks for any of their rows.
+            step = max(_ROWS, found.chunks[0] if found.chunks else 0)
+            parts = np.split(wanted, np.flatnonzero(np.diff(wanted // step)) + 1)
+            read = [found[part[0] : part[-1] + 1][part - part[0]] for part in parts if len(part)]
+            return np.concatenate([np.empty((0, *self.shape[1:]), self.dtype), *read])[inverse]
 
 
 def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
