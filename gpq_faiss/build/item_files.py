@@ -85,7 +85,7 @@ def _rows(
     ids: NDArray[np.int64],
     texts: Mapping[str, Texts],
     packed: NDArray[np.uint8] | None,
-    classes: Sequence[str],
+    classes: tuple[str, ...],
 ) -> Iterator[Row]:
     n = len(ids)
     names = texts["name"].tolist() if "name" in texts else [None] * n
@@ -179,7 +179,9 @@ def _old_rows(path: Path) -> Iterator[Row]:
         for start in range(0, n, _ROWS):
             stop = min(start + _ROWS, n)
             texts = {name: column.span(start, stop) for name, column in columns.items()}
-            yield from _rows(ids[start:stop], texts, None if packed is None else packed[start:stop], classes)
+            yield from _rows(
+                ids[start:stop], texts, None if packed is None else packed[start:stop], tuple(classes)
+            )
 
 
 class ShardItems(Closing):

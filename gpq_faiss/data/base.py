@@ -40,7 +40,7 @@ class Dataset(About, ABC):
     """
 
     name: str
-    ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[assignment]  # never None
+    ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # never None
     fingerprint: str
     kind: Literal["images", "features"]
 
