@@ -5,13 +5,14 @@ The name of an entry point is the name users give; its object is imported when t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import UsageError, one_line
+from .errors import GpqError, UsageError, one_line
 
 Kind = Literal["methods", "backbones", "losses", "data"]
 _SINGULAR = {"methods": "method", "backbones": "backbone", "losses": "loss", "data": "source of data"}
@@ -28,10 +29,18 @@ class Plugin:
 
     def load(self) -> Any:
         """Import the entry point's object. Raises UsageError: that fails."""
-        try:
+        with self.running("be loaded"):
             return self.entry.load()
-        except Exception as error:  # any error of the package
-            raise self.error(f"cannot be loaded ({type(error).__name__}: {one_line(error)})") from error
+
+    @contextlib.contextmanager
+    def running(self, what: str) -> Iterator[None]:
+        """Context of the package's own code, which may raise anything: the plugin cannot ``what`` ("be loaded")."""
+        try:
+            yield
+        except GpqError:
+            raise
+        except Exception as error:
+            raise self.error(f"cannot {what} ({type(error).__name__}: {one_line(error)})") from error
 
     def error(self, what: str) -> UsageError:
         """An error of this plugin: ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""

@@ -19,10 +19,9 @@ from ..files import Closing, atomic_path, fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..inputs import check_memory, parse_json
 from ..progress import stage
-from ..store.hdf5 import dataset, open_hdf5
+from ..store.hdf5 import TextColumn, Texts, dataset, open_hdf5
 from ..store.items import Item, Items, Row, as_json, items_path, write_items
 from ..store.reader import RowReader
-from ..store.texts import TextColumn, Texts
 from .shards import Shard
 
 log = logging.getLogger(__name__)

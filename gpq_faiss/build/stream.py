@@ -34,7 +34,7 @@ from ..faissio.storage import (
 )
 from ..files import fingerprint, open_own, read_json, unfinished, write_at, write_json, writing
 from ..progress import stage
-from ..store.raw import RECORD, RawRows
+from ..store.writer import RECORD, RawRows
 from .shards import Shard
 
 MEMORY = 512 << 20

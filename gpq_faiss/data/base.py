@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..files import fingerprint
 from ..inputs import reading
-from ..store.texts import as_texts
+from ..store.hdf5 import as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
 from .labels import Labels, Rows, errors_of, row_numbers, rows_that

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, GpqError, UsageError, one_line
+from ..errors import DataError, UsageError
 from ..inputs import read_text
 from ..plugins import Plugin, find_plugin, plugin_names
-from ..store.texts import as_texts
+from ..store.hdf5 import as_texts
 from .arrays import read_ids, stable_id, whole_numbers
 from .base import Dataset
 from .folder import has_samples, open_folder, open_nuswide, open_webdataset
@@ -224,13 +224,8 @@ def open_data(  # noqa: PLR0913
 def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
     """Open a plugin's source. Raises as :func:`open_data`; UsageError: the plugin fails."""
     opener = plugin.load()
-    try:
+    with plugin.running(f"open {shown(path)!r}"):
         found = opener(path)
-    except GpqError:
-        raise
-    except Exception as error:
-        why = f"{type(error).__name__}: {one_line(error)}"
-        raise plugin.error(f"cannot open {shown(path)!r} ({why})") from error
     if found is None or isinstance(found, str):
         raise plugin.error(f"returns {type(found).__name__}: a data set, a table or an array is needed")
     dataset = open_data(found, max_bad=o.max_bad)

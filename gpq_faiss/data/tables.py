@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from ..codes.checks import named_rows
 from ..errors import DataError, optional
 from ..inputs import check_memory, read_text, reading
-from ..store.hdf5 import Hdf5Array, read_hdf5_array
-from ..store.texts import Texts, as_texts
+from ..store.hdf5 import Hdf5Array, Texts, as_texts, read_hdf5_array
 from .arrays import Matrix, NpyArray, npz_array, read_npy, whole_numbers
 from .labels import Labels, errors_of, label_cell, labels_of
 from .paths import local_path

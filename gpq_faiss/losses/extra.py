@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError, one_line
+from ..errors import UsageError
 from ..nn.quantizer import at_least_float32
 from ..plugins import find_plugin, plugin_names
 
@@ -52,10 +52,8 @@ def _make(name: str) -> nn.Module:
         known = ", ".join(plugin_names("losses", _OWN)) or "none"
         raise UsageError(f"loss.extra.{name}: no package has a loss of that name (installed: {known})")
     make = plugin.load()
-    try:
+    with plugin.running("be made"):
         made = make()
         if not isinstance(made, nn.Module):
             raise TypeError(f"a {type(made).__name__}: a class of torch.nn.Module is needed")
-    except Exception as error:  # of the package's own code
-        raise plugin.error(f"cannot be made ({type(error).__name__}: {one_line(error)})") from error
-    return made
+        return made

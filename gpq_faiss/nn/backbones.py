@@ -311,10 +311,8 @@ def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torc
             backbone = _timm(spec, pretrained=weights == "imagenet")
         elif plugin is not None:
             make = plugin.load()
-            try:
+            with plugin.running("be built"):
                 backbone = Trunk(spec, lambda: make(spec))
-            except Exception as error:  # of the plugin's own code
-                raise plugin.error(f"cannot be built ({type(error).__name__}: {one_line(error)})") from error
         else:
             backbone = MLP(spec) if perceptron else VGG(spec) if name == "vgg" else CNNF(spec)
     if weights == "imagenet" and name == "vgg":

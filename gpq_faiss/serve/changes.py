@@ -17,8 +17,16 @@ from typing import NamedTuple
 
 from ..errors import DataError, MismatchError
 from ..files import lock, recover, writing
-from ..store.items import Item, as_json, row_item
-from ..store.sqlite import has_tables, make_tables, open_sqlite, read_errors, write_errors
+from ..store.items import (
+    Item,
+    as_json,
+    has_tables,
+    make_tables,
+    open_sqlite,
+    read_errors,
+    row_item,
+    write_errors,
+)
 
 _VERSION = 1
 _TABLES = {

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from ..errors import DataError, MismatchError, UsageError
 from ..files import Closing
 from ..inputs import check_memory, parse_json, reading
-from .hdf5 import dataset, open_hdf5
+from .hdf5 import TextColumn, Texts, dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
-from .texts import TextColumn, Texts
 
 _MAX_CODEBOOKS = 64 << 20  # bytes
 _WHAT = "a features or codes file made by 'gpq encode'"

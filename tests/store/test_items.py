@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.files import atomic_path
+from gpq_faiss.store.hdf5 import as_texts
 from gpq_faiss.store.header import Header
 from gpq_faiss.store.items import Item, Items, item_row, items_path
 from gpq_faiss.store.items import write_items as write_rows
 from gpq_faiss.store.reader import RowReader
-from gpq_faiss.store.texts import as_texts
 from gpq_faiss.store.writer import RowWriter
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -92,7 +92,7 @@ def test_disk_full_in_a_process_of_its_own(tmp_path, limit, since):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["raw", "hdf5"])
+@pytest.mark.parametrize("where", ["writer", "hdf5"])
 def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(tmp_path, monkeypatch, error, where):
     path = tmp_path / "a.h5"
     full = isinstance(error, OSError)
@@ -108,7 +108,7 @@ def test_a_full_disk_or_an_interrupt_says_so_and_loses_no_row(tmp_path, monkeypa
             with pytest.raises(
                 DataError if full else KeyboardInterrupt, match="the disk is full" if full else ""
             ):
-                next(parts) if where == "raw" else writer.finish()
+                next(parts) if where == "writer" else writer.finish()
         assert writer.rows == 50
         assert not path.exists()
     assert finish(path, 100) == 50
