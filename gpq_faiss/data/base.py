@@ -125,7 +125,7 @@ def features(name: str, matrix: Matrix, about: About, content: str | None = None
     bare = 0 if about.labels is None else int((~about.labels.has()).sum())
     said = "no labels" if about.labels is None else f"{bare:,} of {shape[0]:,} items are unlabelled"
     about.notes = list(dict.fromkeys([*about.notes, *[said] * (about.labels is None or bare > 0)]))
-    content = digest(matrix) if content is None else content
+    content = digest(matrix[:]) if content is None else content
     made = FeatureDataset(**vars(about), name=name, fingerprint="", matrix=matrix)
     made.fingerprint = fingerprint("features", content, str(shape), made.mark(), made.ids.tobytes())
     return made

@@ -26,7 +26,7 @@ from ..errors import DataError, optional
 from ..inputs import check_memory, read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, read_hdf5_array
 from .arrays import Matrix, NpyArray, npz_array, read_npy, whole_numbers
-from .labels import Labels, errors_of, label_cell, labels_of
+from .labels import Labels, Rows, errors_of, label_cell, labels_of, row_numbers
 from .paths import local_path
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr_0")
@@ -115,7 +115,6 @@ class Table:
         kind: name -> the kind of its values (:func:`kind_of`).
         memory: budget in bytes for a column (default: free memory).
         class_names: name of a column of labels -> names of the class numbers.
-        mapped: whether Arrow's columns are in a file, and vectors are to be read by rows.
     """
 
     where: str
@@ -124,7 +123,6 @@ class Table:
     kind: Callable[[str], str] = lambda name: "text"
     memory: int | None = None
     class_names: Callable[[str], Sequence[str] | None] = lambda name: None
-    mapped: bool = False
 
     def column(self, name: str, remedy: str = "") -> Any:
         """See :attr:`read`. Raises DataError: there is no such column, or two."""
@@ -199,9 +197,7 @@ class Table:
         columns = [self.column(name) for name in chosen]
         if len(chosen) == 1 and chosen[0] in lists:
             where = f"{self.where}: {chosen[0]!r}"
-            if hasattr(columns[0], "chunks"):
-                return ArrowMatrix(columns[0], where) if self.mapped else matrix_of(columns[0], where)
-            return columns[0]  # type: ignore[no-any-return]
+            return ArrowMatrix(columns[0], where) if hasattr(columns[0], "chunks") else columns[0]
         if (numbers and not isinstance(wanted, str) and not lists) or len(chosen) > 1:
             chosen = chosen or [name for name in unused if self.kind(name) in NUMBERS]
             if chosen and all(self.kind(name) in NUMBERS for name in chosen):
@@ -357,43 +353,36 @@ def _cells(array: Any) -> list[Any]:
     return list(array.to_pylist())
 
 
-def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDArray[Any]:
-    """An Arrow ``ChunkedArray`` of lists of numbers as one array [n, width], from row ``start``; width 0: that of the first row. Raises
-    DataError: rows of different lengths, missing rows or missing numbers."""
-    column = column.combine_chunks()
-    nulls = np.flatnonzero(np.asarray(column.is_null()))
-    if nulls.size:
-        raise DataError(f"{where} has no vector at {named_rows(nulls + start)}: leave these rows out")
-    flat = column.flatten()
-    if kind_of(flat.type) not in NUMBERS or flat.null_count:
-        found = "missing numbers" if flat.null_count else f"lists of {flat.type}"
-        raise DataError(f"{where} holds {found} (from row {start:,}): vectors of numbers are needed")
-    fixed = getattr(column.type, "list_size", None)
-    lengths = np.diff(np.asarray(column.offsets)) if fixed is None else np.full(len(column), fixed)
-    width = width or (int(lengths[0]) if len(lengths) else 0)
-    wrong = np.flatnonzero(lengths != width)
-    if wrong.size:
-        found = f"{int(lengths[wrong[0]])} numbers at {named_rows(wrong + start)}"
-        raise DataError(f"{where} has {found}, {width} elsewhere: one width is needed")
-    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
-
-
 class ArrowMatrix:
-    """A column of lists in Arrow's form, in memory or mapped from a file. Raises DataError: not lists of numbers of one width."""
+    """A column of lists in Arrow's form, in memory or mapped from a file. Raises DataError, also where it is read: not lists of numbers
+    of one width, missing rows or missing numbers."""
 
     def __init__(self, column: Any, where: str) -> None:
-        self.column, self.where, self._width = column, where, 0
+        self.column, self.where, self.shape = column, where, (len(column), 0)
         first = self[:1]
-        self._width, self.dtype = first.shape[1], first.dtype
-        self.shape = (len(column), self._width)
+        self.shape, self.dtype = (len(column), first.shape[1]), first.dtype
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self.column))
-            part = self.column.slice(start, max(0, stop - start))
-        else:
-            start, part = int(rows[0]) if len(rows) else 0, self.column.take(rows)
-        return matrix_of(part, self.where, start=start, width=self._width)
+    def __getitem__(self, rows: Rows) -> NDArray[Any]:
+        at, where = row_numbers(rows, len(self.column)), self.where
+        part = (
+            self.column.slice(at[0], len(at)) if isinstance(rows, slice) and len(at) else self.column.take(at)
+        )
+        part = part.combine_chunks()
+        nulls = np.flatnonzero(np.asarray(part.is_null()))
+        if nulls.size:
+            raise DataError(f"{where} has no vector at {named_rows(at[nulls])}: leave these rows out")
+        flat = part.flatten()
+        if kind_of(flat.type) not in NUMBERS or flat.null_count:
+            found = "missing numbers" if flat.null_count else f"lists of {flat.type}"
+            raise DataError(f"{where} holds {found} (from row {at[0]:,}): vectors of numbers are needed")
+        fixed = getattr(part.type, "list_size", None)
+        lengths = np.diff(np.asarray(part.offsets)) if fixed is None else np.full(len(part), fixed)
+        width = self.shape[1] or int(lengths[0] if len(lengths) else 0)
+        wrong = np.flatnonzero(lengths != width)
+        if wrong.size:
+            found = f"{int(lengths[wrong[0]])} numbers at {named_rows(at[wrong])}"
+            raise DataError(f"{where} has {found}, {width} elsewhere: one width is needed")
+        return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(part), width))
 
 
 # Lists of labels -------------------------------------------------------------------------------------------------------

@@ -130,7 +130,6 @@ def open_hf(source: Any, o: Options = PLAIN) -> ImageDataset | FeatureDataset:
             f"{name}: {type(rows).__name__} cannot be read by position: give a Dataset, no stream"
         )
     table, kinds_of = arrow_table(name, data.schema, data.column), rows.features
-    table.mapped = True
     table.class_names = lambda column: getattr(
         getattr(kinds_of[column], "feature", kinds_of[column]), "names", None
     )
