@@ -1,27 +1,133 @@
-"""Encoders: from items or queries to vectors.
+"""Encoders: from items or queries to vectors, by a model folder, or by a file of ``gpq export-encoder``.
 
-torch is imported only to load a model folder; an ONNX file (:class:`gpq_faiss.exported.OnnxEncoder`) does not need it.
+torch is imported only to load a model folder; an ONNX file does not need it.
 """
 
 from __future__ import annotations
 
+import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, Json, ValidationError
 
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset
-from .errors import UsageError, needs
-from .exported import Embedder, OnnxEncoder, Vectors
+from .data.images import to_images, to_vectors
+from .data.labels import rows_that
+from .data.reader import Reader
+from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
+from .inputs import check_file, check_memory, parse_json, reading
+from .progress import stage
 
 if TYPE_CHECKING:
     import torch
 
     from .methods.model import Model
+
+Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Embedder(ABC):
+    """Turns items into vectors float32 [n, M·d].
+
+    Attributes:
+        source: file or folder it was loaded from.
+        input_kind: ``features`` or ``images``.
+        input_width: width of input features (0 for images).
+        image_size: side of input images in pixels (0 for features).
+        shape: M, K and d of the codebooks.
+        fingerprint: hash of weights and codebooks, stored in features, codes and indexes.
+        codebooks_fingerprint: hash of the codebooks; an index must have the same.
+    """
+
+    source: Path
+    input_kind: str
+    input_width: int
+    image_size: int
+    shape: tuple[int, int, int]
+    fingerprint: str
+    codebooks_fingerprint: str
+
+    @property
+    def bits(self) -> int:
+        """Length of a code."""
+        return self.shape[0] * (self.shape[1].bit_length() - 1)
+
+    @abstractmethod
+    def batch_size(self, dataset: Dataset) -> int:
+        """Default number of items per batch."""
+
+    @abstractmethod
+    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors: ...
+
+    def embed(self, values: Any, *, queries: bool = False) -> Vectors:
+        """Vectors float32 [n, M·d] of items in memory.
+
+        Args:
+            values: vectors [n, width] (array, list or tensor), or one or several images in the forms of :func:`.images.to_images`.
+            queries: compute query vectors instead of item vectors. They differ for models with class networks (``recommended``).
+
+        Returns:
+            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else, or of zeros, it has no code).
+        """
+        images = self.input_kind == "images"
+        items = to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
+        vectors, fine = self._vectors(items, queries)
+        return vectors, fine if images else fine & items.any(axis=1)
+
+    def check(self, dataset: Dataset) -> None:
+        """Check that data fit the model."""
+        if dataset.kind != self.input_kind:
+            what = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
+            raise MismatchError(f"{self.source} {what}: give the kind of data that the model was trained on")
+        if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
+            what = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
+            raise MismatchError(f"{self.source} {what}: give features from the same extractor")
+
+    def batches(
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        start: int = 0,
+        batch_size: int = 0,
+        queries: bool = False,
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield rows and vectors of the items at ``rows`` (default: all) in batches, without broken images.
+        ``queries`` as in :meth:`embed`.
+        """
+        self.check(dataset)
+        positions = np.arange(len(dataset)) if rows is None else rows
+        size = batch_size or self.batch_size(dataset)
+        with Reader(dataset, self.image_size) as reader:
+            parts = [positions[i : i + size] for i in range(start, len(positions), size)]
+            for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
+                vectors, fine = self._vectors(values, queries)
+                if not fine.all():
+                    what = "a zero or infinite sub-vector after the network, which has no direction and so no code"
+                    bad = rows_that(part[ok][~fine], "have")
+                    raise DataError(f"{dataset.name}: {bad} {what}: leave such rows out")
+                yield part[ok], vectors
+
+    def embed_rows(
+        self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """:meth:`batches` concatenated: rows int64 [n] and vectors float32 [n, M·d]."""
+        M, _, d = self.shape
+        there, parts = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
+        with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
+            for positions, vectors in self.batches(dataset, rows, queries=queries):
+                there.append(positions)
+                parts.append(vectors)
+                encoding.advance(len(positions))
+        return np.concatenate(there), np.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -88,6 +194,151 @@ class Encoder(Embedder):
         """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors."""
         for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
             yield positions, encode_vectors(vectors, self.model.codebooks)
+
+
+# Of gpq export-encoder -------------------------------------------------------------------------------------------------
+
+METADATA_FILE = "gpq.json"
+"""End of the name of the metadata's member in a PyTorch archive."""
+_METADATA_LIMIT = 64 << 20  # bytes of that member
+
+_Size = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Metadata(BaseModel):
+    """What the file says of itself: all values are text, as in ONNX; lists and dicts as JSON."""
+
+    kind: Literal["gpq-encoder"] = "gpq-encoder"
+    format_version: Literal["1"] = "1"
+    model_fingerprint: str
+    codebooks_fingerprint: str
+    input_kind: Literal["features", "images"]
+    input_width: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    image_size: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    codebooks: _Size
+    codewords: _Size
+    subdim: _Size
+    class_names: Json[list[str]]
+    versions: Json[dict[str, str]]
+
+    @property
+    def input_shape(self) -> list[int]:
+        """Of an item."""
+        side = self.image_size
+        return [self.input_width] if self.input_kind == "features" else [3, side, side]
+
+
+def read_encoder_metadata(path: str | Path) -> Metadata:
+    """Metadata of a file of ``gpq export-encoder``; nothing in it is run or unpickled, and torch is not needed.
+
+    Raises:
+        DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
+        UsageError: an ONNX file, but onnxruntime is not installed.
+    """
+    path = Path(path)
+    with reading(path, "an exported encoder"):
+        if not zipfile.is_zipfile(path):
+            return _metadata_of(_open_session(path), path)
+        with zipfile.ZipFile(path) as archive:
+            members = [m for m in archive.infolist() if m.filename.endswith(f"/{METADATA_FILE}")]
+            small = len(members) == 1 and members[0].file_size <= _METADATA_LIMIT
+            return _parse(parse_json(archive.read(members[0])) if small else {}, path)
+
+
+def _parse(raw: Any, path: Path) -> Metadata:
+    try:
+        return Metadata.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
+        raise DataError(f"{path} was not made by this version of gpq export-encoder ({why})") from None
+
+
+def _open_session(path: Path) -> Any:
+    """An ``onnxruntime.InferenceSession`` of a file, on the CPU."""
+    remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
+    onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
+    check_memory(2 * check_file(path, "an exported encoder"), str(path))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        # From bytes, so that it cannot refer to other files.
+        return onnxruntime.InferenceSession(
+            path.read_bytes(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise DataError(f"{path} is not an ONNX file, or is damaged ({one_line(error)})") from None
+
+
+def _metadata_of(session: Any, path: Path) -> Metadata:
+    """Metadata of an ONNX file, whose graph must have the input and output that they say."""
+    try:
+        about = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
+        nodes = [*session.get_inputs(), session.get_outputs()[0]]
+        found = [(one.name, one.type, one.shape[1:]) for one in nodes]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not an ONNX file, or is damaged ({one_line(error)})") from None
+    vectors = ("vectors", "tensor(float)", [about.codebooks * about.subdim])
+    if found != [(about.input_kind, "tensor(float)", about.input_shape), vectors]:
+        raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
+    return about
+
+
+def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
+    """What the graph takes: features as they are, images uint8 in [0, 1]."""
+    return values.astype(np.float32) / np.float32(255) if values.dtype == np.uint8 else values
+
+
+@dataclass(frozen=True)
+class OnnxEncoder(Embedder):
+    """An exported encoder of queries, run by onnxruntime on the CPU.
+
+    Attributes:
+        session: of onnxruntime.
+    """
+
+    session: Any
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "cpu") -> OnnxEncoder:
+        """Open a file of ``gpq export-encoder``.
+
+        Raises:
+            DataError: not such a file, or a damaged one.
+            UsageError: a device other than ``cpu`` or ``auto``; or onnxruntime is not installed.
+        """
+        path = Path(path)
+        if device not in ("cpu", "auto"):
+            raise UsageError(f"{path} runs on the CPU: leave out --device {device}, or give the model folder")
+        session = _open_session(path)
+        about = _metadata_of(session, path)
+        same = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
+        known: dict[str, Any] = {name: getattr(about, name) for name in same}
+        shape = about.codebooks, about.codewords, about.subdim
+        return cls(path, shape=shape, fingerprint=about.model_fingerprint, session=session, **known)
+
+    def batch_size(self, dataset: Dataset) -> int:
+        """Default number of items per batch."""
+        return 1024 if isinstance(dataset, FeatureDataset) else 64
+
+    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
+        if not queries:
+            raise UsageError(
+                f"{self.source} makes vectors of queries only (queries=True): items need the model folder"
+            )
+        x = graph_input(values)
+        M, _, d = self.shape
+        if not len(x):
+            return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)
+        try:
+            vectors = np.ascontiguousarray(self.session.run(["vectors"], {self.input_kind: x})[0], np.float32)
+            if vectors.shape != (len(x), M * d):
+                raise ValueError(f"vectors {list(vectors.shape)}")
+        except Exception as error:  # onnxruntime's errors have no common base
+            raise DataError(f"{self.source} does not run ({one_line(error)}): export it again") from None
+        # Unit-norm, or nearly zero without direction.
+        norms = np.linalg.norm(vectors.reshape(-1, M, d), axis=2)
+        return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)
 
 
 def is_onnx(model: str | Path) -> bool:

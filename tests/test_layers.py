@@ -11,7 +11,7 @@ PACKAGE = ROOT / "gpq_faiss"
 LAYERS = [
     "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
     "codes", "config", "report", "store", "faissio", "data", "indexes", "nn", "losses", "build",
-    "cluster", "gpu", "methods", "training", "exported", "encoder", "stages", "serve", "experiment",
+    "cluster", "gpu", "methods", "training", "encoder", "stages", "serve", "experiment",
 ]
 # fmt: on
 
@@ -20,7 +20,7 @@ ONLY_IN = {
     "h5py": {"store"},
     "faiss": {"codes", "faissio", "indexes", "build", "gpu", "methods", "stages", "experiment"},
     "matplotlib": {"report"},
-    "pydantic": {"config", "experiment", "exported", "serve"},
+    "pydantic": {"config", "experiment", "encoder", "serve"},
     "ray": {"cluster"},
     **{
         name: {"serve"}
@@ -28,7 +28,7 @@ ONLY_IN = {
     },
     **{name: set() for name in ("click", "cli", "gpq_cli")},
 }
-NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "build", "cluster", "exported"}
+NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "build", "cluster"}
 FILES = {file.relative_to(PACKAGE): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 
 

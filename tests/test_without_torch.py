@@ -11,8 +11,8 @@ import pytest
 from model_factory import make_model, random_input
 
 import gpq_faiss as gpq
+from gpq_faiss.encoder import OnnxEncoder
 from gpq_faiss.errors import DataError, GpqError, MismatchError, UsageError
-from gpq_faiss.exported import OnnxEncoder
 
 pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")

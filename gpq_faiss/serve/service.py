@@ -18,9 +18,8 @@ from ..codes.encode import decode
 from ..codes.scores import score_tables
 from ..data.base import Dataset
 from ..data.images import decode_image, resize_square
-from ..encoder import Encoder
+from ..encoder import Encoder, OnnxEncoder
 from ..errors import DataError, GpqError
-from ..exported import OnnxEncoder
 from ..faissio.model import encode_items
 from ..indexes.sharded import MergedIndex
 from .catalogue import Catalogue

@@ -6,7 +6,7 @@ The graph maps model input to query vectors::
     images    float32 [B, 3, S, S] RGB in [0, 1]
 
 B is variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction are (nearly) zero. The file is written
-only after its graph has given the model's vectors. Its metadata identify model and codebooks (:mod:`gpq_faiss.exported`).
+only after its graph has given the model's vectors. Its metadata identify model and codebooks (:mod:`gpq_faiss.encoder`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..encoder import Encoder
+from ..encoder import METADATA_FILE, Encoder, Metadata, graph_input
 from ..errors import DataError, UsageError, one_line, optional
-from ..exported import METADATA_FILE, Metadata, graph_input
 from ..files import atomic_path, check_output, versions
 from ..methods.model import Model
 from ..progress import levels

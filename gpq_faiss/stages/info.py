@@ -12,8 +12,8 @@ from typing import Any
 
 from ..data.arrays import NpyArray, npy_header
 from ..data.protocols import load_split
+from ..encoder import METADATA_FILE, read_encoder_metadata
 from ..errors import DataError, MismatchError
-from ..exported import METADATA_FILE, read_encoder_metadata
 from ..faissio.model import read_description, read_model
 from ..files import read_json
 from ..inputs import reading
@@ -33,7 +33,7 @@ def info(path: str | Path) -> dict[str, Any]:
     Returns:
         JSON values. Always ``kind``, ``path`` and ``bytes`` (on disk, the whole folder's for a folder). ``kind`` is ``model``
         (without torch its network is not loaded), ``features``, ``codes``, ``index``, ``shards``, ``split``, ``encoder``
-        (:class:`gpq_faiss.exported.Metadata`), ``array`` (.npy), ``arrays`` (.npz), or ``unfinished``. ``verified`` tells of an index
+        (:class:`gpq_faiss.encoder.Metadata`), ``array`` (.npy), ``arrays`` (.npz), or ``unfinished``. ``verified`` tells of an index
         or shards whether there was a checksum and it matched.
 
     Raises:

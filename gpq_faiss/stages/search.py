@@ -20,9 +20,8 @@ from ..data.base import Dataset, ImageDataset
 from ..data.images import is_image_name
 from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
-from ..encoder import Encoder, open_encoder
+from ..encoder import Encoder, OnnxEncoder, open_encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..exported import OnnxEncoder
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
 from ..indexes.base import Index

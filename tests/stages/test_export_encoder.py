@@ -10,8 +10,8 @@ from commands import done
 from model_factory import make_model, random_input
 
 from gpq_faiss import Encoder, export_encoder
+from gpq_faiss.encoder import read_encoder_metadata
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.exported import read_encoder_metadata
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.stages import export_encoder as module
 

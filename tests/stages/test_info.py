@@ -14,8 +14,8 @@ from model_factory import make_model, random_input
 import gpq_faiss as gpq
 from gpq_faiss import Encoder, MemoryIndex, RowReader, export_encoder, export_faiss, info, load_model
 from gpq_faiss.data.protocols import load_split
+from gpq_faiss.encoder import read_encoder_metadata
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.exported import read_encoder_metadata
 from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.index import index as build_index
