@@ -8,7 +8,6 @@ import hashlib
 import io
 import itertools
 import os
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import fingerprint
-from ..inputs import reading
+from ..inputs import check_file, reading
 from ..store.hdf5 import as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
@@ -37,12 +36,16 @@ class Dataset(About, ABC):
         name: as given by the user, for messages and reports.
         fingerprint: hash over content (of large files, over samples of it), labels and ids.
         kind: ``images`` or ``features``.
+        max_bad: fraction of unreadable images that is no error.
+        bad: row of an unreadable image -> its name, and why. Thread-safe.
     """
 
     name: str
     ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # never None
     fingerprint: str
     kind: Literal["images", "features"]
+    max_bad: float = 0.01
+    bad: dict[int, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
@@ -77,6 +80,24 @@ class Dataset(About, ABC):
         if self.labels is None or not self.labels.has().any():
             raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
         return self.labels
+
+    def add_bad(self, i: int, name: str, why: str) -> None:
+        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows; names the first few."""
+        self.bad.setdefault(i, f"{name}: {why}")
+        if above := self.above_limit(len(self.bad)):
+            raise DataError(f"{name}: {why}" if len(self) == 1 else f"{self.bad_summary()}; {above}")
+
+    def above_limit(self, count: int) -> str:
+        """What to say of so many bad images; empty within the limit."""
+        what = f"that is above the limit of {100 * self.max_bad:g} %: repair them, or raise --read max_bad"
+        return what if count > self.max_bad * len(self) else ""
+
+    def bad_summary(self) -> str:
+        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
+        first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
+        return (
+            f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})" if first else ""
+        )
 
 
 # Vectors ----------------------------------------------------------------------------------------------------------------
@@ -149,16 +170,12 @@ class ImageDataset(Dataset):
             in columns). It raises BrokenImageError for those that cannot be had.
         pixels: in place of both, images in memory: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read).
         mirrors: whether mirrored images keep their meaning (not for digits).
-        max_bad: fraction of unreadable images that is no error.
-        bad: row of an unreadable image -> its name, and why. Thread-safe.
     """
 
     paths: Sequence[str] = field(default=(), repr=False)
     fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = field(default=None, repr=False)
     pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
     mirrors: bool = True
-    max_bad: float = 0.01
-    bad: dict[int, str] = field(default_factory=dict, repr=False)
     kind: Literal["images", "features"] = "images"
 
     def __len__(self) -> int:
@@ -200,24 +217,6 @@ class ImageDataset(Dataset):
                 self.add_bad(i, shown(self.paths[i]), error.why)
                 out.append(None)
         return out
-
-    def add_bad(self, i: int, name: str, why: str) -> None:
-        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows; names the first few."""
-        self.bad.setdefault(i, f"{name}: {why}")
-        if above := self.above_limit(len(self.bad)):
-            raise DataError(f"{name}: {why}" if len(self) == 1 else f"{self.bad_summary()}; {above}")
-
-    def above_limit(self, count: int) -> str:
-        """What to say of so many bad images; empty within the limit."""
-        what = f"that is above the limit of {100 * self.max_bad:g} %: repair them, or raise --read max_bad"
-        return what if count > self.max_bad * len(self) else ""
-
-    def bad_summary(self) -> str:
-        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
-        first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        return (
-            f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})" if first else ""
-        )
 
     def image_path(self, i: int) -> str | None:
         """Path of image ``i``, if it is a file."""
@@ -301,8 +300,6 @@ def images(
 
 def file_size(path: str) -> int:
     """Bytes of a regular file, -1 for anything else: a pipe or a device would block or never end."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a NUL byte in the name
-        return -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    with contextlib.suppress(DataError):
+        return check_file(Path(path), "an image")
+    return -1

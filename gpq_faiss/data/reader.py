@@ -128,10 +128,9 @@ class Reader:
 
     def count_broken(self, rows: NDArray[np.int64]) -> None:
         """Count broken images found by another process."""
-        if isinstance(self.dataset, ImageDataset):
-            new = np.setdiff1d(rows, list(self.dataset.bad))
-            if len(new):
-                self.dataset.read(new)
+        new = np.setdiff1d(rows, list(self.dataset.bad))
+        if len(new):
+            self.dataset.read(new)
 
     def stream(self, batches: Iterable[NDArray[np.int64]], *, empty: bool = False) -> Iterator[Batch]:
         """:meth:`fetch` each of ``batches`` of rows, two of them ahead; with ``empty`` all items of a batch may be broken."""

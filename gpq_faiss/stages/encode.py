@@ -128,7 +128,6 @@ def _from_network(
     """Write the network's vectors, or codes, of the items at ``span`` (default: all)."""
     size = batch_size or encoder.batch_size(dataset)
     span = range(len(dataset)) if span is None else span
-    images = dataset if isinstance(dataset, ImageDataset) else None
     if writer.rows and "position" not in writer.state:
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(
@@ -139,19 +138,19 @@ def _from_network(
     if position:
         log.info("resumed at item %d of %d", position, len(span))
         # The limit of unreadable images holds for a run and its resumption together.
-        for bad in map(int, writer.state.get("bad", []) if images else []):
-            name = images.image_path(bad) or f"item {images.ids[bad]}"  # type: ignore[union-attr]
-            images.add_bad(bad, name, "broken when it was read before")  # type: ignore[union-attr]
+        for bad in map(int, writer.state.get("bad", [])):
+            path = dataset.image_path(bad) if isinstance(dataset, ImageDataset) else None
+            dataset.add_bad(bad, path or f"item {dataset.ids[bad]}", "broken when it was read before")
     made: Any = encoder.code_batches if writer.header.kind == "codes" else encoder.batches
     rows = np.arange(span.start, span.stop)
     with stage("encoding", len(span), done=position) as encoding:
         for there, values in made(dataset, rows, start=position, batch_size=size):
             labels = None if dataset.labels is None else dataset.labels.packed[there]
             encoding.done = min(encoding.done + size, len(span))
-            state = {"position": encoding.done, "bad": sorted(images.bad) if images else []}
+            state = {"position": encoding.done, "bad": sorted(dataset.bad)}
             writer.append(values, dataset.ids[there], labels, state=state)
-    if images and images.bad:
-        log.warning("%s", images.bad_summary())
+    if dataset.bad:
+        log.warning("%s", dataset.bad_summary())
     return writer.finish(dataset.ids, dataset.texts)
 
 
@@ -229,7 +228,7 @@ def encode_shards(
                 encoding.advance(calls[at][3] - calls[at][2])
                 bad -= rows
     said = f"{bad:,} of {len(dataset):,} images cannot be read"
-    if isinstance(dataset, ImageDataset) and (above := dataset.above_limit(bad)):
+    if above := dataset.above_limit(bad):
         raise DataError(f"{said}; {above}")
     if bad:
         log.warning("%s, and were left out", said)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..config import Config, preset, to_dict, validate
-from ..data.base import Dataset, ImageDataset
+from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, UsageError
@@ -108,7 +108,7 @@ def train(
             build_gpq, dataset, split, config, folder=output.partial, identity=identity, options=options
         )
         if group.main:
-            if isinstance(dataset, ImageDataset) and dataset.bad:
+            if dataset.bad:
                 log.warning("%s", dataset.bad_summary())
             assert isinstance(fitted.method, CodeMethod)
             save_model(

@@ -85,9 +85,6 @@ class Hdf5Array:
             self.shape: tuple[int, ...] = tuple(int(n) for n in found.shape)
             self.dtype: np.dtype[Any] = np.dtype(found.dtype)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
         """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed)."""
         with open_hdf5(self.path) as h5:
@@ -96,7 +93,7 @@ class Hdf5Array:
                 raise DataError(f"{self.path} changed while it was read: start again")
             if isinstance(rows, slice):
                 return np.asarray(found[rows])
-            wanted, inverse = np.unique(np.arange(len(self))[rows], return_inverse=True)
+            wanted, inverse = np.unique(np.arange(self.shape[0])[rows], return_inverse=True)
             # HDF5 is slow for scattered rows, and decompresses whole chunks for any of their rows.
             step = max(_ROWS, found.chunks[0] if found.chunks else 0)
             parts = np.split(wanted, np.flatnonzero(np.diff(wanted // step)) + 1)

@@ -18,7 +18,7 @@ from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import sampled_content
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
 from gpq_faiss.methods.gpq import build_network
-from gpq_faiss.store import raw
+from gpq_faiss.store import writer as store_writer
 from gpq_faiss.store.writer import RowWriter
 
 N = 1000
@@ -37,7 +37,7 @@ def model(tmp_path):
 
 def fail_once(monkeypatch, at):
     """The disk is full at the ``at``-th write of a column, and has room again afterwards."""
-    write, count = raw.write_at, 0
+    write, count = store_writer.write_at, 0
 
     def full(*args):
         nonlocal count
@@ -46,7 +46,7 @@ def fail_once(monkeypatch, at):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(*args)
 
-    monkeypatch.setattr(raw, "write_at", full)
+    monkeypatch.setattr(store_writer, "write_at", full)
 
 
 def same_rows(one, other):
