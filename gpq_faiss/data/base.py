@@ -195,16 +195,9 @@ class ImageDataset(Dataset):
 
     def _source(self, i: int) -> bytes | str | NDArray[np.uint8]:
         if self.pixels is not None:
-            return np.asarray(self.planes(np.array([i]))[0].transpose(1, 2, 0))
+            image = self.pixels[i]
+            return image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
         return self.paths[i] if self.fetch is None else self.fetch(i)
-
-    def planes(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The images in memory at ``rows`` as network input: uint8 [n, 3, H, W], C-contiguous."""
-        assert self.pixels is not None
-        block = self.pixels[rows]
-        if block.ndim == 3:
-            return np.repeat(block[:, None], 3, axis=1)
-        return np.ascontiguousarray(block.transpose(0, 3, 1, 2))
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""

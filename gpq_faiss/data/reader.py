@@ -29,8 +29,6 @@ def load_batch(
 ) -> Batch:
     """Read, decode and resize the images at ``rows``: uint8 [n_ok, 3, size, size], and ok bool [n], without broken images, which the data
     set counts. The result does not depend on the threads (Pillow releases the interpreter lock)."""
-    if dataset.pixels is not None and dataset.pixels.shape[1:3] == (size, size):
-        return dataset.planes(rows), np.ones(len(rows), dtype=bool)
     out = np.empty((len(rows), 3, size, size), dtype=np.uint8)
     ok = np.zeros(len(rows), dtype=bool)
 

@@ -99,7 +99,7 @@ def digit(row, path):
 
 
 def nearest(site, row, k, **options):
-    vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([row])), queries=True)
+    vector, _ = site.service.encoder.embed(DIGITS.read(slice(row, row + 1)), queries=True)
     found = site.service.live.snapshot.index.search(vector, k, **options)[1][0]
     return [int(i) for i in found]
 
@@ -117,7 +117,7 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab, site, tmp_pat
     )
     # A score is shown as a part of the best possible one.
     Z = site.service.encoder.model.codebooks
-    vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([7])), queries=True)
+    vector, _ = site.service.encoder.embed(DIGITS.read(slice(7, 8)), queries=True)
     best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
     scores = site.service.live.snapshot.search(vector, 24)[0][0]
     for n in (0, 23):
