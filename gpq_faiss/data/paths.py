@@ -128,8 +128,6 @@ def _expanded(pattern: str) -> Iterator[str]:
         yield pattern
         return
     first, last = int(found[1]), int(found[2])
-    if last < first or last - first >= _MOST_FILES:
-        raise UsageError(f"{pattern}: {found[0]} is not a range of at most {_MOST_FILES:,} numbers")
     for number in range(first, last + 1):
         yield from _expanded(f"{pattern[: found.start()]}{number:0{len(found[1])}d}{pattern[found.end() :]}")
 
