@@ -61,8 +61,8 @@ def reading(path: Path, what: str) -> Iterator[int]:
 
 def read_text(path: Path, what: str) -> str:
     """A text in UTF-8, or in UTF-16 with its mark, without mark. Raises DataError: see :func:`check_file`, or not such a text."""
-    with reading(path, f"{what} saved as UTF-8") as size:
-        check_memory(4 * size, str(path))
+    check_memory(4 * check_file(path, what), str(path))
+    with reading(path, f"{what} saved as UTF-8"):
         data = path.read_bytes()
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
