@@ -56,7 +56,9 @@ def reading(path: Path, what: str) -> Iterator[int]:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:
         why = one_line(error, 100)
-        raise DataError(f"{path} is not {what}, or it is empty, truncated or damaged ({why})") from None
+        raise DataError(
+            f"{path} is not {what}, or it is empty, truncated or damaged ({why}): make or copy it again"
+        ) from None
 
 
 def read_text(path: Path, what: str) -> str:

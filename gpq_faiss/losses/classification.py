@@ -38,7 +38,11 @@ def subspace_classification(
     * ``"code"``: both factors are scaled, hence β², and the classifiers are averaged: CE(softmax_c(mean_m β² x_m·w_mc)).
     """
     cosine = subspace_cosine(x, W)
-    log_p = (beta ** 2 * cosine).mean(dim=1).log_softmax(dim=-1) if variant == "code" else (beta * cosine).log_softmax(dim=-1).mean(dim=1)
+    log_p = (
+        (beta**2 * cosine).mean(dim=1).log_softmax(dim=-1)
+        if variant == "code"
+        else (beta * cosine).log_softmax(dim=-1).mean(dim=1)
+    )
     return cross_entropy(log_p, p.to(log_p.dtype))
 
 
