@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from alone import alone
 from kills import every_kill, run_killed
 
 from gpq_faiss import files
@@ -59,29 +60,30 @@ def make_folder_by_two_renames(out, text):
         make_folder(out, text)
 
 
-@pytest.mark.parametrize(
-    ("write", "read"),
-    [
+@alone
+def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(tmp_path):
+    """In between a folder may be gone, and of two files the second, but never is it of another first."""
+    for write, read in (
         (write_text, Path.read_text),
         (make_folder, read_folder),
         (make_folder_by_two_renames, read_folder),
         (make_pair, read_pair),
-    ],
-)
-def test_an_output_is_old_or_new_after_every_kill_and_the_next_start_sweeps(tmp_path, write, read):
-    """In between a folder may be gone, and of two files the second, but never is it of another first."""
-    out, beside = tmp_path / "out", tmp_path / "out.json"
-    made, seen = ["out", "out.json"] if write is make_pair else ["out"], set()
-    write(out, "old")
-    for _ in every_kill(lambda: write(out, "new"), tmp_path):
-        assert not beside.exists() or beside.read_text() == out.read_text()
-        check_output(out, overwrite=True, folder=read is read_folder)
-        assert names(tmp_path) == made
-        seen.add(read(out))
+    ):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        out, beside = folder / "out", folder / "out.json"
+        made, seen = ["out", "out.json"] if write is make_pair else ["out"], set()
         write(out, "old")
-    assert seen == {"old", "new"}
+        for _ in every_kill(lambda write=write, out=out: write(out, "new"), folder):
+            assert not beside.exists() or beside.read_text() == out.read_text()
+            check_output(out, overwrite=True, folder=read is read_folder)
+            assert names(folder) == made
+            seen.add(read(out))
+            write(out, "old")
+        assert seen == {"old", "new"}
 
 
+@alone
 def test_unfinished_work_is_there_until_the_output_is(tmp_path):
     """A folder; tests/store has the same for a file."""
     out, partial = tmp_path / "out", tmp_path / ".out.partial"

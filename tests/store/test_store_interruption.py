@@ -7,6 +7,7 @@ import resource
 import time
 
 import pytest
+from alone import alone
 from kills import every_kill, run_killed
 from store_files import appended, codebooks, finish, header, write
 
@@ -33,6 +34,7 @@ def test_a_partial_that_does_not_fit_is_discarded(tmp_path, what, caplog):
     assert "discarded" in caplog.text
 
 
+@alone
 def test_a_kill_anywhere_loses_nothing_that_was_committed(tmp_path):
     told = tmp_path / "told"
     path = tmp_path / "out" / "a.h5"
