@@ -57,10 +57,11 @@ class Nodes:
 
     Args:
         num_cpus: concurrent tasks per node.
+        num_gpus: of the first node.
         settings: of Ray itself.
     """
 
-    def __init__(self, num_cpus: int = 1, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, num_cpus: int = 1, num_gpus: int = 0, settings: dict[str, Any] | None = None) -> None:
         from ray.cluster_utils import Cluster
 
         # Paths of sockets must be short, so this is not under pytest's folder.
@@ -72,7 +73,12 @@ class Nodes:
         with mock.patch.dict(os.environ, RAY_TMPDIR=self.folder):
             self.cluster: Any = Cluster(
                 initialize_head=True,
-                head_node_args={**self._node, "temp_dir": self.folder, "_system_config": settings},
+                head_node_args={
+                    **self._node,
+                    "num_gpus": num_gpus,
+                    "temp_dir": self.folder,
+                    "_system_config": settings,
+                },
                 shutdown_at_exit=False,
             )
         self.second: Any = self.add()
@@ -110,6 +116,10 @@ class Nodes:
             if (name := _name(process)).startswith("ray::")
             and not name.startswith(("ray::Dash", "ray::Runtime"))
         ]
+
+    def busy(self) -> list[psutil.Process]:
+        """The workers that are not idle."""
+        return [worker for worker in self.workers() if not _name(worker).startswith("ray::IDLE")]
 
     def end(self) -> list[psutil.Process]:
         """End everything. Returns the processes that existed."""
@@ -217,7 +227,7 @@ def one_kill(
         if how == "node":
             nodes.kill_second()
             hit.append("node")
-        elif busy := [w for w in nodes.workers() if not w.name().startswith("ray::IDLE")] or nodes.workers():
+        elif busy := nodes.busy() or nodes.workers():
             one = rng.choice(busy)
             hit.append(one.name())
             kill(one.pid)

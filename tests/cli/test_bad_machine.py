@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from commands import STAGES, clusters, content, done, gpq, only_line, refused, stage_call, untouched
+from PIL import Image
 
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.training import loop
@@ -171,6 +172,17 @@ def python(script, *arguments, **environment):
     command = [sys.executable, "-c", script, *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return ended.returncode, ended.stderr
+
+
+def test_images_that_memory_cannot_hold_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpq_faiss.inputs.available_memory", lambda: 4 << 30)
+    for i in range(150):
+        path = tmp_path / "images" / f"{i % 3}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 48), (i, 0, 0)).save(path)
+    line = refused(f"train folder:{tmp_path}/images --labelled all --preset paper --out {tmp_path}/model")
+    assert "images of 224 pixels per side" in line
+    assert "lower network.image_size" in line
 
 
 def test_too_little_memory_to_load_torch_is_one_line(shop, tmp_path):

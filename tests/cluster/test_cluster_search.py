@@ -21,7 +21,7 @@ def pids(index):
     return index._ray.get(asked)
 
 
-def test_two_nodes_answer_as_one_file(nodes, tmp_path):
+def test_two_nodes_answer_as_one_file_whatever_is_killed(nodes, tmp_path):
     made = make(tmp_path, 3, 400, 5, form="ivf")
     with open_index(made.manifest) as one, ClusterIndex(made.manifest, nodes.address) as spread:
         assert (spread.ntotal, spread.width) == (400, one.width)
@@ -37,15 +37,12 @@ def test_two_nodes_answer_as_one_file(nodes, tmp_path):
         item = int(made.ids[7])
         np.testing.assert_array_equal(spread.code_of(item), one.code_of(item))
 
-
-def test_actors_and_nodes_that_are_killed_are_replaced(nodes, tmp_path):
-    made = make(tmp_path, 4, 300, 4)
-    with open_index(made.manifest) as one, ClusterIndex(made.manifest, nodes.address) as spread:
         expected = one.search(made.queries, 20)
-        for _ in range(2):
-            kill(pids(spread)[0])
-            same(spread.search(made.queries, 20), expected)
-        nodes.kill_second()
+        second = {process.pid for process in nodes.family(nodes.second)}
+        (killed,) = second.intersection(pids(spread))
+        kill(killed)
+        same(spread.search(made.queries, 20), expected)
+        nodes.kill_second()  # where the same actor is again
         same(spread.search(made.queries, 20), expected)
         nodes.two()
         with ClusterIndex(made.manifest, nodes.address) as again:  # the node that joined has its part
@@ -59,53 +56,42 @@ def test_a_shard_that_is_missing_or_of_another_model_is_named(nodes, tmp_path):
     other = MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(5), np.arange(3))
     other.save(tmp_path / "shards" / "1.faiss", overwrite=True)
     with pytest.raises(MismatchError, match=r"shards/1\.faiss is of another model"):
-        ClusterIndex(made.manifest, nodes.address)
+        ClusterIndex(made.manifest, nodes.address, workers=1)
     (tmp_path / "shards" / "1.faiss").unlink()
     with pytest.raises(DataError, match=r"shards/1\.faiss is missing"):
-        ClusterIndex(made.manifest, nodes.address)
+        ClusterIndex(made.manifest, nodes.address, workers=1)
 
 
-def test_a_search_waits_no_longer_than_it_should(nodes, tmp_path):
-    made = make(tmp_path, 6, 300, 4)
-    with ClusterIndex(made.manifest, nodes.address, timeout=1) as spread:
-        busy = [
-            actor.__ray_call__.remote(lambda _: __import__("time").sleep(3)) for actor, _ in spread._parts
-        ]
-        with pytest.raises(DataError, match=r"no node answers for the shards shards/.* in 1 s: start nodes"):
-            spread.search(made.queries, 5)
-        spread._ray.get(busy)
-
-
-def test_a_shard_is_replaced_while_searches_go_on(nodes, tmp_path):
+def test_a_shard_is_replaced_while_searches_go_on_and_what_is_no_longer_searched_ends(nodes, tmp_path):
     made = make(tmp_path, 8, 300, 4)
-    wrong = []
-    with ClusterIndex(made.manifest, nodes.address) as old:
-        before = old.search(made.queries, 30)
-        end = threading.Event()
+    old, wrong, end = [ClusterIndex(made.manifest, nodes.address, workers=1)], [], threading.Event()
+    before = old[0].search(made.queries, 30)
 
-        def ask():
-            try:
-                while not end.is_set():
-                    same(old.search(made.queries, 30), before)
-            except Exception as error:
-                wrong.append(error)
+    def ask():
+        try:
+            while not end.is_set():
+                same(old[0].search(made.queries, 30), before)
+        except Exception as error:
+            wrong.append(error)
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        new = MemoryIndex.build(np.full((5, 2), 7, np.uint8), codebooks(), np.arange(10**8, 10**8 + 5))
-        update_manifest(made.manifest, [new.save(tmp_path / "shards" / "new.faiss")], ["shards/0.faiss"])
-        with ClusterIndex(made.manifest, nodes.address) as now, open_index(made.manifest) as one:
-            same(now.search(made.queries, 30), one.search(made.queries, 30))
-            end.set()
-            asking.join()
+    asking = threading.Thread(target=ask)
+    asking.start()
+    new = MemoryIndex.build(np.full((5, 2), 7, np.uint8), codebooks(), np.arange(10**8, 10**8 + 5))
+    update_manifest(made.manifest, [new.save(tmp_path / "shards" / "new.faiss")], ["shards/0.faiss"])
+    now = ClusterIndex(made.manifest, nodes.address, workers=1, timeout=0.5)
+    ((actor, _),) = now._parts
+    busy = actor.__ray_call__.remote(lambda _: __import__("time").sleep(2))
+    with pytest.raises(DataError, match=r"no node answers for the shards shards/.* in 0\.5 s: start nodes"):
+        now.search(made.queries, 5)
+    now._ray.get(busy)
+    now._timeout = old[0]._timeout
+    with open_index(made.manifest) as one:
+        same(now.search(made.queries, 30), one.search(made.queries, 30))
+    end.set()
+    asking.join()
     assert not wrong
-
-
-def test_what_is_no_longer_searched_ends_its_actors(nodes, tmp_path):
-    made = make(tmp_path, 9, 100, 3)
-    first, second = (ClusterIndex(made.manifest, nodes.address, workers=1) for _ in range(2))
-    same(first.search(made.queries, 5), second.search(made.queries, 5))
-    actors = [psutil.Process(*pids(index)) for index in (first, second)]
-    del second  # as a service leaves it to its last searches
-    first.close()
+    actors = [psutil.Process(*pids(index)) for index in (*old, now)]
+    old.clear()  # as a service leaves it to its last searches
+    del actor
+    now.close()
     assert not psutil.wait_procs(actors, timeout=30)[1]

@@ -16,6 +16,7 @@ from model_factory import make_model
 
 from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data, open_index
 from gpq_faiss.cluster.connect import connected
+from gpq_faiss.cluster.search import live_nodes
 from gpq_faiss.cluster.tasks import run_all
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.indexes.manifest import read_manifest
@@ -23,6 +24,7 @@ from gpq_faiss.stages import encode as stage
 from gpq_faiss.stages.index import _build_shard, index, index_shards
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
+import ray
 from ray_kills import kill
 
 N, SHARD, BATCH = 6000, 1000, 250
@@ -117,25 +119,15 @@ def killing(strike, found):
         watching.join()
 
 
-def test_encoding_outlives_killed_workers(nodes, shop, codes, tmp_path):
+def test_encoding_outlives_a_killed_worker(nodes, shop, codes, tmp_path):
     def strike():
-        for worker in nodes.workers():
+        for worker in nodes.busy()[:1] or nodes.workers():
             kill(worker.pid)
 
     with killing(strike, lambda: tmp_path.glob("codes/codes-*.h5")):
         made = encoded(shop, tmp_path / "codes", nodes.address)
     assert [path.name for path in made] == [path.name for path in codes]
     assert content(tmp_path / "codes") == content(shop / "codes")
-
-
-def test_building_outlives_a_killed_node(nodes, shop, codes, tmp_path):
-    plain = index_shards(shop / "model", codes, tmp_path / "plain.json", kind="ivf")
-    with killing(nodes.kill_second, lambda: tmp_path.glob("spread.shards/shard-*.faiss")):
-        spread = index_shards(shop / "model", codes, tmp_path / "spread.json", ray=nodes.address, kind="ivf")
-    assert content(tmp_path / "spread.shards") == content(tmp_path / "plain.shards")
-    one, other = (json.loads(path.read_text().replace("spread.", "plain.")) for path in (spread, plain))
-    assert one.pop("checksum") != other.pop("checksum")  # as the files have other names
-    assert one == other
 
 
 def test_a_call_that_is_run_twice_at_a_time_writes_once(nodes, shop, codes, tmp_path):
@@ -182,15 +174,12 @@ def test_a_task_on_a_gpu_asks_for_one_and_its_worker_is_kept(nodes, shop, tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr(stage, "run_all", run)
-        for n, device in enumerate(("cpu", "auto", "cuda", "cuda:1")):
+        for n, device in enumerate(("cpu", "auto", "cuda", "cuda:1", "auto")):
+            if n == 4:  # on a cluster without a GPU
+                patched.setattr(ray, "cluster_resources", dict)
             encode_shards(shop / "model", data(shop), tmp_path / str(n), ray=nodes.address, device=device)
-    assert asked == [(0, "cpu"), (0, "cpu"), (1, "cuda"), (1, "cuda")]
-    # Ray takes our word for the GPU.
-    node = nodes.cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
-    try:
-        found = dict(run_all(pid, [()] * 4, nodes.address, gpus=1, workers=1))
-    finally:
-        nodes.cluster.remove_node(node)
+    assert asked == [(0, "cpu"), (1, "cuda"), (1, "cuda"), (1, "cuda"), (0, "cpu")]
+    found = dict(run_all(pid, [()] * 4, nodes.address, gpus=1, workers=1))
     assert len(found) == 4
     assert len(set(found.values())) == 1
     assert found[0][1]
@@ -214,31 +203,6 @@ def test_a_model_or_data_that_are_replaced_are_read_again(shop, tmp_path):
     assert made("third")[1] == second[1][::-1]
 
 
-def test_the_commands_run_on_a_cluster(nodes, shop, tmp_path):
-    model, address = shop / "model", nodes.address
-    out = done(
-        "encode", model, data(shop), "--ray", f"{address},shard_items=3000", "--out", tmp_path / "codes"
-    )
-    assert "2 shards" in out  # of whole batches
-    shards = sorted((tmp_path / "codes").glob("*.h5"))
-    manifest = tmp_path / "m.json"
-    done("index", model, *shards, "--ray", address, "--out", manifest)
-    search = ("search", model, manifest, shop / "queries.npy", "--format", "json")
-    there = json.loads(done(*search, "--ray", f"{address},workers=2"))
-    here = json.loads(done(*search))
-    assert there["queries"] == here["queries"]
-    assert "workers of a cluster" in there["description"]
-    figures = ("evaluate", model, data(shop), "--labels", shop / "labels.npy", "--format", "json")
-    figures = (*figures, "--compare", "pq")
-    assert json.loads(done(*figures, "--ray", address)) == json.loads(done(*figures))
-    lost = read_manifest(manifest).shards[0].file
-    (tmp_path / lost).unlink()
-    assert lost in refused(*search, "--ray", address)
-    assert lost in refused("info", manifest)
-    assert "--ray" in refused(*search, "--ray", ",workers=2", code=2)
-    assert "manifest" in refused("search", model, shards[0], shop / "queries.npy", "--ray", address)
-
-
 def test_results_come_in_order_and_an_error_is_the_one_of_the_call(nodes, monkeypatch):
     def square(n):
         if n == 3:
@@ -255,18 +219,57 @@ def test_results_come_in_order_and_an_error_is_the_one_of_the_call(nodes, monkey
         pass
 
 
-def test_the_service_answers_from_the_shards_and_takes_new_ones(nodes, shop, codes, tmp_path, monkeypatch):
+def test_the_commands_run_on_a_cluster(nodes, shop, tmp_path):
+    model, address = shop / "model", nodes.address
+    there = ("--device", "cpu", "--ray", f"{address},shard_items=3000")
+    out = done("encode", model, data(shop), *there, "--out", tmp_path / "codes")
+    assert "2 shards" in out  # of whole batches
+    shards = sorted((tmp_path / "codes").glob("*.h5"))
+    manifest = tmp_path / "m.json"
+    done("index", model, *shards, "--ray", address, "--out", manifest)
+    figures = ("evaluate", model, data(shop), "--labels", shop / "labels.npy", "--format", "json")
+    figures = (*figures, "--compare", "pq", "--device", "cpu")
+    assert json.loads(done(*figures, "--ray", address)) == json.loads(done(*figures))
+    search = ("search", model, manifest, shop / "queries.npy", "--format", "json")
+    there = json.loads(done(*search, "--ray", f"{address},workers=2"))
+    here = json.loads(done(*search))
+    assert there["queries"] == here["queries"]
+    assert "workers of a cluster" in there["description"]
+    lost = read_manifest(manifest).shards[0].file
+    (tmp_path / lost).unlink()
+    assert lost in refused(*search, "--ray", f"{address},workers=1")
+    assert lost in refused("info", manifest)
+    assert "--ray" in refused(*search, "--ray", ",workers=2", code=2)
+    assert "manifest" in refused("search", model, shards[0], shop / "queries.npy", "--ray", address)
+
+
+def test_building_outlives_a_killed_node(nodes, shop, codes, tmp_path):
+    plain = index_shards(shop / "model", codes, tmp_path / "plain.json", kind="ivf")
+    with killing(nodes.kill_second, lambda: tmp_path.glob("spread.shards/shard-*.faiss")):
+        spread = index_shards(shop / "model", codes, tmp_path / "spread.json", ray=nodes.address, kind="ivf")
+    assert content(tmp_path / "spread.shards") == content(tmp_path / "plain.shards")
+    one, other = (json.loads(path.read_text().replace("spread.", "plain.")) for path in (spread, plain))
+    assert one.pop("checksum") != other.pop("checksum")  # as the files have other names
+    assert one == other
+
+
+def test_the_service_answers_from_the_shards_and_takes_new_ones(cluster, shop, codes, tmp_path, monkeypatch):
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 
+    from gpq_faiss.serve import live as holding
     from gpq_faiss.serve import service as module
     from gpq_faiss.serve.app import create_app
     from gpq_faiss.serve.guard import Settings
     from gpq_faiss.serve.live import LiveIndex
 
+    if cluster.second:
+        cluster.kill_second()
+    while len(live_nodes(ray)) > 1:
+        time.sleep(0.1)
     manifest = index_shards(shop / "model", codes[:4], tmp_path / "m.json")
     encoder = Encoder.load(shop / "model")
-    live = LiveIndex(manifest, 2, encoder.codebooks_fingerprint, ray=nodes.address)
+    live = LiveIndex(manifest, 2, encoder.codebooks_fingerprint, ray=cluster.address)
     monkeypatch.setattr(module, "WATCH", 3600.0)
     queries = np.load(shop / "queries.npy")
 
@@ -294,8 +297,11 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(nodes, shop, cod
         live.maintain()
         assert not live.stale
         assert answers()
-        nodes.kill_second()
-        nodes.two()
-        assert live.stale  # a node left, another joined
+        cluster.two()
+        assert live.stale
         live.maintain()
         assert answers()
+        assert not live.stale
+        with monkeypatch.context() as patched:  # as many nodes, but others
+            patched.setattr(holding, "live_nodes", lambda ray: [f"{node}x" for node in live_nodes(ray)])
+            assert live.stale

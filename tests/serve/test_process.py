@@ -70,6 +70,7 @@ def test_requests_of_any_form_get_documented_answers_and_sigterm_leaves_all_chan
     assert done.returncode == 0, done.stdout[-6000:]
     assert "9/9" in done.stdout
     assert popen.returncode == 0, said
+    assert f" items at http://127.0.0.1:{port}/" in said
     assert sorted(p.name for p in tmp_path.glob("index.*")) == ["index.faiss", "index.faiss.json"]
     assert 1234 not in open_in_memory(index_file).ids
 
