@@ -287,7 +287,7 @@ def call_of_two_processes(folder, steps, waiting, alive):
 def test_a_call_that_is_killed_ends_with_its_processes_and_the_next_one_goes_on(tmp_path, number):
     """The signal reaches the first process alone. SIGTERM: as a batch system or ``kill`` sends it; all of them save and end."""
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload([running.__name__])
+    forks.set_forkserver_preload(running.PRELOADED)
     ended, alive = multiprocessing.Pipe(duplex=False)
     out, killed = tmp_path / "out", number == signal.SIGKILL
     arguments = out, 20 if killed else 100_000, killed, alive
