@@ -41,7 +41,8 @@ serve-demo: $(VENV)/.ready
 	$(BIN)/gpq serve $(DEMO)/index.faiss --model $(DEMO)/model --data digits
 
 # Workers of one thread each, one more than two cores have: some tests wait for processes that were killed. The package is compiled once
-# for all processes, and plugins that no test uses are not loaded in each of them.
+# for all processes, as are the tests from the second time on, and plugins that no test uses are not loaded in each of them.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q gpq_faiss cli
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not notebook" \
