@@ -15,7 +15,8 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **given: Any) -> None:
         name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         if os.environ.get("GPQ_ALONE") == name:
-            return test(*args, **given)
+            test(*args, **given)
+            return
         call = [sys.executable, "-m", "pytest", "-q", "--noconftest", "--disable-plugin-autoload", name]
         environment = {**os.environ, "GPQ_ALONE": name, "PYTEST_ADDOPTS": "-p no:cacheprovider"}
         done = subprocess.run(call, capture_output=True, text=True, env=environment, check=False)
