@@ -61,7 +61,7 @@ test-fast: $(VENV)/.ready
 # processes run count as well (pyproject.toml), unless they are killed.
 coverage: $(VENV)/.ready
 	rm -f .coverage .coverage.*
-	for tests in tests/*/ tests/test_*.py; do \
+	for tests in tests/[!_]*/ tests/test_*.py; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" --cov=gpq_faiss --cov-branch --cov-append --cov-report= $$tests || exit; \
 	done
 	$(BIN)/python tools/coverage_table.py
