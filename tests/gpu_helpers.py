@@ -1,8 +1,5 @@
 """Indexes on devices for tests: the same code on the CPU (asked for by name) and, marked ``gpu``, on a GPU."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import faiss
 import numpy as np
 import pytest
@@ -26,7 +23,3 @@ def items(
     codes, Z = random_codes(n, M, K, seed, distinct), books(M, K, 12)
     ids = np.random.default_rng(seed).permutation(2**40 + np.arange(n) * 7)
     return codes, Z, ids, random_queries(queries, M * 12, seed)
-
-
-def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))

@@ -1,7 +1,9 @@
 """Codes, model folders and files of rows for tests of indexes and of the stages that make them."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -50,6 +52,11 @@ def best(
     own = np.arange(len(codes)) if ids is None else ids
     order = np.stack([np.lexsort((own, -row)) for row in scores])[:, :k]
     return np.take_along_axis(scores, order, axis=1), own[order]
+
+
+def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """The same arrays, of the same types."""
+    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
 
 
 def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **changes: object) -> Path:

@@ -43,9 +43,3 @@ def make(folder: Path, seed: int, n: int, shards: int, *, form: str = "flat", di
     update_manifest(folder / "manifest.json", parts, new=True)
     queries = rng.normal(size=(5, M * d)).astype(np.float32)
     return Made(single, folder / "manifest.json", ids, queries)
-
-
-def same(one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> None:
-    for a, b in zip(one, other, strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)

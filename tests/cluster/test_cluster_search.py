@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import psutil
 import pytest
-from shard_factory import codebooks, make, same
+from index_factory import same
+from shard_factory import codebooks, make
 
 from gpq_faiss import Allow, MemoryIndex, open_index
 from gpq_faiss.cluster.search import ClusterIndex, live_nodes
@@ -27,12 +28,11 @@ def test_two_nodes_answer_as_one_file_whatever_is_killed(nodes, tmp_path):
         assert (spread.ntotal, spread.width) == (400, one.width)
         assert len(set(pids(spread))) == 2
         for where in (None, Allow(made.ids[::3]), lambda ids: ids % 2 == 0):
-            same(spread.search(made.queries, 50, where=where), one.search(made.queries, 50, where=where))
-            same(
-                spread.range_search(made.queries, 0.5, where=where),
-                one.range_search(made.queries, 0.5, where=where),
-            )
-        same(spread.search(made.queries, 50, nprobe=1), one.search(made.queries, 50, nprobe=1))
+            expected = one.search(made.queries, 50, where=where)
+            assert same(spread.search(made.queries, 50, where=where), expected)
+            expected = one.range_search(made.queries, 0.5, where=where)
+            assert same(spread.range_search(made.queries, 0.5, where=where), expected)
+        assert same(spread.search(made.queries, 50, nprobe=1), one.search(made.queries, 50, nprobe=1))
         assert np.array_equal(spread.bound(made.queries, 50, 1), one.bound(made.queries, 50, 1))
         item = int(made.ids[7])
         np.testing.assert_array_equal(spread.code_of(item), one.code_of(item))
@@ -41,12 +41,12 @@ def test_two_nodes_answer_as_one_file_whatever_is_killed(nodes, tmp_path):
         second = {process.pid for process in nodes.family(nodes.second)}
         (killed,) = second.intersection(pids(spread))
         kill(killed)
-        same(spread.search(made.queries, 20), expected)
+        assert same(spread.search(made.queries, 20), expected)
         nodes.kill_second()  # where the same actor is again
-        same(spread.search(made.queries, 20), expected)
+        assert same(spread.search(made.queries, 20), expected)
         nodes.two()
         with ClusterIndex(made.manifest, nodes.address) as again:  # the node that joined has its part
-            same(again.search(made.queries, 20), expected)
+            assert same(again.search(made.queries, 20), expected)
             assert len(live_nodes(again._ray)) == 2
             assert len(again._parts) == 2
 
@@ -70,7 +70,7 @@ def test_a_shard_is_replaced_while_searches_go_on_and_what_is_no_longer_searched
     def ask():
         try:
             while not end.is_set():
-                same(old[0].search(made.queries, 30), before)
+                assert same(old[0].search(made.queries, 30), before)
         except Exception as error:
             wrong.append(error)
 
@@ -86,7 +86,7 @@ def test_a_shard_is_replaced_while_searches_go_on_and_what_is_no_longer_searched
     now._ray.get(busy)
     now._timeout = old[0]._timeout
     with open_index(made.manifest) as one:
-        same(now.search(made.queries, 30), one.search(made.queries, 30))
+        assert same(now.search(made.queries, 30), one.search(made.queries, 30))
     end.set()
     asking.join()
     assert not wrong

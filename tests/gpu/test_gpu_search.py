@@ -7,13 +7,13 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import NO_GPU, ON_GPU, items, on_devices, same
+from gpu_helpers import NO_GPU, ON_GPU, items, on_devices
 from hypothesis import given
 from hypothesis import strategies as st
+from index_factory import best, same
 
 from gpq_faiss import Allow, Deny, MemoryIndex
 from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
@@ -23,14 +23,9 @@ from gpq_faiss.gpu.tensors import device_of
 def ranking(made, allowed, k):
     """The k best allowed items by a full sort, equal scores by id; -inf and -1 beyond them."""
     codes, Z, ids, xq = made
-    scores = score_codes(xq, codes[allowed], Z)
-    own = ids[allowed]
-    n = min(k, len(own))
-    order = np.lexsort((np.broadcast_to(own, scores.shape), -scores), axis=1)[:, :n]
-    D = np.full((len(xq), k), -np.inf, np.float32)
-    found = np.full((len(xq), k), -1, np.int64)
-    D[:, :n], found[:, :n] = np.take_along_axis(scores, order, axis=1), own[order]
-    return D, found
+    D, found = best(xq, codes[allowed], Z, k, ids[allowed])
+    beyond = (0, 0), (0, k - D.shape[1])
+    return np.pad(D, beyond, constant_values=-np.inf), np.pad(found, beyond, constant_values=-1)
 
 
 def within(made, allowed, least):
@@ -73,17 +68,17 @@ def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch):
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
     index = to_gpu(MemoryIndex.build(codes, Z, ids), "cpu", memory=1 << 26)
     read = []
-    found = DeviceIndex._items
+    real = DeviceIndex._items
 
     def watched(*args):
-        for part in found(*args):
+        for part in real(*args):
             read.append(len(part[0]))
             yield part
 
     monkeypatch.setattr(DeviceIndex, "_items", watched)
     every = np.ones(20_000, bool)
-    D, _ = best = index.search(xq, 10)
-    assert same(best, ranking(made, every, 10))
+    D, _ = found = index.search(xq, 10)
+    assert same(found, ranking(made, every, 10))
     assert 0 < sum(read) < 6 * 20_000 / 5
     read.clear()
     least = float(D[:, -1].max())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from index_factory import unit
+from index_factory import same, unit
 
 from gpq_faiss import files
 from gpq_faiss.codes.bits import pack_codes
@@ -140,9 +140,7 @@ def check_exact(
 ) -> None:
     D, found = index.search(xq, k, where=where)
     # What does not reach these scores is not missed.
-    again = index.search(xq, k, where=where, floor=D[:, -1].copy())
-    assert np.array_equal(again[0], D)
-    assert np.array_equal(again[1], found)
+    assert same(index.search(xq, k, where=where, floor=D[:, -1].copy()), (D, found))
     for q in range(len(xq)):
         rows = np.flatnonzero(kept)
         rows = rows[np.lexsort((ids[rows], -scores[q, rows]))]
@@ -151,9 +149,7 @@ def check_exact(
         assert np.array_equal(D[q, : len(top)], scores[q, top])
         assert (found[q, len(top) :] == -1).all()
         assert np.isneginf(D[q, len(top) :]).all()
-        alone = index.search(xq[q : q + 1], k, where=where)
-        assert np.array_equal(alone[0][0], D[q])
-        assert np.array_equal(alone[1][0], found[q])
+        assert same(index.search(xq[q : q + 1], k, where=where), (D[q : q + 1], found[q : q + 1]))
         reached = rows[scores[q, rows] >= least[q]]
         lims, within, which = index.range_search(xq[q : q + 1], least[q], where=where, limit=len(reached))
         assert (lims.tolist(), lims.dtype, which.dtype) == ([0, len(reached)], np.int64, np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from index_factory import best, books, queries, random_codes
+from index_factory import best, books, queries, random_codes, same
 
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, UsageError
@@ -28,10 +28,6 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory, open_index
 from gpq_faiss.indexes.threads import in_parallel
 from gpq_faiss.inputs import parse_bytes
-
-
-def same(found: Any, expected: Any) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_factory import best, books, queries, random_codes, unit
+from index_factory import best, books, queries, random_codes, same, unit
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -124,16 +124,11 @@ def test_codes_without_structure_are_searched_as_exactly(
     xq[60:70] = 0  # all tie
     xq[70:, :4] *= 1e4
     index = CodewordLists(codes, Z)
-    D, found = index.search(xq, 10, threads=1)
-    scores, rows = best(xq, codes, Z, 10)
-    assert np.array_equal(found, rows)
-    assert np.array_equal(D, scores)
+    assert same(index.search(xq, 10, threads=1), best(xq, codes, Z, 10))
     mask = np.full(len(codes), True)
     mask[best(xq[:60], codes, Z, 200)[1]] = False
-    D, found = index.search(xq[:60], 10, mask=mask)
-    scores, rows = best(xq[:60], codes[mask], Z, 10)
-    assert np.array_equal(found, mask.nonzero()[0][rows])
-    assert np.array_equal(D, scores)
+    expected = best(xq[:60], codes[mask], Z, 10, mask.nonzero()[0])
+    assert same(index.search(xq[:60], 10, mask=mask), expected)
     assert (sum(together) > 60) == (many == 0)
 
 
@@ -149,12 +144,10 @@ def test_long_runs_of_codes_that_begin_alike_are_passed_over_as_exactly(
     words[rng.random(20_000) < 0.01] = 3
     Z, codes, xq = books(12), pack_codes(words, 16), queries(50, 48)
     index = MemoryIndex.build(codes, Z, rng.permutation(20_000))
-    scores, rows = best(xq, index.codes, Z, 10)
+    expected = best(xq, index.codes, Z, 10)
     with open_file(index.save(tmp_path / "i.faiss", form), 10_000_000) as placed:
         for one in (index, placed):
-            D, found = one.search(xq, 10)
-            assert np.array_equal(found, rows)
-            assert np.array_equal(D, scores)
+            assert same(one.search(xq, 10), expected)
 
 
 def test_the_run_behind_one_that_is_passed_over_is_searched() -> None:
@@ -164,10 +157,7 @@ def test_the_run_behind_one_that_is_passed_over_is_searched() -> None:
     words[:, 8:] = np.random.default_rng(7).permutation(1 << 16)[: len(words), None] >> [0, 4, 8, 12] & 15
     Z, codes, xq = books(12), pack_codes(words, 16), queries(50, 48)
     xq[:, 16:20] *= 20
-    D, found = CodewordLists(codes, Z).search(xq, 10)
-    scores, rows = best(xq, codes, Z, 10)
-    assert np.array_equal(found, rows)
-    assert np.array_equal(D, scores)
+    assert same(CodewordLists(codes, Z).search(xq, 10), best(xq, codes, Z, 10))
 
 
 def test_arguments_that_cannot_be_are_refused() -> None:

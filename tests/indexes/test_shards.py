@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_factory import Made, codebooks, make, same
+from index_factory import same
+from shard_factory import Made, codebooks, make
 
 from gpq_faiss import files
 from gpq_faiss.errors import BusyError, DataError, GpqError, MismatchError, UsageError
@@ -56,17 +57,16 @@ def test_shards_answer_as_one_file(
             for where in (
                 (None,) if chosen is None else (Allow(chosen), Deny(chosen), lambda ids: ids % 3 == 0)
             ):
-                same(merged.search(made.queries, k, where=where), single.search(made.queries, k, where=where))
+                expected = single.search(made.queries, k, where=where)
+                assert same(merged.search(made.queries, k, where=where), expected)
                 least = float(merged.search(made.queries, min(k, 3))[0].min())
-                same(
-                    merged.range_search(made.queries, least, where=where),
-                    single.range_search(made.queries, least, where=where),
-                )
+                expected = single.range_search(made.queries, least, where=where)
+                assert same(merged.range_search(made.queries, least, where=where), expected)
             D, found = merged.search(made.queries, k, nprobe=1)
             exact, items = merged.search(made.queries, k)
             bound = merged.bound(made.queries, k, 1)
             sure = D[:, -1] > bound
-            same((D[sure], found[sure]), (exact[sure], items[sure]))
+            assert same((D[sure], found[sure]), (exact[sure], items[sure]))
             assert (exact >= D).all()
             item = int(made.ids[seed % n])
             np.testing.assert_array_equal(merged.code_of(item), single.code_of(item))

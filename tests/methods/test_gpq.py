@@ -281,17 +281,11 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     split = raw.reshape(ITEMS, M, D)
     directions = split / np.linalg.norm(split, axis=2, keepdims=True)
     W = gpq.classifier.raw.detach().double()
-    unit = (W / W.norm(dim=2, keepdim=True)).numpy()
-    entropy = 0.0
-    for item in directions[LABELLED:]:
-        logits = [4 * unit[m] @ item[m] for m in range(M)]
-        if variant == "gpq-authors":  # one vote of all sub-spaces, scaled by β²
-            logits = [4 * np.mean(logits, axis=0)]
-        for row in logits:
-            p = np.exp(row) / np.exp(row).sum()
-            entropy -= p @ np.log(p) / (ITEMS - LABELLED) / len(logits)
+    labelled, unlabelled = torch.from_numpy(directions).split([LABELLED, ITEMS - LABELLED])
+    # The authors': one vote of all sub-spaces, scaled by β².
+    kind = "code" if variant == "gpq-authors" else "paper"
+    entropy = float(subspace_entropy(unlabelled, W, 4.0, kind))
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
-    labelled = torch.from_numpy(directions[:LABELLED])
     y = given.y.double()
     classification = float(subspace_classification(labelled, W, shares(y, W), 4.0, "code"))
     assert parts["classification"] == pytest.approx(classification, rel=1e-5)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from index_factory import best, books
 from kills import run_killed
 from model_factory import make_model
 from served import open_live
@@ -18,7 +19,6 @@ import gpq_faiss as gpq
 from gpq_faiss import Allow, Deny, MemoryIndex
 from gpq_faiss.build import item_files
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio import io
 from gpq_faiss.faissio.io import read_sidecar
@@ -32,12 +32,7 @@ M, K, D = 4, 16, 5
 Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]
 
 
-def codebooks(seed=0):
-    Z = np.random.default_rng(seed).standard_normal((M, K, D)).astype(np.float32)
-    return Z / np.linalg.norm(Z, axis=2, keepdims=True)
-
-
-Z = codebooks()
+Z, OTHER = books(M, K, D), books(M, K, D, 1)
 
 
 def draw(rng, n):
@@ -60,9 +55,7 @@ def brute_force(items, xq, k, where):
     ids = np.array(sorted(items), np.int64)
     if where is not None:
         ids = ids[np.isin(ids, np.array(where.ids, np.int64), invert=isinstance(where, Deny))]
-    scores = score_codes(xq, np.array([items[int(i)] for i in ids], np.uint8).reshape(len(ids), 2), Z)
-    order = np.lexsort((np.broadcast_to(ids, scores.shape), -scores), axis=1)[:, :k]
-    return np.take_along_axis(scores, order, axis=1), ids[order]
+    return best(xq, np.array([items[int(i)] for i in ids], np.uint8).reshape(len(ids), 2), Z, k, ids)
 
 
 def check(live, items, seed=0):
@@ -295,7 +288,7 @@ def test_it_is_maintained_and_an_unfit_file_is_refused_once(tmp_path, caplog):
         live.maintain()
         assert len(live.snapshot.changes) == n % 2
     for content in (None, b"nothing"):
-        make_index(path, range(10), Z=codebooks(1)) if content is None else path.write_bytes(content)
+        make_index(path, range(10), Z=OTHER) if content is None else path.write_bytes(content)
         assert live.stale
         live.maintain()
         assert ("other codebooks" if content is None else "is not the file that") in caplog.text
@@ -303,7 +296,7 @@ def test_it_is_maintained_and_an_unfit_file_is_refused_once(tmp_path, caplog):
     path.unlink()
     assert not live.stale
     check(live, items)
-    make_index(path, [1], Z=codebooks(1))
+    make_index(path, [1], Z=OTHER)
     with pytest.raises(MismatchError, match="other codebooks"):
         open_live(path, Z)
 

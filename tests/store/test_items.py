@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_files import header
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.files import atomic_path
 from gpq_faiss.store.hdf5 import as_texts
-from gpq_faiss.store.header import Header
 from gpq_faiss.store.items import Item, Items, item_row, items_path
 from gpq_faiss.store.items import write_items as write_rows
 from gpq_faiss.store.reader import RowReader
@@ -31,11 +31,6 @@ ITEMS = st.builds(
     st.none() | TEXTS,
     st.none() | st.lists(TEXTS, max_size=3),
 )
-
-
-def header():
-    books = np.random.default_rng(0).standard_normal((2, 16, 3)).astype(np.float32)
-    return Header("codes", "model", books, "data", ("cat", "dog", "sea"), True)
 
 
 def write_items(path, items, key):
@@ -134,8 +129,8 @@ def test_a_text_that_is_too_large_is_not_written(tmp_path):
 def texts_of(folder, names):
     """A file of rows with these names."""
     n = len(names)
-    with RowWriter(folder / "codes.h5", header()) as writer:
-        writer.append(np.zeros((n, 1), np.uint8), np.arange(n), np.zeros((n, 1), np.uint8))
+    with RowWriter(folder / "codes.h5", header("codes")) as writer:
+        writer.append(np.zeros((n, 2), np.uint8), np.arange(n), np.zeros((n, 2), np.uint8))
         return writer.finish(np.arange(-1, n)[::-1], {"name": as_texts(["left out", *names][::-1])})
 
 
