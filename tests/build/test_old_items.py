@@ -133,8 +133,7 @@ def test_damaged_or_foreign_old_names_are_one_error(tmp_path, what):
     path = write_old(index, [9, 5, 7], {"name": ["a", "b", "c"]}, [["dog"], [], ["cat"]])
     with h5py.File(path, "r+") as h5:
         DAMAGE[what](h5)
-    with pytest.raises(DataError, match=r"index\.faiss\.items\.h5") as caught:
+    with pytest.raises(DataError, match=r"index\.faiss\.items\.h5"):
         open_items(index)
-    assert "\n" not in str(caught.value)
     assert not items_path(index).exists()
     assert len(list(tmp_path.iterdir())) == 2
