@@ -14,6 +14,8 @@ from commands import SETTINGS, Shop, clusters, done
 from hypothesis import settings
 from PIL import Image
 
+from gpq_faiss.errors import GpqError
+
 _FIRST = ("cluster", "test_several_processes", "experiment", "test_notebooks", "test_benchmarks", "serve")
 """Folders and files whose tests wait for others, or share what takes long to start: a cluster, processes, a kernel, services."""
 
@@ -34,6 +36,14 @@ with TemporaryDirectory() as folder:
             index.search(xq, 1, nprobe=1)
 """
 
+
+def _one_line(error: GpqError, *said: object) -> None:
+    """Of every error of the package, in whatever test."""
+    Exception.__init__(error, *said)
+    assert "\n" not in str(error), said
+
+
+setattr(GpqError, "__init__", _one_line)  # noqa: B010
 gc.disable()
 settings.register_profile("tests", max_examples=60, deadline=None)  # what a test does not say otherwise
 settings.load_profile("tests")

@@ -87,9 +87,8 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(shop, kind, options):
     ids=str,
 )
 def test_what_a_device_cannot_do_is_refused(shop, options, error, match):
-    with pytest.raises(error, match=match) as caught:
+    with pytest.raises(error, match=match):
         asked(shop, "flat", on_device=True, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monkeypatch):

@@ -160,7 +160,6 @@ def test_a_damaged_onnx_file_is_one_clear_error(shop, tmp_path, capfd):
         else:
             assert (vectors.shape, fine.shape) == ((2, 60), (2,))
     assert len(refused) > 40
-    assert not any("\n" in line for line in refused)
     said = capfd.readouterr()
     assert said.out + said.err == ""
     path.write_text("not ONNX")

@@ -94,6 +94,7 @@ OWN_BREAKS = {
         # The parser of the header meets the end of the text inside brackets: tokenize.TokenError.
         "an open bracket": lambda good: good.replace(b")", b" ", 1),
         "brackets": lambda good: good[:10] + b"(" * 118 + good[128:],
+        "more than its array": lambda good: good + b"x",
         "a claim": claims("2400000000000"),
         "a negative size": claims("-40"),
     },

@@ -89,7 +89,7 @@ def test_a_method_runs_in_experiments_and_evaluations(example, tmp_path):
     # Without the package, what it made is still read.
     uninstall(example)
     assert "lsh" in done("experiment", "report", tmp_path / "runs")
-    assert "no method 'lsh'" in refused(f"{run}/y", code=2)
+    assert "no method 'lsh': choose one of gpq" in refused(f"{run}/y", code=2)
 
 
 @pytest.mark.parametrize("chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)])

@@ -26,7 +26,7 @@ REFUSED = """
 2 train DATA --read max_bad=2                             | give a fraction
 2 train DATA --queries 17                                 | --queries 17: write N-per-class, or name a file
 1 train DATA --queries 300-per-class                      | 300 queries are requested: lower --queries
-2 train DATA --queries 5-per-class --protocol 2           | protocol 2 chooses queries itself
+2 train DATA --queries 5-per-class --protocol 2           | protocol 2 chooses queries itself: leave out --queries
 1 train features:QUERIES                                  | no item has a label
 2 train sounds:x
 2 train ""
@@ -50,7 +50,7 @@ REFUSED = """
 2 search MODEL INDEX QUERIES --nprobe 0
 2 search MODEL INDEX QUERIES --nprobe 3 --min-score 1
 2 search MODEL INDEX QUERIES --memory much
-2 search MODEL INDEX QUERIES --memory 1kB                 | at least 262,144
+2 search MODEL INDEX QUERIES --memory 1kB                 | 1,000 bytes is too small: at least 262,144
 2 search MODEL INDEX QUERIES --min-score nan
 2 search MODEL INDEX QUERIES --min-score 1 -k 5
 2 search MODEL INDEX QUERIES --allow-ids x --deny-ids x

@@ -181,7 +181,6 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path):
     [
         *[(ONE, "1", {"labelled": x}, "write N-per-class") for x in ("500", "0-per-class", "nan", "200%")],
         *[(ONE, x, {}, f"protocol '?{x}") for x in ("3", "transfer:", "transfer: ,", "1:0.5", "none:x")],
-        (ONE, "2", {"queries": 5}, "leave out --queries"),
         (ONE, "1", {"seed": -1}, "must not be negative"),
         (FEW, "1", {"labelled": "500-per-class"}, r"class 'dog' has 12 items.*needs 500.*lower --labelled"),
         (FEW, "1", {"queries": 100}, r"class 'dog' has 12 items.*100 queries"),

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -327,7 +326,7 @@ def ssgah_terms(method, batch):
     ],
 )
 def test_losses_are_their_terms_on_the_right_rows(name, data, step, terms):
-    method, batch = made(name, data()).eval(), replace(first_batch(data(), 12, 9), step=step)
+    method, batch = made(name, data()).eval(), first_batch(data(), 12, 9, step)
     with torch.no_grad():
         expected = terms(method, batch)
     found = parts_of(method, batch)
@@ -502,7 +501,7 @@ def gradients(module):
 @pytest.mark.parametrize("data", [digits, features])
 def test_every_network_gets_the_gradient_of_its_own_objective_alone(data):
     """The invariant: one backward through the sum is three separate ones."""
-    method, batch = made("ssgah", data()).eval(), replace(first_batch(data(), 12, 9), step=9)
+    method, batch = made("ssgah", data()).eval(), first_batch(data(), 12, 9, 9)
     networks = method.extractor, method.generator, method.discriminator
 
     def after(*terms):

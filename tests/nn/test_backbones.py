@@ -67,7 +67,6 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
     message = str(caught.value)
     for part in (place.name, "no route to host", str(place.parent), "set network.weights"):
         assert part in message
-    assert "\n" not in message
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"cut short")
     with pytest.raises(DataError, match=r"vgg16_bn-6c64b313\.pth is damaged .* delete"):
@@ -207,9 +206,8 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypat
         for i, content in enumerate((b"", b"not weights at all", b"PK\x03\x04 cut")):
             (tmp_path / f"{i}.{suffix}").write_bytes(content)
     for path in (tmp_path / "nothing.pth", *tmp_path.glob("*.*")):
-        with pytest.raises(DataError, match=rf"{path.name} is not a weights file") as caught:
+        with pytest.raises(DataError, match=rf"{path.name} is not a weights file"):
             read_weights(path)
-        assert "\n" not in str(caught.value)
     assert not (tmp_path / "evil-was-here").exists()
 
 
@@ -228,9 +226,8 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypat
     ],
 )
 def test_what_cannot_be_is_refused(arguments, x, message):
-    with pytest.raises(UsageError, match=message) as caught:
+    with pytest.raises(UsageError, match=message):
         build(**arguments).eval()(x)
-    assert "\n" not in str(caught.value)
 
 
 def test_timm_models_by_name(tmp_path, monkeypatch):

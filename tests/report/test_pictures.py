@@ -76,9 +76,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
         (DataError, lambda: plot_curves({}, tmp_path / "x.png", **AXES)),
         (DataError, lambda: save_gallery([], tmp_path / "x.png")),
     ):
-        with pytest.raises(error) as caught:
+        with pytest.raises(error):
             draw()
-        assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -389,14 +389,6 @@ def test_writing_needs_the_token_and_reading_by_others_too(encoder, served):
             answer = client.request(method, path, headers=BEARER)
             assert answer.status_code == 403
             assert "read-only" in answer.json()["error"]
-    for wrong in (
-        {"token": "short"},
-        {"token": "with a space in between"},
-        {"token": "é" * 20},
-        {"host": "::"},
-    ):
-        with pytest.raises(UsageError, match="token"):
-            Settings(**wrong)
 
 
 HERE = (

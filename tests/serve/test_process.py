@@ -109,8 +109,9 @@ def test_a_wrong_option_is_one_line(made, tmp_path):
     for options, code, message in (
         (("--writable",), 2, "--writable lets requests change the index: a token is needed"),
         (("--host", "0.0.0.0"), 2, "can be reached from other machines: a token is needed"),  # noqa: S104
+        (("--host", "::"), 2, "can be reached from other machines: a token is needed"),
         (("--host", "example.com", "--token", TOKEN), 2, "an IP address is needed"),
-        (("--token", "short"), 2, "at least 16"),
+        *((("--token", wrong), 2, "at least 16") for wrong in ("short", "with a space in between", "é" * 20)),
         (("--port", "70000"), 2, "port = 70000"),
         (("--ray", "local"), 2, "is no manifest of shards"),
         (("--data", "nothing"), 2, "unknown data"),

@@ -67,9 +67,8 @@ def test_vectors_that_are_no_items_are_refused(tmp_path, kind, memory):
         if not refused:
             index(model, bad, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)
             continue
-        with pytest.raises(DataError, match=r"bad\.h5: rows 117, 118 .* query vectors") as caught:
+        with pytest.raises(DataError, match=r"bad\.h5: rows 117, 118 .* query vectors"):
             index(model, bad, tmp_path / "j.faiss", kind=kind, memory=memory)
-        assert "\n" not in str(caught.value)
         assert not (tmp_path / "j.faiss").exists()
 
 

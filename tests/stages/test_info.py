@@ -137,7 +137,6 @@ def refused(path, error=DataError):
     with pytest.raises(error) as caught:
         info(path)
     assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -173,10 +172,6 @@ def test_foreign_files_are_refused(tmp_path):
         read_encoder_metadata(tmp_path / "x.pt2")
     np.save(tmp_path / "o.npy", np.array([{}, []], dtype=object), allow_pickle=True)
     assert "Python objects, which are not loaded" in refused(tmp_path / "o.npy")
-    with (tmp_path / "a.npy").open("wb") as file:
-        np.save(file, np.zeros(3))
-        file.write(b"x")
-    assert "its array ends at" in refused(tmp_path / "a.npy")
 
 
 def test_an_encoder_with_a_wrong_description_is_refused(files, tmp_path):
