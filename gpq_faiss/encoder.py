@@ -160,13 +160,22 @@ class Encoder(Embedder):
 
         place = resolve_device(device)
         model = load_model(folder, place)
-        if place.type == "cuda" and model.input_kind == "images":
+        input_ = model.description["input"]
+        if place.type == "cuda" and input_["kind"] == "images":
             model.network.to(memory_format=torch.channels_last)
-        same = ("input_kind", "input_width", "image_size", "fingerprint")
-        about: dict[str, Any] = {name: getattr(model, name) for name in same}
-        about |= {"source": model.folder, "shape": model.codebooks.shape}
-        codebooks = str(model.description["codebooks_fingerprint"])
-        return cls(**about, codebooks_fingerprint=codebooks, model=model, device=place, amp=amp)
+        M, K, d = model.codebooks.shape
+        return cls(
+            model.folder,
+            input_["kind"],
+            input_.get("width", 0),
+            input_.get("image_size", 0),
+            (M, K, d),
+            model.model_fingerprint,
+            model.codebooks_fingerprint,
+            model=model,
+            device=place,
+            amp=amp,
+        )
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
         import torch

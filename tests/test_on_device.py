@@ -31,7 +31,7 @@ def shop(tmp_path_factory):
     codes = pack_codes(rng.integers(0, 16, (N, 6)), 16)
     codes[: N // 4] = codes[N // 4 : N // 2]  # ties, to be in the order of ids
     ids = rng.permutation(N) * 3 + 2**33
-    fingerprint = model.document["model_fingerprint"]
+    fingerprint = model.model_fingerprint
     held = MemoryIndex.build(codes, model.codebooks, ids, model_fingerprint=fingerprint)
     source = held.save(root / "source.faiss")
     for kind in ("flat", "fastscan", "ivf"):

@@ -193,7 +193,7 @@ def _model(path: Path, case: int) -> str:
     model = load_model(path.parent)
     if path.suffix == ".json":
         with torch.inference_mode():
-            model.network(torch.ones(1, model.input_width))
+            model.network(torch.ones(1, model.description["input"]["width"]))
         return ""
     return _digest(model.codebooks)
 

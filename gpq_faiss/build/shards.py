@@ -60,7 +60,7 @@ class Shard:
                     yield values, ids  # checked by the reader
                 else:
                     where = {"what": what, "first_row": start}
-                    yield encode_items(values, model.codebooks, model.document, **where), ids
+                    yield encode_items(values, model.codebooks, model.description, **where), ids
 
 
 def is_index(path: str | Path) -> bool:

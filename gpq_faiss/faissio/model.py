@@ -42,13 +42,13 @@ class ModelHeader:
     Attributes:
         codebooks: z', float32 [M, K, d], unit-norm.
         model_fingerprint: of all weights.
-        document: contents of ``config.json``.
+        description: contents of ``config.json``.
     """
 
     folder: Path
     codebooks: Floats
     model_fingerprint: str
-    document: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def codebooks_fingerprint(self) -> str:
@@ -57,7 +57,7 @@ class ModelHeader:
 
     def query_note(self) -> dict[str, Any]:
         """Note for exported files if query and item vectors differ; also logged."""
-        if self.document.get("asymmetric") is not True:
+        if self.description.get("asymmetric") is not True:
             return {}
         _log.info(
             "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) and search with "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from ..config import MOST_SIDE, from_dict
 from ..data.protocols import Split
 from ..errors import DataError, MismatchError, one_line
-from ..faissio.model import FORMAT_VERSION, read_model
+from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
 from ..files import atomic_folder, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
 from ..store.header import codebooks_fingerprint
@@ -93,39 +93,10 @@ def save_model(
 
 
 @dataclass(frozen=True)
-class Model:
-    """A trained model, ready to encode.
+class Model(ModelHeader):
+    """A trained model, ready to encode; ``network``: input to intra-normalised vectors, in eval mode."""
 
-    Attributes:
-        network: input to intra-normalised vectors, in eval mode.
-        codebooks: float32 [M, K, d].
-        description: contents of ``config.json``.
-    """
-
-    folder: Path
-    network: CodeMethod
-    codebooks: NDArray[np.float32]
-    description: dict[str, Any]
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of weights and codebooks, stored in features, codes and indexes."""
-        return str(self.description["model_fingerprint"])
-
-    @property
-    def input_kind(self) -> str:
-        """``features`` or ``images``."""
-        return str(self.description["input"]["kind"])
-
-    @property
-    def input_width(self) -> int:
-        """Width of input features (0 for images)."""
-        return int(self.description["input"].get("width", 0))
-
-    @property
-    def image_size(self) -> int:
-        """Side of input images in pixels (0 for features)."""
-        return int(self.description["input"].get("image_size", 0))
+    network: CodeMethod = field(kw_only=True)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -182,7 +153,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """
     folder = Path(folder)
     path, header = folder / "model.safetensors", read_model(folder)
-    description = header.document
+    description = header.description
     try:
         state = load_file(path)
         if state_fingerprint(state) != description["model_fingerprint"]:
@@ -204,4 +175,4 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         ) from None
     if device is not None:
         network.to(device)
-    return Model(folder, network, header.codebooks, description)
+    return Model(folder, header.codebooks, header.model_fingerprint, description, network=network)

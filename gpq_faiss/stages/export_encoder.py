@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from ..encoder import METADATA_FILE, Encoder, Metadata, graph_input
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import atomic_path, check_output, versions
-from ..methods.model import Model
 from ..progress import levels
 
 Run = Callable[[NDArray[np.float32]], NDArray[Any]]
@@ -78,7 +77,7 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
     encoder = Encoder.load(model_dir)
     with levels(logging.ERROR, *_NOISY), warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
-            data, run = (_to_onnx if onnx else _to_torch)(_trace(encoder.model), _metadata(encoder))
+            data, run = (_to_onnx if onnx else _to_torch)(_trace(encoder), _metadata(encoder))
             agrees = _agrees(encoder, run)
         # dynamo, fx, sympy, converter, checker, protobuf and runtimes have no common base
         except Exception as error:
@@ -93,11 +92,11 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
     return out
 
 
-def _trace(model: Model) -> torch.export.ExportedProgram:
+def _trace(encoder: Encoder) -> torch.export.ExportedProgram:
     """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
-    example = torch.from_numpy(graph_input(_random_input(model, 2)))
+    example = torch.from_numpy(graph_input(_random_input(encoder, 2)))
     batch = torch.export.Dim("batch", min=1)
-    graph = _Queries(model.network).eval()
+    graph = _Queries(encoder.model.network).eval()
     program = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -146,20 +145,20 @@ def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tu
     return data, lambda x: np.asarray(session.run(None, {about["input_kind"]: x})[0])
 
 
-def _random_input(model: Model, n: int) -> NDArray[Any]:
+def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
     """Features as the training data were spread, or images uint8 of noise."""
     rng = np.random.default_rng([0, n])
-    if model.input_kind == "features":
-        normalise = cast(Any, model.network).backbone.input
+    if encoder.input_kind == "features":
+        normalise = cast(Any, encoder.model.network).backbone.input
         mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
-        return np.asarray(mean + std * rng.standard_normal((n, model.input_width)), dtype=np.float32)
-    return rng.integers(0, 256, (n, 3, model.image_size, model.image_size), dtype=np.uint8)
+        return np.asarray(mean + std * rng.standard_normal((n, encoder.input_width)), dtype=np.float32)
+    return rng.integers(0, 256, (n, 3, encoder.image_size, encoder.image_size), dtype=np.uint8)
 
 
 def _agrees(encoder: Encoder, run: Run) -> bool:
     """Whether the graph gives the model's vectors, whatever the batch size."""
     for n in (1, 2, 7):
-        values = _random_input(encoder.model, n)
+        values = _random_input(encoder, n)
         expected, fine = encoder.embed(values, queries=True)
         found = run(graph_input(values))
         same = (found.dtype, found.shape) == (expected.dtype, expected.shape)

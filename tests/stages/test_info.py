@@ -87,7 +87,7 @@ def test_everything_is_described_in_json_and_as_a_table(files, name):
     expected = {"path": str(path), **SAID[name]}
     if name[0] != "x":
         expected["codebooks_fingerprint"] = model.description["codebooks_fingerprint"]
-        expected = {"model_fingerprint": model.fingerprint, **expected}
+        expected = {"model_fingerprint": model.model_fingerprint, **expected}
         assert found["versions"] or name == "plain index"
     assert found | expected == found
     assert json.loads(json.dumps(found, allow_nan=False)) == found
