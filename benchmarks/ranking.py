@@ -32,6 +32,7 @@ from common import (
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.codebooks import product_index
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, GpqError
@@ -217,7 +218,8 @@ def measure(
     assert tables is not None
     yq, yb = labels.take(query), labels.take(base)
     unit = x[query] / np.linalg.norm(x[query], axis=1, keepdims=True)
-    numpy_way = Numpy(tables, codes, unit, method.quantizer.index().sa_decode(packed)[:, : method.width])
+    decoded = product_index(method.quantizer.codebooks).sa_decode(packed)[:, : method.width]
+    numpy_way = Numpy(tables, codes, unit, decoded)
     sample = np.random.default_rng([0, bits]).permutation(len(query))[: options.numpy_queries]
     rounds = np.array_split(sample, len(options.threads) + 1)
     plain, ties = Clock(), Clock()

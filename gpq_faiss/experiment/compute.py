@@ -1,12 +1,11 @@
 """One run: a method learns, encodes the database, ranks it for every query, and is measured.
 
-The output is enough to rank again under another convention: the codes, a Faiss index without items that ranks as the method
-does, what that index is searched with, and the labels of both sides.
+The output is enough to rank again under another convention: the codes, the score of every codeword for every query, and the labels
+of both sides.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from pathlib import Path
@@ -20,12 +19,11 @@ from ..config import from_dict
 from ..data.base import Dataset
 from ..data.protocols import Split, make_split
 from ..data.reader import Reader
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from ..evaluation.grouping import distinct_rows
 from ..evaluation.ranking import RankingResult
 from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import RECALL_LEVELS
-from ..faissio.header import to_bytes
 from ..methods.coders import ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
 from ..methods.registry import find_method, make_builder
@@ -169,9 +167,9 @@ def _arrays(coded: Coded, ranking: RankingResult, dataset: Dataset, top: Rows) -
     for side, rows in (("query", coded.query_rows), ("database", coded.base_rows)):
         arrays |= {f"{side}_rows": rows, f"{side}_ids": dataset.ids[rows]}
         arrays[f"{side}_labels"] = labels.take(rows).packed
-    # Faiss cannot write LOPQ's index, which is made of several; such a run is ranked again from its method alone.
-    with contextlib.suppress(DataError):
-        arrays |= {"index": to_bytes(coded.coder.index()), "search_input": coded.coder.search_input(coded.xq)}
+    # LOPQ has tables of its own in every cell; such a run is ranked again from its method alone.
+    if isinstance(tables := coded.scorer[0], np.ndarray):
+        arrays["tables"] = tables
     if coded.codes.shape[1] <= MAX_CODE_BYTES:
         arrays["codes"] = coded.codes
     if len(coded.vector_rows):

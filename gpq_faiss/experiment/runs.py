@@ -13,8 +13,7 @@ dataset                type                     meaning
 ``query_*``            [Q], [Q, ceil(C/8)]      ``rows`` in the data set, ``ids``, packed ``labels``
 ``database_*``         [N], [N, ceil(C/8)]      the same for the database
 ``codes``              uint8 [N, W]             as packed by Faiss (not for methods without codes)
-``index``              uint8 [B]                a trained, empty Faiss index with the method's ranking
-``search_input``       [Q, ...]                 query vectors for ``index``
+``tables``             float32 [Q, M, K]        score of each codeword for each query; an item has the sum over its code
 ``top_ids``            int64 [Q, 1000]          the best ids of each query, ties by position
 ``vectors``            float32 [n, D]           of some items, if the grid requests them
 ``codebooks``          float32 [M, K, d]        of trained quantisers

@@ -1,4 +1,4 @@
-"""Coders turn vectors (features, pixels, or outputs of a trained network) into byte codes: fit, encode, score, and a Faiss index.
+"""Coders turn vectors (features, pixels, or outputs of a trained network) into byte codes: fit, encode, score.
 
 Higher scores mean nearer items. A score depends only on the query and the bytes of the code: equal codes have bit-equal scores, so a
 ranking scores each distinct code once. No torch.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Literal, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -107,20 +106,6 @@ class Coder(ABC):
         """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M entries; else None."""
         return self._tables(self._prepared(xq, "queries"))
 
-    def index(self) -> Any:
-        """A trained, empty ``faiss.Index`` (or ``faiss.IndexBinary``) for codes, which ranks queries :meth:`search_input` as
-        :meth:`score` does.
-
-        Raises:
-            UsageError: not fitted yet.
-            DataError: Faiss has no such index that it can write.
-        """
-        raise DataError(f"{self.name}: Faiss has no index of such codes")
-
-    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """Input to search :meth:`index` with, for query vectors float32 [Q, width]; by default the vectors themselves."""
-        return self._inputs(xq, "queries")
-
     def settings(self) -> dict[str, Any]:
         """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see ``revision`` in the registry)."""
         return {"method": self.name, "bits": self.bits, "seed": self.seed}
@@ -143,18 +128,11 @@ class Coder(ABC):
             scores += tables[:, m, chosen[:, m]]
         return scores
 
-    def _require_fit(self) -> None:
+    def _prepared(self, x: NDArray[Any], what: str) -> Floats:
+        """``x`` as finite, C-contiguous float32 [n, width], and scaled."""
         if not self.width:
             raise UsageError(f"{self.name} is not fitted: call fit first")
-
-    def _inputs(self, x: NDArray[Any], what: str) -> Floats:
-        """``x`` as finite, C-contiguous float32 [n, width]."""
-        self._require_fit()
-        return check_vectors(x, self.width, what=f"{self.name}: {what}")
-
-    def _prepared(self, x: NDArray[Any], what: str) -> Floats:
-        """As :meth:`_inputs`, and scaled."""
-        x = self._inputs(x, what)
+        x = check_vectors(x, self.width, what=f"{self.name}: {what}")
         return scaled_rows(x) if self.unit else x
 
     def _labelled(self, labels: Labels | None) -> tuple[NDArray[np.int64], Labels]:
@@ -192,7 +170,8 @@ class ProductCoder(Coder):
     def _encode(self, x: Floats) -> Codes:
         if self.metric == "ip":
             return encode_unit_norm(x, self.codebooks)
-        codes: Codes = self.index().sa_encode(x) if len(x) else np.empty((0, self.code_size), np.uint8)
+        empty = np.empty((0, self.code_size), np.uint8)
+        codes: Codes = product_index(self.codebooks).sa_encode(x) if len(x) else empty
         return codes
 
     def _tables(self, x: Floats) -> Floats:
@@ -206,12 +185,6 @@ class ProductCoder(Coder):
             difference = parts[i : i + block] - self.codebooks
             np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return np.negative(tables, out=tables)
-
-    def index(self) -> Any:
-        """``faiss.IndexPQ`` of the metric."""
-        index = product_index(self.codebooks)
-        index.metric_type = faiss.METRIC_INNER_PRODUCT if self.metric == "ip" else faiss.METRIC_L2
-        return index
 
 
 class BinaryMethod(Coder):
@@ -239,15 +212,6 @@ class BinaryMethod(Coder):
         queries = unpack_codes(self._encode(x), self.M, self.K)
         different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(np.float32)
         return np.asarray(-different)
-
-    def index(self) -> Any:
-        """``faiss.IndexBinaryFlat`` over the code's bits, padded to whole bytes."""
-        self._require_fit()
-        return faiss.IndexBinaryFlat(8 * self.code_size)
-
-    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """The queries' codes, uint8 [Q, code_size], as binary indexes need."""
-        return self.encode(xq)
 
 
 class SignCoder(BinaryMethod):

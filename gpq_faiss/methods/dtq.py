@@ -23,7 +23,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ from torch import Tensor, nn
 
 from ..codes.bits import bits_per_code, pack_codes
 from ..codes.checks import check_codebooks
-from ..codes.codebooks import product_index
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
@@ -138,14 +136,6 @@ class AdditiveCoder(Coder):
     def _tables(self, x: Floats) -> Floats:
         tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(len(x), self.M, self.K)
         return tables
-
-    def index(self) -> Any:
-        """``faiss.IndexPQ`` over M copies of the space. Add codes with ``add_sa_codes`` only: ``add`` would quantise each copy alone."""
-        return product_index(self.codebooks)
-
-    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """Each query repeated M times."""
-        return np.tile(self._inputs(xq, "queries"), (1, self.M))
 
 
 class DTQ(Alternating):

@@ -55,21 +55,8 @@ class PQ(InParts):
     name = "pq"
     quantizer: ProductCoder
 
-    def index(self) -> Any:
-        """``faiss.IndexPQ`` (L2) behind the necessary transforms, so that it takes raw vectors."""
-        self._require_fit()
-        index: Any = faiss.index_factory(self.width, f"L2norm,{self._first()}PQ{self.M}x{NBITS}np")
-        inner: Any = faiss.downcast_index(index.index)
-        faiss.copy_array_to_vector(self.quantizer.codebooks.ravel(), inner.pq.centroids)
-        inner.is_trained = index.is_trained = True
-        return index
-
-    def _first(self) -> str:
-        """What an index does before the product quantiser, in the language of Faiss' index factory."""
-        return "" if self.quantizer.width == self.width else f"Pad{self.quantizer.width},"
-
     def _to_quantizer(self, x: Floats) -> Floats:
-        """As :meth:`_first`, for an array: float32 [n, width] to [n, padded]."""
+        """What is done before the product quantiser: float32 [n, width] to [n, padded]."""
         return np.pad(x, ((0, 0), (0, -x.shape[1] % self.M)))
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
@@ -106,17 +93,6 @@ class OPQ(PQ):
         full = faiss.vector_to_array(matrix.A).reshape(width, width)
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
         super()._fit(x, labels)
-
-    def index(self) -> Any:
-        index = super().index()
-        matrix: Any = faiss.downcast_VectorTransform(index.chain.at(1))
-        faiss.copy_array_to_vector(self.rotation.ravel(), matrix.A)
-        matrix.is_trained = True
-        matrix.set_is_orthonormal()
-        return index
-
-    def _first(self) -> str:
-        return f"OPQ{self.M}_{self.quantizer.width},"
 
     def _to_quantizer(self, x: Floats) -> Floats:
         return np.ascontiguousarray(x @ self.rotation.T)

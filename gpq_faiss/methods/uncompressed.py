@@ -11,12 +11,8 @@ supervised hashing?", ICASSP 2017). The targets of an item with several labels a
 
 from __future__ import annotations
 
-from typing import Any
-
-import faiss
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.labels import Labels, rows_that
@@ -34,11 +30,6 @@ class FloatFeatures(Coder):
 
     name = "float"
     unit = True
-
-    def index(self) -> Any:
-        """Scaling to length 1, then ``faiss.IndexFlatIP``."""
-        self._require_fit()
-        return faiss.index_factory(self.width, "L2norm,Flat", faiss.METRIC_INNER_PRODUCT)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         self._store(x.shape[1])
@@ -83,15 +74,6 @@ class Classifier(FloatFeatures):
     _nets: list[nn.Sequential]
     _mean: Floats
     _scale: float
-
-    def index(self) -> Any:
-        """``faiss.IndexFlatIP`` over the C probabilities."""
-        self._require_fit()
-        return faiss.IndexFlatIP(self.code_size // 4)
-
-    def search_input(self, xq: NDArray[Any]) -> Floats:
-        """The class probabilities float32 [Q, C]."""
-        return self._stored(self._inputs(xq, "queries"))
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         rows, labels = self._labelled(labels)

@@ -6,8 +6,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from gpq_faiss.codes.codebooks import product_index
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.methods.coders import Coder
+from gpq_faiss.methods.coders import BinaryMethod, Coder, scaled_rows
+from gpq_faiss.methods.dtq import AdditiveCoder
+from gpq_faiss.methods.pq import PQ
 from gpq_faiss.methods.registry import make_method
 from gpq_faiss.methods.uncompressed import Classifier
 
@@ -37,17 +40,25 @@ def quick(name: str, bits: int, seed: int = 0, steps: int = 40) -> Coder:
     return method
 
 
-def assert_index_ranks_alike(coder: Coder, xq: NDArray[Any], xb: NDArray[Any]) -> Any:
-    """The index finds every item, with the distance that the score is; returns it."""
-    codes, index = coder.encode(xb), coder.index()
-    assert (index.is_trained, index.ntotal) == (True, 0)
-    if isinstance(index, faiss.IndexPQ):
-        index.add_sa_codes(codes)
+def assert_faiss_ranks_alike(coder: Any, xq: NDArray[Any], xb: NDArray[Any]) -> None:
+    """Faiss, given the codes, finds every item with the distance that the score is."""
+    codes, sign, index = coder.encode(xb), -1, faiss.IndexBinaryFlat(8 * coder.code_size)
+    if isinstance(coder, BinaryMethod):
+        queries = coder.encode(xq)
+        index.add(codes)
     else:
-        index.add(coder.search_input(xb))  # whatever stands before the codes
-    distances, ids = index.search(coder.search_input(xq), len(xb))
+        inner, queries = coder, np.ascontiguousarray(xq, np.float32)
+        if isinstance(coder, PQ):
+            inner, queries = coder.quantizer, coder._to_quantizer(scaled_rows(queries))
+        elif isinstance(coder, AdditiveCoder):
+            queries = np.tile(queries, (1, coder.M))
+        index = product_index(inner.codebooks)
+        if getattr(inner, "metric", "ip") == "ip":
+            sign = 1
+        else:
+            index.metric_type = faiss.METRIC_L2
+        index.add_sa_codes(codes)
+    distances, ids = index.search(queries, len(xb))
     assert (np.sort(ids, axis=1) == np.arange(len(xb))).all()
     scores = np.take_along_axis(coder.score(xq, codes), ids, axis=1)
-    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
     np.testing.assert_allclose(scores, sign * distances.astype(np.float64), rtol=1e-5, atol=2e-5)
-    return index

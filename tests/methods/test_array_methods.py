@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
 from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.codebooks import product_index
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods.coders import scaled_rows
@@ -70,7 +71,7 @@ def test_pq_is_faiss_trained_on_all_padded_vectors(bits):
 
 
 def quantisation_error(method, x):
-    decoded = method.quantizer.index().sa_decode(method.encode(x))
+    decoded = product_index(method.quantizer.codebooks).sa_decode(method.encode(x))
     return float(((method._to_quantizer(scaled_rows(x)) - decoded) ** 2).sum(axis=1).mean())
 
 
@@ -271,7 +272,7 @@ def test_inner_products_do_not_depend_on_the_place(width):
 
 def test_classifiers():
     one, six = (quick(name, 12).fit(X, Y) for name in ("classifier", "classifier-6"))
-    p = one.search_input(XB)
+    p = one.encode(XB).view(np.float32)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-5)
     assert (p.argmax(axis=1) == YB.class_ids()).mean() > 0.95
     np.testing.assert_allclose(one.score(XB[:9], one.encode(XB)), p[:9] @ p.T, atol=1e-6)
@@ -280,9 +281,9 @@ def test_classifiers():
         each = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
     assert len(each) == 6
     np.testing.assert_allclose(each[0], p, atol=1e-5)
-    np.testing.assert_allclose(six.search_input(XB), np.mean(each, axis=0), atol=1e-5)
+    np.testing.assert_allclose(six.encode(XB).view(np.float32), np.mean(each, axis=0), atol=1e-5)
     both = Y.dense(dtype=bool)
     both[both[:, 0], 1] = True  # class 0 always comes with class 1
     several = quick("classifier", 12, steps=150).fit(X, Labels.from_multihot(both, "abc"))
-    shared = several.search_input(XB)[YB.column(0)].mean(axis=0)
+    shared = several.encode(XB).view(np.float32)[YB.column(0)].mean(axis=0)
     assert shared[:2] == pytest.approx([0.5, 0.5], abs=0.1)

@@ -1,10 +1,10 @@
-"""Coders: no other code is nearer, scores are those of a naive loop, and a Faiss index ranks as the scores do."""
+"""Coders: no other code is nearer, scores are those of a naive loop, and Faiss ranks as the scores do."""
 
 import itertools
 
 import numpy as np
 import pytest
-from array_data import assert_index_ranks_alike
+from array_data import assert_faiss_ranks_alike
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(kin
         assert (error <= least + (1e-4 if kind == "sums" else 1e-5)).all()
     naive = -((xq[:, None] - sums) ** 2).sum(axis=2) if kind == "l2" else xq @ sums.T
     np.testing.assert_allclose(coder.score(xq, codes), naive, rtol=1e-4, atol=1e-4)
-    assert_index_ranks_alike(coder, xq, x)
+    assert_faiss_ranks_alike(coder, xq, x)
 
 
 def test_codebooks_of_another_form_are_refused():
@@ -77,7 +77,7 @@ def test_sign_codes_are_signs_and_scores_hamming_distances(bits, seed):
     for n, b in itertools.product(range(12), range(8 * coder.code_size)):
         assert codes[n, b // 8] >> b % 8 & 1 == (b < bits and x[n, b] > 0)
     np.testing.assert_array_equal(coder.score(xq, codes), -((xq > 0)[:, None] != (x > 0)).sum(axis=2))
-    assert_index_ranks_alike(coder, xq, x)
+    assert_faiss_ranks_alike(coder, xq, x)
 
 
 def squared_error(x, codes, C):
