@@ -65,12 +65,6 @@ def group_hard_triplets(
     return a, p, n
 
 
-def reconstruct(assignment: Codes, C: Floats) -> Floats:
-    """Sums of the chosen codewords, float32 [n, D], of ``assignment`` uint8 [n, M] and codebooks [M, K, D]."""
-    sums: Floats = C[np.arange(len(C)), assignment].sum(axis=1)
-    return sums
-
-
 def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArray[np.uint8]:
     """Codes uint8 [n, M] of vectors float32 [n, D] by codebooks float32 [M, K, D]: a local minimum of ||x - Σ_m C[m, b_m]||².
 
@@ -185,7 +179,7 @@ class DTQ(Alternating):
         residual = x.copy()
         for m in range(self.M):
             C[m] = fit_codebooks(residual, 1, self.K, rows=PER_CODEWORD, seed=self.seed + m)[0]
-            residual -= reconstruct(iterated_conditional_modes(residual, C[m : m + 1]), C[m : m + 1])
+            residual -= C[m, iterated_conditional_modes(residual, C[m : m + 1])[:, 0]]
         return C
 
     def coder(self) -> AdditiveCoder:

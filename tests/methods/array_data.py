@@ -40,6 +40,12 @@ def quick(name: str, bits: int, seed: int = 0, steps: int = 40) -> Coder:
     return method
 
 
+def reconstruct(codes: NDArray[np.uint8], C: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Sums of the chosen codewords [M, K, D]."""
+    sums: NDArray[np.float32] = C[np.arange(len(C)), codes].sum(axis=1)
+    return sums
+
+
 def assert_faiss_ranks_alike(coder: Any, xq: NDArray[Any], xb: NDArray[Any]) -> None:
     """Faiss, given the codes, finds every item with the distance that the score is."""
     codes, sign, index = coder.encode(xb), -1, faiss.IndexBinaryFlat(8 * coder.code_size)

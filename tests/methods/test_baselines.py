@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from array_data import reconstruct
 from deep_training import (
     digits,
     features,
@@ -28,7 +29,7 @@ from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triple
 from gpq_faiss.methods.bgdh import BipartiteGraph, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
-from gpq_faiss.methods.dtq import group_hard_triplets, reconstruct
+from gpq_faiss.methods.dtq import group_hard_triplets
 from gpq_faiss.methods.pq import fit_codebooks
 from gpq_faiss.methods.ssdh import batch_graph, contrast
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from array_data import assert_faiss_ranks_alike
+from array_data import assert_faiss_ranks_alike, reconstruct
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods.coders import ProductCoder, SignCoder
-from gpq_faiss.methods.dtq import AdditiveCoder, iterated_conditional_modes, reconstruct, update_codebooks
+from gpq_faiss.methods.dtq import AdditiveCoder, iterated_conditional_modes, update_codebooks
 
 Floats = NDArray[np.float32]
 MAKERS = {"ip": ProductCoder, "l2": lambda Z: ProductCoder(Z, "l2"), "sums": AdditiveCoder}
