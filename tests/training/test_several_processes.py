@@ -16,13 +16,11 @@ from click.testing import CliRunner
 from gpq_cli.main import cli
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch import nn
 from torch.distributed.run import main as torchrun
 
-from gpq_faiss.data.open import open_data
-from gpq_faiss.data.reader import Reader, Readers
-from gpq_faiss.errors import DataError, DeviceError, UsageError
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.nn.joint import join_batch_norm
 from gpq_faiss.training.batches import EpochSampler, training_batches
 from gpq_faiss.training.launch import Launch, launched
@@ -164,39 +162,6 @@ def test_the_first_process_says_what_is_wrong(words, message, monkeypatch, tmp_p
     assert os.listdir(tmp_path) == []
 
 
-def test_broken_images_of_all_processes_are_counted(tmp_path):
-    """Each of two processes reads half of the images; the first counts what either could not read."""
-    for i in range(40):
-        path = tmp_path / "images" / f"class{i % 2}" / f"{i:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 16), (i, 0, 0)).save(path)
-        if i in (3, 36, 37):
-            path.write_bytes(b"no picture")
-    memory = {}
-
-    class Two(Readers):
-        def memory(self, size):
-            return memory.setdefault(size, np.zeros(size, np.uint8))
-
-    def read(max_bad):
-        memory.clear()
-        readers = [
-            Reader(open_data(tmp_path / "images", max_bad=max_bad), 16, readers=Two(n, 2)) for n in (1, 0)
-        ]
-        assert all(reader.preload() for reader in readers)
-        return readers
-
-    second, first = read(0.1)
-    values, ok = first.fetch(np.arange(40))
-    alone = Reader(open_data(tmp_path / "images", max_bad=0.1), 16)
-    np.testing.assert_array_equal(values, alone.fetch(np.arange(40))[0])
-    assert int(ok.sum()) == 37
-    assert first.dataset.bad.keys() == alone.dataset.bad.keys()
-    assert 0 < len(second.dataset.bad) < 3
-    with pytest.raises(DataError, match="above the limit of 5 %"):
-        read(0.05)
-
-
 class Shared:
     """A group whose other processes are worked out here."""
 
@@ -267,20 +232,18 @@ def test_batch_norm_of_another_kind_is_refused():
         join_batch_norm(nn.Sequential(Own(3)))
 
 
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 
 
 def test_what_a_launcher_says(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     assert launched() is None
-    for name, value in zip(NAMES, ("5", "8", "1", "4", "node0", "29500"), strict=True):
+    for name, value in zip(NAMES, ("5", "8", "1", "4", "none"), strict=True):
         monkeypatch.setenv(name, value)
     assert launched() == Launch(5, 8, 1, 4)
-    for wrong in ("8", "one"):
-        monkeypatch.setenv("RANK", wrong)
-        with pytest.raises(UsageError, match=f"RANK={wrong}, WORLD_SIZE=8"):
-            launched()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert launched() is None
 
 
 def test_every_process_has_a_gpu_of_its_own(monkeypatch):
