@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -42,35 +41,17 @@ def load_batch(
     return (out if ok.all() else out[ok]), ok
 
 
-@dataclass(frozen=True)
-class Readers:
-    """The processes of one machine that read a data set together: number ``local_rank`` of ``local_size``. This class is a single
-    process."""
-
-    local_rank: int = 0
-    local_size: int = 1
-
-    def memory(self, size: int) -> NDArray[np.uint8] | None:
-        """Zeroed shared memory, uint8 [size]; None if the system does not support it."""
-        return np.zeros(size, np.uint8)
-
-    def wait(self) -> None:
-        """Wait for all processes."""
-
-
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size, image_size].
 
     Broken images are left out; a mask tells which rows are included. :meth:`preload` keeps all items in memory."""
 
-    def __init__(self, dataset: Dataset, image_size: int, *, readers: Readers | None = None) -> None:
+    def __init__(self, dataset: Dataset, image_size: int) -> None:
         self.dataset = dataset
         self.image_size = image_size
-        self.readers = readers or Readers()
         self.array: NDArray[Any] | None = None
         self._ok: NDArray[np.bool_] | None = None
-        cores = (os.cpu_count() or 1) // self.readers.local_size
-        self._decoders = ThreadPoolExecutor(max(1, min(16, cores)), "gpq-decode")
+        self._decoders = ThreadPoolExecutor(min(16, os.cpu_count() or 1), "gpq-decode")
         self._ahead = ThreadPoolExecutor(1, "gpq-prefetch")
 
     def __enter__(self) -> Reader:
@@ -88,28 +69,24 @@ class Reader:
         return load_batch(self.dataset, rows, self.image_size, self._decoders)
 
     def preload(self) -> bool:
-        """Read everything into memory if it fits in 4 GiB, shared between processes; returns whether it did."""
-        n, readers, size = len(self.dataset), self.readers, self.image_size
-        shape: tuple[int, ...] = (3, size, size)
+        """Read everything into memory if it fits in 4 GiB; returns whether it did."""
+        n = len(self.dataset)
+        shape: tuple[int, ...] = (3, self.image_size, self.image_size)
         dtype: np.dtype[Any] = np.dtype(np.uint8)
         if isinstance(self.dataset, FeatureDataset):
             shape, dtype = (self.dataset.width,), np.dtype(np.float32)
         each = math.prod(shape) * dtype.itemsize
-        memory = None if n * each > 4 << 30 else readers.memory(n * each + n)
-        if memory is None:
+        if n * each > 4 << 30:
             return False
-        array, there = memory[: n * each].view(dtype).reshape(n, *shape), memory[n * each :].view(bool)
-        block = min(max(64, (32 << 20) // each), -(-n // readers.local_size))
+        array, there = np.zeros((n, *shape), dtype), np.zeros(n, bool)
+        block = max(64, (32 << 20) // each)
         with stage("reading", n) as reading:
-            for start in range(0, n, block)[readers.local_rank :: readers.local_size]:
+            for start in range(0, n, block):
                 rows = np.arange(start, min(start + block, n))
                 values, ok = self._load(rows)
                 array[rows[ok]] = values
                 there[rows] = ok
                 reading.advance(len(rows))
-        readers.wait()
-        if readers.local_size > 1 and readers.local_rank == 0:
-            self.count_broken(np.flatnonzero(~there))
         self.array, self._ok = array, there
         return True
 

@@ -156,8 +156,9 @@ def fit(
     image_size = 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
         image_size = config.network.image_size or dataset.native_size or 224
-    with Reader(dataset, image_size, readers=group) as reader:
-        if reader.preload():
+    with Reader(dataset, image_size) as reader:
+        # Several processes read their own images only, a step ahead.
+        if (group.size == 1 or not image_size) and reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         task = _Task(config, options, reader, labels, seen, held, pool)
         # Other processes get their weights from the first.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import mmap
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ import torch.distributed.nn  # whose functions keep the group that is there when
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.reader import Readers
 from ..errors import DataError, DeviceError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
 from ..nn.joint import connected
@@ -35,11 +33,11 @@ _PATIENCE = datetime.timedelta(hours=12)
 
 
 @dataclass(frozen=True)
-class Group(Readers):
+class Group:
     """The processes of a training; by default a single one, for which all methods are no-ops.
 
     Attributes:
-        rank, size: number of this process, from 0, and number of processes; ``local_rank``, ``local_size``: the same on this machine.
+        rank, size: number of this process, from 0, and number of processes.
     """
 
     rank: int = 0
@@ -113,29 +111,6 @@ class Group(Readers):
                 kind = ProcessError if not self.main else UsageError if text.startswith("2") else DataError
                 raise kind(f"process {rank} of {self.size}: {text[1:]}")
 
-    def memory(self, size: int) -> NDArray[np.uint8] | None:
-        """Zeroed shared memory of this machine's processes, uint8 [size]; None if the system does not support it."""
-        if self.size == 1:
-            return super().memory(size)
-        path, descriptor = "", -1
-        if self.local_rank == 0 and hasattr(os, "memfd_create"):
-            # Anonymous, so nothing remains however the processes end.
-            descriptor = os.memfd_create("gpq-items")
-            os.ftruncate(descriptor, size)
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        paths = self.gather(path)
-        memory: mmap.mmap | None = None
-        with contextlib.suppress(OSError, ValueError):
-            if self.local_rank:
-                descriptor = os.open(paths[self.rank - self.local_rank], os.O_RDWR)
-            memory = mmap.mmap(descriptor, size)
-        there = self.join(np.array([memory is not None]))
-        if descriptor >= 0:
-            os.close(descriptor)
-        if memory is None or not all(part[0] for part in there):
-            return None
-        return np.frombuffer(memory, np.uint8)
-
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
@@ -163,7 +138,7 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
             ) from error
     done = False
     try:
-        yield Group(launch.local_rank, launch.local_size, launch.rank, launch.size), own
+        yield Group(launch.rank, launch.size), own
         done = True
     finally:
         # After a failure NCCL would wait for the others; they notice the end of this process. While anything keeps the group, threads of
