@@ -45,7 +45,7 @@ from gpq_faiss.evaluation.ranking import RankingResult
 from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.training.loop import Fitted, fit
+from gpq_faiss.training.loop import fit
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 IMAGE_SIZE, WIDTH = 224, 256
@@ -142,7 +142,7 @@ def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled
     return Task(folder, data, queries, labelled, database, seed)
 
 
-def run_trained(name: str, bits: int, task: Task, trained: dict[str, Fitted]) -> RankingResult:
+def run_trained(name: str, bits: int, task: Task) -> RankingResult:
     """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random.
 
     Code lengths of one task share a training where only codes differ.
@@ -156,10 +156,7 @@ def run_trained(name: str, bits: int, task: Task, trained: dict[str, Fitted]) ->
     names.write_text("".join(f"{row}\n" for row in task.labelled))
     split = make_split(task.data, "none", seed=task.seed, labelled=str(names))
     with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
-        earlier = trained.get(name)
-        fitted = fit(build_gpq, task.data, split, config, folder=Path(scratch), identity="", earlier=earlier)
-    if fitted.method.codes_only:
-        trained[name] = fitted
+        fitted = fit(build_gpq, task.data, split, config, folder=Path(scratch), identity="")
     return rank_vectors(
         fitted.method.coder(),
         vectors(fitted, task.queries, np.arange(len(task.queries)), queries=True),
@@ -169,7 +166,7 @@ def run_trained(name: str, bits: int, task: Task, trained: dict[str, Fitted]) ->
     )
 
 
-def run_other(name: str, bits: int, task: Task, trained: dict[str, Fitted]) -> RankingResult:
+def run_other(name: str, bits: int, task: Task) -> RankingResult:
     """The same with another method."""
     x, labels = task.data.read(slice(None)), task.data.require_labels()
     method = make_method(name, bits, task.seed).fit(x, labels.masked(task.labelled))
@@ -279,13 +276,12 @@ def fill(
         jobs += [("classifier", 0, n), ("classifier-6", 0, n)]
         jobs += [(name, bits, n) for name in TRAINED for bits in options.bits]
     done = {(c["method"], c["bits"], c["labelled"], c["seed"]) for c in results["cells"]}
-    trained: dict[int, dict[str, Fitted]] = {}
     for name, bits, n in jobs:
         if (name, bits, n, seed) in done:
             continue
         task = draw(folder, data, queries, n or max(options.labelled), seed)
         run = run_trained if name in TRAINED else run_other
-        result = run(name, bits or options.bits[0], task, trained.setdefault(n, {}))
+        result = run(name, bits or options.bits[0], task)
         results["convention"] = result.convention
         cell = {"method": name, "bits": bits, "labelled": n, "seed": seed, "map": result.map}
         results["cells"].append(cell)

@@ -6,7 +6,6 @@ of both sides.
 
 from __future__ import annotations
 
-import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_
 from ..methods.registry import find_method, make_builder
 from ..methods.trainable import embed_rows
 from ..nn.device import torch_threads
-from ..training.loop import Fitted, RunOptions, fit
+from ..training.loop import RunOptions, fit
 from .runs import RunSpec
 
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -41,16 +40,11 @@ MAX_CODE_BYTES = 256
 _VECTOR_STREAM = 102  # of random numbers
 
 
-Cache = list[tuple[RunSpec, Fitted]]
-"""The latest training of a process, for runs that differ from it only in how codes are made from it: other lengths of class-posterior
-codes, for example. Their results are those of a training of their own."""
-
-
 def compute(
-    spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions, cache: Cache
+    spec: RunSpec, dataset: Dataset, partial: Path, options: RunOptions
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The arrays of the file of a run, and its attributes, as far as they are measured. ``partial`` is the folder for checkpoints of a
-    training, where one is continued; ``cache`` holds the latest training on these data, and then this one's. Raises GpqError."""
+    training, where one is continued. Raises GpqError."""
     split = make_split(dataset, **spec.split_args)
     if not len(split.query) or not len(split.database):
         raise UsageError(
@@ -63,7 +57,7 @@ def compute(
     # On one thread concurrent runs do not compete, and sums have a fixed order.
     with torch_threads(1), threadpool_limits(1):
         if find_method(spec.method).deep:
-            coded = _train_and_encode(spec, dataset, split, partial, options, cache, keep)
+            coded = _train_and_encode(spec, dataset, split, partial, options, keep)
         else:
             wanted = {"queries": split.query, "database": split.database, "keep": keep}
             coded = fit_and_encode(
@@ -100,7 +94,6 @@ def _train_and_encode(
     split: Split,
     partial: Path,
     options: RunOptions,
-    cache: Cache,
     keep: Rows,
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
@@ -112,9 +105,7 @@ def _train_and_encode(
         folder=partial,
         identity=f"{spec.identity} {options.device.type}",
         options=options,
-        earlier=next((of for one, of in cache if _training(one, of) == _training(spec, of)), None),
     )
-    cache[:] = [(spec, fitted)] if fitted.method.codes_only and not fitted.held else []
     start = time.perf_counter()
     method, coder = fitted.method, fitted.method.coder()
     with Reader(dataset, fitted.image_size) as reader:
@@ -126,14 +117,6 @@ def _train_and_encode(
     found["encode_seconds"] = time.perf_counter() - start  # the network's part of it too
     seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
     return Coded(coder, queries, xq=xq, fit_seconds=seconds, extra=extra, **found)
-
-
-def _training(spec: RunSpec, fitted: Fitted) -> tuple[object, ...]:
-    """What a training depends on: not the settings that matter only to the codes of ``fitted``."""
-    settings = copy.deepcopy(dict(spec.settings))
-    for section, _, key in (name.partition(".") for name in fitted.method.codes_only):
-        settings[section].pop(key, None)
-    return spec.method, spec.split_hash, settings
 
 
 def top_rows(

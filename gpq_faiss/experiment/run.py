@@ -34,7 +34,7 @@ from ..nn.device import resolve_device
 from ..progress import stage
 from ..signals import ended_by_signals
 from ..training.loop import RunOptions
-from .compute import Cache, compute
+from .compute import compute
 from .grid import Grid, read_grid
 from .runs import ABOUT, RunSpec, begin, is_done, plan, read_run, write_run
 
@@ -139,8 +139,7 @@ def run_experiment(  # noqa: PLR0913
             else:  # killed between the run's file and this
                 shutil.rmtree(context.work(spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
-        cache: Cache = []
-        results = ((spec.name, make_run(context, dataset, cache, spec)) for spec in todo)
+        results = ((spec.name, make_run(context, dataset, spec)) for spec in todo)
         if jobs > 1 and len(todo) > 1:
             results = make_in_processes(context, todo, jobs)
         for name, why in left_out.items():
@@ -159,13 +158,13 @@ def run_experiment(  # noqa: PLR0913
     return summary
 
 
-def make_run(context: RunContext, dataset: Dataset, cache: Cache, spec: RunSpec) -> str:
+def make_run(context: RunContext, dataset: Dataset, spec: RunSpec) -> str:
     """Execute one run and write its file. Returns why it failed, empty if it did not; only signals are raised."""
     work = context.work(spec)
     try:
         device = resolve_device(context.device)
         options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
-        found = compute(spec, dataset, work, options, cache)
+        found = compute(spec, dataset, work, options)
         write_run(context.folder / f"{spec.name}.h5", context.about, spec, *found)
         shutil.rmtree(work, ignore_errors=True)
     except GpqError as error:
@@ -216,14 +215,14 @@ def _start() -> None:
 
 
 @functools.cache
-def _opened(context: RunContext) -> tuple[Dataset, Cache]:
-    return open_data(context.data, **context.data_args), []
+def _opened(context: RunContext) -> Dataset:
+    return open_data(context.data, **context.data_args)
 
 
 def _run_in_process(context: RunContext, spec: RunSpec) -> str:
     try:
         with ended_by_signals():
-            return make_run(context, *_opened(context), spec)
+            return make_run(context, _opened(context), spec)
     except KeyboardInterrupt:
         # The parent is ending, or another process was killed: none waits for another run.
         os._exit(1)

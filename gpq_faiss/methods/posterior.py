@@ -46,7 +46,7 @@ from ..nn.quantizer import (
 from .codewords import ClassCodebooks, check_targets, fit_class_codebooks, fit_codewords, weights_of_parts
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
-from .trainable import CodeMethod, TrainableMethod, TrainingBatch, weighted
+from .trainable import CodeMethod, TrainingBatch, weighted
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +95,6 @@ class PosteriorCodes(CodeMethod):
     """
 
     name = "posterior"
-    codes_only: tuple[str, ...] = (
-        "quantizer.codebooks",
-        "quantizer.codewords",
-        "quantizer.subdim",
-        "posterior.feature_weight",
-        "posterior.class_codebooks",
-    )
     asymmetric = True
     items_are_codewords = True
 
@@ -316,11 +309,6 @@ class PosteriorCodes(CodeMethod):
         if "told" in found:
             rows, p, weight = found["told"]
             self.pseudo_labels = PseudoLabels(rows.numpy(), p.numpy(), weight)
-
-    def adopt(self, other: TrainableMethod) -> None:
-        assert isinstance(other, PosteriorCodes)
-        self.accuracy = other.accuracy
-        self.backbone, self.classifier = other.backbone, other.classifier
 
     @torch.no_grad()
     def _vectors(

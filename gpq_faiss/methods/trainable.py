@@ -72,9 +72,6 @@ class TrainableMethod(nn.Module, ABC):
     name: str
     uses_unlabelled: bool = True
     """Whether batches contain unlabelled items; False for supervised methods."""
-    codes_only: tuple[str, ...] = ()
-    """Settings (``section.key``) that affect only the final :meth:`fit_codebooks`: trainings without held-out items that differ only in
-    these can :meth:`adopt` one another."""
 
     @abstractmethod
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -109,10 +106,6 @@ class TrainableMethod(nn.Module, ABC):
 
     def take_labels(self, found: dict[str, Any]) -> None:
         """Set the result of :meth:`fit_labels`."""
-
-    def adopt(self, other: TrainableMethod) -> None:
-        """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
-        raise NotImplementedError(type(other).__name__)
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, as in the paper."""

@@ -134,14 +134,11 @@ def fit(
     folder: Path,
     identity: str,
     options: RunOptions | None = None,
-    earlier: Fitted | None = None,
 ) -> Fitted:
     """Train a method; :func:`gpq_faiss.stages.train.train` adds the model folder.
 
     Args:
         folder, identity: of the checkpoints; only those with the same identity, of settings and data, are continued.
-        earlier: a training without held-out items on the same data, with the same settings except the method's ``codes_only``: it is
-            reused, and only codes are fitted.
 
     Raises:
         DataError: a loss that is not finite, or unreadable data.
@@ -165,22 +162,17 @@ def fit(
         blank = replace(config, network=replace(config.network, weights="none"))
         method = build(config if group.main else blank, dataset, image_size, labels.n_classes)
         _check_step_memory(method, task)
-        if earlier is not None:
-            method.adopt(earlier.method)
-            method.to(options.device)
-            run = earlier.run
-        else:
-            _prepare(method, task)
-            run = RunState(folder, method, method.optimizer(config))
-            there = group.main and options.resume and run.checkpoint.exists()
-            found = group.copy(run.read(identity) if there else {})
-            if found:
-                run.take(found)
-                log.info("resumed at step %d of %d", run.step, task.steps)
-            with torch_threads(1) if _is_small(method, task) else contextlib.nullcontext():
-                _loop(task, run, identity)
-            if held.size and run.best_step:
-                method.load_state_dict(run.best_state)
+        _prepare(method, task)
+        run = RunState(folder, method, method.optimizer(config))
+        there = group.main and options.resume and run.checkpoint.exists()
+        found = group.copy(run.read(identity) if there else {})
+        if found:
+            run.take(found)
+            log.info("resumed at step %d of %d", run.step, task.steps)
+        with torch_threads(1) if _is_small(method, task) else contextlib.nullcontext():
+            _loop(task, run, identity)
+        if held.size and run.best_step:
+            method.load_state_dict(run.best_state)
         if group.main:
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)

@@ -23,7 +23,6 @@ from gpq_faiss.errors import BusyError, DataError, GpqError
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.runs import read_run
-from gpq_faiss.methods import codewords
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.store.hdf5 import read_arrays
 from gpq_faiss.training.checkpoint import RunState
@@ -82,19 +81,6 @@ def test_top_rows_are_those_of_a_stable_sort():
     for k in (1, 5, 59, 60):
         expected = np.argsort(-score(np.arange(7), codes), axis=1, kind="stable")[:, :k]
         np.testing.assert_array_equal(top_rows(score, codes, 7, k, memory=1000), expected)
-
-
-def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(codewords, "_TABLE_STEPS", 30)
-    config = {"training": {**SMALL, "validation": 0.0}, "network": {"hidden": [16]}}
-    one = {"methods": ["posterior"], "seeds": [0], "preset": "recommended", "config": config}
-    together, alone = tmp_path / "together", tmp_path / "alone"
-    made(together, **one, bits=[8, 12])
-    made(alone, **one, bits=[12])
-    (path,) = alone.glob("posterior*.h5")
-    assert_same(path, together / path.name)
-    seconds = {read_run(path).seconds["fit"] for path in together.glob("posterior*.h5")}
-    assert len(seconds) == 1  # of one training
 
 
 # Only once --------------------------------------------------------------------------------------------------------------
