@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.codes.bits import pack_codes, unpack_codes
+from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.store.header import Header, codebooks_fingerprint
 from gpq_faiss.store.writer import RowWriter
 
@@ -42,6 +42,14 @@ def random_codes(n: int, M: int, K: int = 16, seed: int = 0, distinct: int | Non
 
 def queries(Q: int, width: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng([seed, Q, width]).standard_normal((Q, width)).astype(np.float32)
+
+
+def score_codes(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray) -> np.ndarray:
+    """Brute force: float32 [Q, n] = sum_m q_m . Z[m, code_m], in the order of codes.scores: (t0 + t1) + (t2 + t3) + ..."""
+    words = unpack_codes(codes, *Z.shape[:2])
+    books = np.arange(words.shape[1])
+    pairs = [np.add.reduceat(table[books, words], books[::2], axis=1) for table in score_tables(xq, Z)]
+    return np.stack([np.cumsum(some, axis=1)[:, -1] for some in pairs])
 
 
 def best(

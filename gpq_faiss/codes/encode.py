@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError
-from .bits import code_size, pack_indices, unpack_codes
+from .bits import code_size, pack_codes, unpack_codes
 from .checks import Codes, Floats, as_array, check_codebooks, check_vectors, named_rows
 from .codebooks import product_index
 
@@ -80,7 +80,7 @@ def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first
         codes: Codes = index.pq.compute_codes(rows)
         if first is not None:
             assignment = unpack_codes(codes, M, K).astype(np.intp)
-            codes = pack_indices(np.take_along_axis(first.T, assignment, axis=0), K)
+            codes = pack_codes(np.take_along_axis(first.T, assignment, axis=0), K)
         out[start : start + ENCODE_BLOCK] = codes
     return out
 

@@ -28,7 +28,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import bits_per_code, code_size, pack_indices, unpack_codes
+from ..codes.bits import bits_per_code, code_size, pack_codes, unpack_codes
 from ..codes.blocks import block_bytes, pack_blocks
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import fuse
@@ -134,13 +134,13 @@ class WordLists:
         """The codewords behind the first P of each code, packed: uint8 [n, ceil((M - P) / 2)]."""
         if self.P % 2 == 0:
             return np.ascontiguousarray(codes[:, self.P // 2 :])
-        return pack_indices(unpack_codes(codes, len(self.Z), 16)[:, self.P :], 16)
+        return pack_codes(unpack_codes(codes, len(self.Z), 16)[:, self.P :], 16)
 
     def whole(self, stored: Codes, lists: Ids) -> Codes:
         """Codes from :meth:`stored` ones [n, any] and the list of each, int64 [n]."""
         M, half = len(self.Z), self.P // 2
         codes = np.zeros((len(stored), (M + 1) // 2), np.uint8)
-        codes[:, : (self.P + 1) // 2] = pack_indices(self.words, 16).take(lists, axis=0)
+        codes[:, : (self.P + 1) // 2] = pack_codes(self.words, 16).take(lists, axis=0)
         if self.P % 2 == 0:
             codes[:, half:] = stored
         else:  # between the bytes of the codes

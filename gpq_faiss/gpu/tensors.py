@@ -1,7 +1,7 @@
 """Codes, codebooks and score tables as torch tensors on a device: check, unpack, score.
 
 The float32 operations and their order are those of :mod:`..codes.codebooks`: separate products and sums, no matrix products or fused
-multiply-adds. So with IEEE 754 arithmetic, scores are bit-equal to :func:`..codes.scores.score_codes`, and ties are the same on every
+multiply-adds. So with IEEE 754 arithmetic, scores are those of :mod:`..codes.scores`, bit for bit, and ties are the same on every
 device.
 
 Imports torch at the top, so only this package imports this module.

@@ -68,7 +68,7 @@ class Limits(TypedDict):
 class Index(Closing, ABC):
     """An index in memory, over a file, or over shards. Results for the same items are the same everywhere, bit for bit.
 
-    Scores are those of :func:`..codes.scores.score_codes`, ties ordered by id, for any batch and number of threads. Searching is
+    Scores are those of :mod:`..codes.scores`, ties ordered by id, for any batch and number of threads. Searching is
     thread-safe.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import pack_indices, unpack_codes
+from ..codes.bits import pack_codes, unpack_codes
 from ..codes.checks import Codes, Floats, Ids
 from ..errors import UsageError
 from ..faissio.storage import LEVELS, choose_P, first_words
@@ -45,7 +45,7 @@ def columns_of(codes: Codes, M: int, K: int) -> Codes:
     if K == 16:
         return codes
     indices = unpack_codes(codes, M, K)
-    return pack_indices(indices, 16) if K < 16 else np.ascontiguousarray(indices)
+    return pack_codes(indices, 16) if K < 16 else np.ascontiguousarray(indices)
 
 
 def grouped(columns: Codes) -> tuple[Ids, Ids]:

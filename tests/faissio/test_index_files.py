@@ -7,7 +7,7 @@ import json
 import faiss
 import numpy as np
 import pytest
-from index_factory import books, random_codes
+from index_factory import books, random_codes, score_codes
 from model_factory import make_model
 
 from gpq_faiss.build.shards import open_shard
@@ -16,7 +16,6 @@ from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.blocks import pack_blocks, unpack_blocks
 from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors
 from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.header import contents_of
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path

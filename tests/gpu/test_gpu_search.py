@@ -13,11 +13,10 @@ from common import run_main
 from gpu_helpers import NO_GPU, ON_GPU, items, on_devices
 from hypothesis import given
 from hypothesis import strategies as st
-from index_factory import best, same
+from index_factory import best, same, score_codes
 
 from gpq_faiss import Allow, Deny, MemoryIndex
 from gpq_faiss.codes.codebooks import inject, pad_vectors
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from index_factory import same, unit
+from index_factory import same, score_codes, unit
 
 from gpq_faiss import files
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError
 from gpq_faiss.faissio import storage
 from gpq_faiss.faissio.storage import FORMS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_factory import best, books, queries, random_codes, same, unit
+from index_factory import best, books, queries, random_codes, same, score_codes, unit
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -21,7 +21,6 @@ from gpq_faiss import files
 from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
-from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio import storage
 from gpq_faiss.faissio.header import contents_of
