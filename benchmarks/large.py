@@ -10,6 +10,7 @@ keeps all that queries visit, and compared with the answers of Faiss' ``IndexPQ`
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from search import enlarged, recall
 
 from gpq_faiss.build.shards import open_shard
 from gpq_faiss.build.stream import build_index
+from gpq_faiss.faissio.io import open_header
 from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import row_header
 from gpq_faiss.files import atomic_path
@@ -120,7 +122,8 @@ def lists_in_faiss(rows: Path, path: Path, xq: Any, few: Any, truth: Any, Z: Any
     """The lists of a file, searched by plain Faiss with the ``nprobe`` of the file."""
     lists: Any = faiss.read_index(str(path))
     found: dict[str, Any] = times(partial(lists.search, k=K), xq)
-    with open_file(rows) as flat:
+    flat, _ = open_header(rows, verify=False)
+    with contextlib.closing(flat.source):
         seen = lists.search(few, K)[1]
         own = np.stack([[flat.codes(0, i, i + 1)[0] for i in row] for row in seen.tolist()])
     at = np.arange(seen.size).reshape(seen.shape)

@@ -21,7 +21,7 @@ from ..codes.bits import check_codes, code_size
 from ..codes.blocks import block_bytes, unpack_blocks
 from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, check_unique
 from ..codes.codebooks import unfuse
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..inputs import check_file, check_memory
 from ..store.header import codebooks_fingerprint
 from . import storage
@@ -76,14 +76,11 @@ class IndexFile:
         return status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """Raises DataError: the file was modified since it was opened, by size and modification time."""
+        """Raises DataError: the file was modified since it was opened, by size and modification time. UsageError: it is closed."""
+        if self._file.closed:
+            raise UsageError(f"{self.path} was closed: open it again")
         if self._state() != self._mark:
             raise DataError(f"{self.path} was changed while it was in use: open it again")
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._file.closed
 
     def close(self) -> None:
         """Close the file."""
@@ -112,8 +109,8 @@ class IndexFile:
 class _Serialised(IndexFile):
     """A Faiss index in memory as the bytes of its file."""
 
-    def __init__(self, index: Any, what: str) -> None:
-        self.path, self._data = what, to_bytes(index)
+    def __init__(self, index: Any) -> None:
+        self.path, self._data = "index", to_bytes(index)
         self.size = len(self._data)
 
     def fill(self, held: Any, at: int) -> None:
@@ -237,9 +234,9 @@ def read_contents(header: Header) -> Contents:
     return Contents(header, codes, ids)
 
 
-def contents_of(index: Any, what: str = "index") -> Contents:
+def contents_of(index: Any) -> Contents:
     """The contents of a Faiss index in memory. Raises as :func:`read_header`, :func:`read_contents`."""
-    return read_contents(read_header(_Serialised(index, what)))
+    return read_contents(read_header(_Serialised(index)))
 
 
 def read_header(source: IndexFile) -> Header:

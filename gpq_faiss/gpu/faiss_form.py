@@ -17,7 +17,7 @@ from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import fuse
 from ..errors import DeviceError, UsageError
 from ..indexes.memory import MemoryIndex
-from ..indexes.opening import of_faiss
+from ..indexes.opening import open_in_memory
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes per code supported by Faiss' GPU kernels with float32 tables (48 KiB of shared memory)."""
@@ -78,7 +78,7 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
         raise DeviceError(
             f"GPU {device} was requested, but Faiss sees {count} (faiss-gpu is needed): use the CPU"
         )
-    held = source if isinstance(source, MemoryIndex) else of_faiss(source, what="the index")
+    held = source if isinstance(source, MemoryIndex) else open_in_memory(source)
     ivf = zero_lists(held.codes, held.codebooks, held.ids)
     resources = faiss.StandardGpuResources()
     config: Any = faiss.GpuIndexIVFPQConfig()

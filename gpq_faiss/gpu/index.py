@@ -20,7 +20,7 @@ from ..indexes.base import LIMIT, check_arguments, check_min_score, too_many
 from ..indexes.codeword_lists import columns_of
 from ..indexes.filters import Filter, mask_of
 from ..indexes.memory import MemoryIndex
-from ..indexes.opening import of_faiss
+from ..indexes.opening import open_in_memory
 from .tensors import (
     EMPTY_KEY,
     MAX_ROWS,
@@ -61,7 +61,7 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
         UsageError: an option out of range.
     """
     place = device_of(device)
-    index = source if isinstance(source, MemoryIndex) else of_faiss(source, what="the index")
+    index = source if isinstance(source, MemoryIndex) else open_in_memory(source)
     return DeviceIndex(index, place, memory)
 
 

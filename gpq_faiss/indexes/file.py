@@ -29,7 +29,6 @@ from .stored import StoredLists
 
 MEMORY = "1GB"
 _IDS = 1 << 20  # ids per block of a scan
-_BLOCK = 1024  # queries for which a list is read once
 _ROW = 64  # bytes per row of a block: codes, ids, columns, scores
 _LEAST_ROWS, _MOST_ROWS = 4096, 1 << 20
 
@@ -84,29 +83,17 @@ class FileIndex(Index):
             UsageError: after :meth:`close`.
             DataError: the file was written to since it was opened.
         """
-        self._check_file()
+        self._source.check()
         try:
             yield
-        except Exception:
-            self._check_file()  # a modified file may cause any error
-            raise
-        self._check_file()
-
-    def _check_file(self) -> None:
-        if self._source.closed:
-            raise UsageError(f"{self.path} was closed: open it again")
-        self._source.check()
+        finally:  # a modified file may cause any error
+            self._source.check()
 
     # Searching --------------------------------------------------------------------------------------------------------
 
     def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]:
-        results, floor = [], limits["floor"]
         with self.unchanged():
-            for start in range(0, len(xq), _BLOCK):
-                block = slice(start, start + _BLOCK)
-                limits["floor"] = None if floor is None else floor[block]
-                results.append(self.lists.search(xq[block], k, **limits))
-        return np.concatenate([D for D, _ in results]), np.concatenate([ids for _, ids in results])
+            return self.lists.search(xq, k, **limits)
 
     def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
         return self.lists.bound(xq, k, nprobe)
@@ -123,26 +110,18 @@ class FileIndex(Index):
     def id_blocks(self, rows: int = _IDS) -> Iterator[Ids]:
         """Yield the ids of all items in file order, int64, in blocks of ``rows``."""
         with self.unchanged():
-            for number, start, stop in self.spans(rows):
-                yield self._header.ids(number, start, stop)
+            for span in self._header.spans(rows):
+                yield self._header.ids(*span)
 
     def code_of(self, item: int) -> Codes | None:
         """As in every index; reads all ids."""
         with self.unchanged():
-            for number, start, stop in self.spans(_IDS):
+            for number, start, stop in self._header.spans(_IDS):
                 at = np.flatnonzero(self._header.ids(number, start, stop) == item)
                 if len(at):
                     row = start + int(at[0])
-                    return np.asarray(self.codes(number, row, row + 1)[0])
+                    return np.asarray(self._header.codes(number, row, row + 1)[0])
         return None
-
-    def spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Yield list number, first row and end of blocks of all rows; without lists there is one."""
-        return self._header.spans(rows)
-
-    def codes(self, number: int, start: int, stop: int) -> Codes:
-        """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""
-        return self._header.codes(number, start, stop)
 
 
 def open_file(path: str | Path, memory: str | int = MEMORY) -> FileIndex:

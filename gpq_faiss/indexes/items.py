@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..codes.bits import check_codes
 from ..codes.checks import Codes, Ids, as_array, check_unique
 from ..data.arrays import as_int64
 from ..errors import DataError
@@ -73,16 +72,6 @@ class Items(IdMap):
     def __init__(self, codes: Codes, own: Ids | None) -> None:
         super().__init__(len(codes), own)
         self.codes = codes
-
-    @classmethod
-    def make(cls, codes: ArrayLike, ids: ArrayLike | None, M: int, K: int) -> Items:
-        """Check, and sort by id.
-
-        Raises:
-            DataError: see :func:`..codes.bits.check_codes`, :func:`check_ids`.
-        """
-        packed = check_codes(codes, M, K)
-        return cls.ordered(packed, None if ids is None else check_ids(ids, len(packed)))
 
     @classmethod
     def ordered(cls, codes: Codes, ids: Ids | None) -> Items:

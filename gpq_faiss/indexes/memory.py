@@ -10,31 +10,30 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..codes.checks import (
-    MAX_CODEBOOKS,
-    Codes,
-    Floats,
-    Ids,
-    check_codebooks,
-)
+from ..codes.bits import check_codes
+from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks
 from ..errors import DataError, UsageError
 from ..faissio.io import save_index
 from ..faissio.storage import Form, check_form, faiss_index
 from .base import Index, Limits
 from .codeword_lists import CodewordLists
 from .filters import Filter, mask_of
-from .items import Items
+from .items import Items, check_ids
 
 _FEW = 32  # a filter that passes less than this part of the items has lists of its own
 
 
 class MemoryIndex(Index):
-    """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`. It does not change."""
+    """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`. It does not change.
+
+    Attributes:
+        items: codes and ids; do not modify.
+    """
 
     def __init__(self, items: Items, codebooks: Floats, *, model_fingerprint: str | None = None) -> None:
         """Use :meth:`build` instead; arguments are not checked here."""
         super().__init__(codebooks, model_fingerprint)
-        self._items = items
+        self.items = items
         self._lists: CodewordLists | None = None
         self._lock = threading.Lock()
 
@@ -66,8 +65,8 @@ class MemoryIndex(Index):
         Z = check_codebooks(codebooks).copy()  # a copy, so that the caller may modify the array
         if len(Z) > MAX_CODEBOOKS:
             raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
-        made = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1]))
-        items = Items(made.codes.copy(), None if made.own is None else made.own.copy())
+        packed = check_codes(codes, *Z.shape[:2]).copy()
+        items = Items.ordered(packed, None if ids is None else check_ids(ids, len(packed)).copy())
         if not len(items):
             raise DataError("no codes: an index needs at least one item")
         return cls(items, Z, model_fingerprint=model_fingerprint)
@@ -76,31 +75,26 @@ class MemoryIndex(Index):
 
     @property
     def ntotal(self) -> int:
-        return len(self._items)
-
-    @property
-    def items(self) -> Items:
-        """Codes and ids; do not modify."""
-        return self._items
+        return len(self.items)
 
     @property
     def ids(self) -> Ids:
         """int64 [ntotal], ascending."""
-        return self._items.ids
+        return self.items.ids
 
     @property
     def id_range(self) -> tuple[int, int]:
         """The smallest and the largest id."""
-        first, last = self._items.ids_at(np.array([0, self.ntotal - 1])).tolist()
+        first, last = self.items.ids_at(np.array([0, self.ntotal - 1])).tolist()
         return first, last
 
     @property
     def codes(self) -> Codes:
         """uint8 [ntotal, code_size] in the order of :attr:`ids`; do not modify."""
-        return self._items.codes
+        return self.items.codes
 
     def code_of(self, item: int) -> Codes | None:
-        at = int(self._items.positions_of(np.array([item], np.int64))[0])
+        at = int(self.items.positions_of(np.array([item], np.int64))[0])
         return None if at < 0 else self.codes[at]
 
     @property
@@ -123,7 +117,7 @@ class MemoryIndex(Index):
     def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]:
         lists, mask, rows, where = self.lists, None, None, limits["where"]
         if where is not None:
-            mask = mask_of(where, self._items)
+            mask = mask_of(where, self.items)
             passing = np.flatnonzero(mask)
             if limits["nprobe"] is None and 0 < len(passing) * _FEW <= self.ntotal:
                 lists, mask, rows = CodewordLists(self.codes[passing], self.codebooks), None, passing
@@ -131,7 +125,7 @@ class MemoryIndex(Index):
         D, found = lists.search(xq, k, mask=mask, nprobe=nprobe, floor=floor, threads=threads)
         if rows is not None:
             found[found >= 0] = rows[found[found >= 0]]
-        return D, self._items.ids_at(found)
+        return D, self.items.ids_at(found)
 
     def _bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
         return self.lists.bound(xq, k, nprobe)
@@ -139,10 +133,10 @@ class MemoryIndex(Index):
     def _range_search(
         self, xq: Floats, min_score: float, where: Filter | None, limit: int, threads: int | None
     ) -> Iterator[tuple[Floats, Ids]]:
-        mask = None if where is None else mask_of(where, self._items)
+        mask = None if where is None else mask_of(where, self.items)
         for query in xq:
             D, found = self.lists.range_search(query, min_score, limit, mask=mask)
-            yield D, self._items.ids_at(found)
+            yield D, self.items.ids_at(found)
 
     # Files -----------------------------------------------------------------------------------------------------------
 
@@ -156,7 +150,7 @@ class MemoryIndex(Index):
             UsageError: not possible with these codebooks.
         """
         checked: Form = check_form(form, self.M, self.K)
-        return faiss_index(self.codes, self._items.own, self.codebooks, checked)
+        return faiss_index(self.codes, self.items.own, self.codebooks, checked)
 
     def save(
         self,

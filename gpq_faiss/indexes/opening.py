@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.header import INDEX_FILE, Contents, contents_of
+from ..faissio.header import INDEX_FILE, contents_of
 from ..faissio.io import load_index
 from ..inputs import check_file, parse_bytes
 from .file import MEMORY, FileIndex, open_file
@@ -16,33 +16,17 @@ from .memory import MemoryIndex
 from .sharded import ShardedIndex
 
 
-def of_faiss(index: Any, *, what: str = "index") -> MemoryIndex:
-    """An index in memory from a Faiss index (any form supported by :mod:`..faissio.storage`); a snapshot.
-
-    Raises:
-        DataError: an empty or invalid index.
-    """
-    return _made(contents_of(index, what), what)
-
-
-def _made(held: Contents, what: str, model_fingerprint: str | None = None) -> MemoryIndex:
-    if held.header.n == 0:
-        raise DataError(f"{what} is empty: add codes first (gpq index)")
-    return MemoryIndex(
-        Items.ordered(held.codes, held.own_ids), held.header.codebooks, model_fingerprint=model_fingerprint
-    )
-
-
 def open_in_memory(source: Any) -> MemoryIndex:
-    """An index in memory from an index file or a Faiss index.
+    """An index in memory from an index file, or from a Faiss index (any form supported by :mod:`..faissio.storage`): a snapshot.
 
     Raises:
-        DataError, MismatchError: see :func:`..faissio.io.load_index`.
+        DataError, MismatchError: empty, or see :func:`..faissio.io.load_index`.
     """
-    if not isinstance(source, str | Path):
-        return of_faiss(source)
-    held, sidecar = load_index(source)
-    return _made(held, str(source), sidecar.get("model_fingerprint"))
+    held, sidecar = load_index(source) if isinstance(source, str | Path) else (contents_of(source), {})
+    if held.header.n == 0:
+        raise DataError(f"{held.header.source.path} is empty: add codes first (gpq index)")
+    items = Items.ordered(held.codes, held.own_ids)
+    return MemoryIndex(items, held.header.codebooks, model_fingerprint=sidecar.get("model_fingerprint"))
 
 
 _COPIES = 8

@@ -32,6 +32,7 @@ _READING = 48  # bytes per item while it is read and sorted, beside three copies
 _FIRST_READ, _MOST_READ = 1 << 16, 1 << 22  # items
 _KEPT = 128  # items of equal codes that are kept at least
 _ALL = 1 << 62
+_BLOCK = 1024  # queries for which a list is read once
 _BOUNDS = 1 << 24  # bounds of lists that are held at a time
 
 
@@ -191,11 +192,11 @@ class StoredLists(ListSearch):
         floor: Floats | None = None,
         threads: int | None = None,
     ) -> tuple[Floats, Ids]:
-        """As :meth:`.codeword_lists.CodewordLists.search`, by ids. A list is read once for all queries that reach it."""
+        """As :meth:`.codeword_lists.CodewordLists.search`, by ids. A list is read once for many queries that reach it."""
         least = self._least(floor, len(xq))
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
-        step = max(1, _BOUNDS // self.lists)
+        step = max(1, min(_BLOCK, _BOUNDS // self.lists))
         with self._alone(k, where):
             for start in range(0, len(xq), step):
                 part = slice(start, start + step)

@@ -1,6 +1,7 @@
 """Building in a stream: against the same done in memory, cut off and gone on with, within its budget, from unfit sources; and of damaged
 files nothing is built or answered."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio.header import IndexFile, contents_of
-from gpq_faiss.faissio.io import load_index, sidecar_path
+from gpq_faiss.faissio.io import load_index, open_header, sidecar_path
 from gpq_faiss.faissio.model import ModelHeader
 from gpq_faiss.faissio.storage import FORMS, faiss_index, row_header
 from gpq_faiss.indexes.file import open_file
@@ -182,10 +183,12 @@ def test_a_large_index_opens_at_once(tmp_path):
         file.seek(0, os.SEEK_END)
         file.write(tail)
     start = time.perf_counter()
-    held = open_file(path)
-    assert time.perf_counter() - start < 1
-    assert held.ntotal == n
-    assert held.codes(0, n - 3, n).tolist() == [[0] * ((M + 1) // 2)] * 3
+    with open_file(path) as held:
+        assert time.perf_counter() - start < 1
+        assert held.ntotal == n
+    header, _ = open_header(path, verify=False)
+    with contextlib.closing(header.source):
+        assert header.codes(0, n - 3, n).tolist() == [[0] * ((M + 1) // 2)] * 3
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from gpq_faiss.faissio.model import ModelHeader, read_model
 from gpq_faiss.faissio.storage import FORMS, OLD_LISTS, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.opening import of_faiss, open_in_memory
+from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.export import export
 
 
@@ -64,7 +64,7 @@ def test_every_form_becomes_every_other(tmp_path, source, own_ids, M):
         out = build_index([open_shard(path, ModelHeader(path, Z, ""))], tmp_path / f"{form}.faiss", form)
         plain = faiss.read_index(str(out))
         assert faiss.serialize_index(plain).tobytes() == out.read_bytes()
-        for other in (of_faiss(index).to_faiss(form), plain):
+        for other in (open_in_memory(index).to_faiss(form), plain):
             held = contents_of(other)
             assert by_id(held.ids, held.codes) == by_id(ids, codes)
             mapped = own_ids or "ivf" in (form, source if other is plain else form)
@@ -138,7 +138,7 @@ def test_conversions_that_cannot_be_and_an_existing_file_are_refused(tmp_path):
         with pytest.raises(UsageError, match=message):
             index.to_faiss(form)
     with pytest.raises(DataError, match="is empty"):
-        of_faiss(inject(codebooks(3)))
+        open_in_memory(inject(codebooks(3)))
     before = wide.save(tmp_path / "i.faiss").read_bytes()
     with pytest.raises(OutputExistsError):
         one.save(tmp_path / "i.faiss")
