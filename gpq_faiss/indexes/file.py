@@ -29,16 +29,11 @@ from .stored import StoredLists
 
 MEMORY = "1GB"
 _IDS = 1 << 20  # ids per block of a scan
-_ROW = 64  # bytes per row of a block: codes, ids, columns, scores
-_LEAST_ROWS, _MOST_ROWS = 4096, 1 << 20
+_LEAST = 1 << 18  # bytes: some thousand rows at a time
 
 
 class FileIndex(Index):
-    """An index file searched in place, created by :func:`open_file`. The file must not change.
-
-    Attributes:
-        path: the file.
-        memory: budget of a search in bytes.
+    """An index file searched in place within ``memory`` bytes, created by :func:`open_file`. The file must not change.
 
     Raises:
         DataError: an empty index.
@@ -47,17 +42,15 @@ class FileIndex(Index):
 
     def __init__(self, header: Header, model_fingerprint: str | None, memory: int) -> None:
         super().__init__(header.codebooks, model_fingerprint)
-        path = Path(header.source.path)
-        self.path, self.memory = path, memory
+        path = header.source.path
         if header.form in OLD_LISTS:
             raise DataError(
                 f"{path} has lists of an earlier version, which are not searched in place: convert it (gpq index --kind ivf)"
             )
         if header.n == 0:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
-        least = _LEAST_ROWS * _ROW
-        if memory < least:
-            raise UsageError(f"a memory budget of {memory:,} bytes is too small: at least {least:,}")
+        if memory < _LEAST:
+            raise UsageError(f"a memory budget of {memory:,} bytes is too small: at least {_LEAST:,}")
         self._header, self._source = header, header.source
         self.lists = StoredLists(header, memory)
 
