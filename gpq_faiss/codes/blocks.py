@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import Codes
+from .codebooks import product_index
 
 
 def block_bytes(M: int, rows: int) -> int:
@@ -18,9 +19,7 @@ def block_bytes(M: int, rows: int) -> int:
 
 def pack_blocks(codes: Codes, M: int, rows: int = 32) -> NDArray[np.uint8]:
     """4-bit codes uint8 [n, ceil(M / 2)] in blocks of ``rows`` codes: uint8 [blocks * block_bytes]."""
-    flat: Any = faiss.IndexPQ(M, M, 4, faiss.METRIC_INNER_PRODUCT)  # of any codebooks
-    faiss.copy_array_to_vector(np.zeros(M * 16, np.float32), flat.pq.centroids)
-    flat.is_trained = True
+    flat = product_index(np.zeros((M, 16, 1), np.float32))  # of any codebooks
     flat.add_sa_codes(np.ascontiguousarray(codes))
     fast: Any = faiss.IndexPQFastScan(flat, rows)  # named: its codes go with it
     return np.asarray(faiss.vector_to_array(fast.codes), np.uint8)
