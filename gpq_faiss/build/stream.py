@@ -111,19 +111,18 @@ def _check_ids(raw: RawRows, shards: Sequence[Shard], memory: int, out: Path) ->
     def blocks() -> Iterator[Ids]:
         return (ids for _, ids in raw.blocks("ids", step))
 
-    ascending = counting = True
-    wrong, done, last = None, 0, None
+    ascending, wrong = True, None
+    ends: list[int] = []
     for ids in blocks():
         if bool((ids == -1).any()):
             wrong = -1
             break
-        ascending &= bool((ids[1:] > ids[:-1]).all()) and (last is None or int(ids[0]) > last)
-        counting &= bool((ids == np.arange(done, done + len(ids))).all())
-        done, last = done + len(ids), int(ids[-1])
+        ascending &= bool((ids[1:] > ids[:-1]).all()) and (not ends or int(ids[0]) > ends[-1])
+        ends += [int(ids[0]), int(ids[-1])]
     if wrong is None and not ascending:
         wrong = repeated_among(blocks, raw.rows, memory)
     if wrong is None:
-        return not counting
+        return not ascending or (ends[0], ends[-1]) != (0, raw.rows - 1)
     at = np.concatenate([start + np.flatnonzero(ids == wrong) for start, ids in raw.blocks("ids", step)])
     held = np.unique(np.searchsorted(np.cumsum([shard.rows for shard in shards]), at, side="right"))
     where = " and in ".join(str(shards[number].path) for number in held[:2].tolist())
