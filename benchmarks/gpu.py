@@ -27,8 +27,8 @@ from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.errors import DataError
 from gpq_faiss.gpu.faiss_form import to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex
-from gpq_faiss.gpu.tensors import device_of
 from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.nn.device import resolve_device
 
 K = 100
 SUBDIM = 12
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--check-items", type=int, default=100_000)
     args = parser.parse_args()
     started = time.perf_counter()
-    device = device_of(args.device)
+    device = resolve_device(args.device)
     parts: tuple[str, ...] = ("parity", "search")
     held: dict[str, Any] = read_results(args.out, {})
     result: dict[str, Any] = {"machine": describe_machine(), "rehearsal": device.type == "cpu"} | {

@@ -21,10 +21,10 @@ from ..indexes.codeword_lists import columns_of
 from ..indexes.filters import Filter, mask_of
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_in_memory
+from ..nn.device import resolve_device
 from .tensors import (
     EMPTY_KEY,
     MAX_ROWS,
-    device_of,
     fused_tables,
     keys_of,
     score_columns,
@@ -60,7 +60,7 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
         DataError: the index is empty or invalid.
         UsageError: an option out of range.
     """
-    place = device_of(device)
+    place = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
     index = source if isinstance(source, MemoryIndex) else open_in_memory(source)
     return DeviceIndex(index, place, memory)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..codes.checks import check_vectors, named_rows
 from ..errors import DataError, UsageError
-from ..nn.device import resolve_device
 
 EMPTY_KEY = torch.iinfo(torch.int64).min
 """The key of a missing result."""
@@ -26,11 +25,6 @@ MAX_ROWS = (1 << 32) - 1
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
 _SHIFT = 1 << 32
-
-
-def device_of(device: str | int | torch.device) -> torch.device:
-    """A torch device by name or GPU number. Raises as :func:`..nn.device.resolve_device`; there is no fall-back."""
-    return resolve_device(f"cuda:{device}" if isinstance(device, int) else str(device))
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:

@@ -3,25 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from ..codes.checks import Codes, Ids, as_array, check_unique
-from ..data.arrays import as_int64
-from ..errors import DataError
-
-
-def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
-    """``ids`` as unique int64 [n]; -1 is reserved for missing results.
-
-    Raises:
-        DataError: not integers, another length, out of 64-bit range, -1, or repeated.
-    """
-    array = as_array(ids, what)
-    if array.dtype.kind not in "iu" or array.shape != (n,):
-        raise DataError(f"{what}: {array.dtype} {array.shape}, expected {n:,} whole numbers, one per item")
-    array = as_int64(array, what)
-    check_unique(array, what)
-    return array
+from ..codes.checks import Codes, Ids
 
 
 class IdMap:

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..codes.bits import check_codes
-from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks
+from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, check_unique
 from ..errors import DataError, UsageError
 from ..faissio.io import save_index
 from ..faissio.storage import Form, check_form, faiss_index
 from .base import Index, Limits
 from .codeword_lists import CodewordLists
-from .filters import Filter, mask_of
-from .items import Items, check_ids
+from .filters import Filter, id_list, mask_of
+from .items import Items
 
 _FEW = 32  # a filter that passes less than this part of the items has lists of its own
 
@@ -65,8 +65,13 @@ class MemoryIndex(Index):
         Z = check_codebooks(codebooks).copy()  # a copy, so that the caller may modify the array
         if len(Z) > MAX_CODEBOOKS:
             raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
-        packed = check_codes(codes, *Z.shape[:2]).copy()
-        items = Items.ordered(packed, None if ids is None else check_ids(ids, len(packed)).copy())
+        packed, own = check_codes(codes, *Z.shape[:2]).copy(), None
+        if ids is not None:
+            own = id_list(ids, "ids").copy()
+            if len(own) != len(packed):
+                raise DataError(f"ids: {len(own):,}, expected {len(packed):,} whole numbers, one per item")
+            check_unique(own, "ids")
+        items = Items.ordered(packed, own)
         if not len(items):
             raise DataError("no codes: an index needs at least one item")
         return cls(items, Z, model_fingerprint=model_fingerprint)

@@ -21,7 +21,6 @@ from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
-from gpq_faiss.gpu.tensors import device_of
 
 
 def ranking(made, allowed, k):
@@ -210,7 +209,7 @@ def test_a_gpu_by_its_front_door(M):
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
     held = MemoryIndex.build(codes, Z, ids)
     index = to_gpu(held)
-    assert index.device == device_of(0)
+    assert index.device == torch.device("cuda:0")
     for where in (None, Deny(ids[::100]), Allow(ids[::100]), lambda i: i % 3 == 0):
         for k in (10, 1000, 5000):
             assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
