@@ -91,14 +91,10 @@ class ShardedIndex(MergedIndex):
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
         for shard, index in zip(self.manifest.shards, self.opened, strict=True):
-            if method == "code_of":
-                if shard.first_id <= args[0] <= shard.last_id:
-                    yield index.code_of(*args)
+            if method == "code_of" and not shard.first_id <= args[0] <= shard.last_id:
                 continue
-            first, second = args
-            if method in ("search", "bound"):
-                second = min(second, index.ntotal)
-            yield getattr(index, method)(first, second, **options)
+            given = (args[0], min(args[1], index.ntotal)) if method in ("search", "bound") else args
+            yield getattr(index, method)(*given, **options)
 
     def close(self) -> None:
         for index in self.opened:
