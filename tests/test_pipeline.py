@@ -17,9 +17,8 @@ from gpq_faiss.config import merge, preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import MismatchError, UsageError
-from gpq_faiss.stages.evaluation_result import Evaluation
-from gpq_faiss.stages.search import parse_rows
-from gpq_faiss.stages.search_result import SearchResult
+from gpq_faiss.stages.evaluate import Evaluation
+from gpq_faiss.stages.search import SearchResult, parse_rows
 
 
 def quick():

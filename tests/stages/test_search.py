@@ -17,7 +17,7 @@ from gpq_faiss import MemoryIndex, rank_scores, render, search
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search_result import SearchResult
+from gpq_faiss.stages.search import SearchResult
 
 N = 20_000
 
