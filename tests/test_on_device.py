@@ -1,7 +1,7 @@
 """Searching in the form for devices: the answers of the CPU, and errors where they cannot be had.
 
-Without a GPU the same code runs by torch on the CPU, which is requested by name; with one the tests marked ``gpu`` go by the
-command line.
+Without a GPU the same code runs by torch on the CPU, which is put in the place of a device; with one the tests marked ``gpu`` go by
+the command line.
 """
 
 import json
@@ -45,6 +45,12 @@ def asked(shop, kind, **options):
     return search(shop / "model", shop / f"{kind}.faiss", str(shop / "queries.npy"), **options)
 
 
+@pytest.fixture
+def on_device(monkeypatch):
+    """Searches are those of a device, which is torch's CPU."""
+    monkeypatch.setattr("gpq_faiss.stages.search._device_of", lambda *_: "cpu")
+
+
 def equal(found, expected):
     assert np.array_equal(found.ids, expected.ids)
     assert found.scores == pytest.approx(expected.scores, abs=1e-6)
@@ -62,12 +68,13 @@ def equal(found, expected):
     ],
     ids=str,
 )
-def test_a_search_on_a_device_gives_the_answer_of_the_cpu(shop, kind, options):
+def test_a_search_on_a_device_gives_the_answer_of_the_cpu(shop, kind, options, monkeypatch, on_device):
     ids = np.load(shop / "where.npy")
     filters = {"allow": Allow(ids), "deny": Deny(ids), "few": Allow(ids[:3])}
     where = filters.get(options.get("where", ""))
     options = {**options, "where": where}
-    found = asked(shop, kind, on_device=True, **options)
+    found = asked(shop, kind, **options)
+    monkeypatch.undo()
     equal(found, asked(shop, kind, **{**options, "memory": None}))
     assert np.isneginf(found.scores[found.ids == -1]).all()
     if where is filters["few"]:
@@ -86,9 +93,9 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(shop, kind, options):
     ],
     ids=str,
 )
-def test_what_a_device_cannot_do_is_refused(shop, options, error, match):
+def test_what_a_device_cannot_do_is_refused(shop, on_device, options, error, match):
     with pytest.raises(error, match=match):
-        asked(shop, "flat", on_device=True, **options)
+        asked(shop, "flat", **options)
 
 
 def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monkeypatch):
@@ -104,14 +111,14 @@ def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monk
 
 
 @pytest.mark.parametrize("where", ["open_index", "query_vectors"])
-def test_a_gpu_without_memory_is_one_line(shop, monkeypatch, where):
+def test_a_gpu_without_memory_is_one_line(shop, monkeypatch, on_device, where):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
     monkeypatch.setattr(f"gpq_faiss.stages.search.{where}", full)
     error = DeviceError if where == "open_index" else torch.OutOfMemoryError
     with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
-        asked(shop, "flat", on_device=True)
+        asked(shop, "flat")
     assert ("--memory" in str(caught.value)) == (where == "open_index")
 
 

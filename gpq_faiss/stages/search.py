@@ -61,7 +61,6 @@ def search(
     where: Filter | None = None,
     min_score: float | None = None,
     device: str = "cpu",
-    on_device: bool = False,
     threads: int | None = None,
     ray: str | None = None,
     workers: int | None = None,
@@ -80,7 +79,6 @@ def search(
         where: search only items that pass this filter (:mod:`..indexes.filters`).
         min_score: return all items with at least this score, from all lists, instead of ``k`` items per query.
         device: device of the network and the search.
-        on_device: search with the GPU algorithm, which torch also runs on the CPU: same results, slower.
         threads: CPU threads of the search (default: all cores).
         ray, workers: address of a Ray cluster (:func:`..cluster.connect.connected`) that searches the shards of a manifest, and the
             number of its processes that hold them; ``memory`` is then per worker.
@@ -98,15 +96,14 @@ def search(
     if min_score is not None and nprobe is not None:
         raise UsageError("a search by minimum score is exact: leave out nprobe")
     encoder = open_encoder(model, device)
-    place = _device_of(index, device, nprobe) if ray is None else "cpu"
-    on_device = ray is None and (on_device or place != "cpu")
+    place = _device_of(index, device, nprobe) if ray is None else None
     budget = None if memory is None else parse_bytes(memory)
     with contextlib.ExitStack() as stack:
         with stage("opening the index"), gpu_memory(_FITS):
             opened: Index | DeviceIndex
             if ray is not None:
                 opened = ClusterIndex(index, ray, budget, workers=workers)
-            elif on_device:
+            elif place is not None:
                 from ..gpu.index import MEMORY, to_gpu
 
                 opened = to_gpu(open_index(index), place, memory=budget or MEMORY)
@@ -119,7 +116,7 @@ def search(
                 "build the index with this model"
             )
         # Half of the budget is for the search itself.
-        half = None if budget is None or on_device else budget // 2
+        half = None if budget is None or place is not None else budget // 2
         source = open_queries(queries, memory=half, **(data_args or {}))
         vectors, ids, names = query_vectors(encoder, source, rows=rows, memory=half)
         log.info("%s: %s", index, opened.describe())
@@ -161,17 +158,19 @@ def _made_from(index: str | Path, data: Dataset) -> bool:
     return about is not None and about["extra"].get("data_fingerprint") == data.fingerprint
 
 
-def _device_of(index: str | Path, device: str, nprobe: int | None) -> str:
-    """The device of the search: with ``auto`` the CPU for what a GPU does not support."""
-    place = "cpu" if on_cpu(device) else str(resolve_device(device))
-    if place == "cpu" or not (is_manifest(index) or nprobe is not None):
+def _device_of(index: str | Path, device: str, nprobe: int | None) -> str | None:
+    """The device that searches, None for the CPU: with ``auto`` also for what a GPU does not support."""
+    if on_cpu(device):
+        return None
+    place = str(resolve_device(device))
+    if not (is_manifest(index) or nprobe is not None):
         return place
     if device != "auto":
         raise UsageError(
             f"shards, and lists with nprobe, are searched on the CPU, not on {device}: take --device cpu"
         )
     log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
-    return "cpu"
+    return None
 
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:
