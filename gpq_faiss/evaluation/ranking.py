@@ -9,7 +9,7 @@ form.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
@@ -23,9 +23,6 @@ from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows
 from .scorers import LAST, ScoreFunction, Tables, scores_of
 from .tables import Shown
 from .ties import Convention, Denominator, Floats, Ints, Ties, harmonic_numbers
-
-RowFunction = Callable[[Ints], NDArray[Any]]
-"""``(query rows int64 [q]) -> scores [q, N]`` for all database rows, larger is better."""
 
 _TASK = 128  # queries per task
 _BY_ITEM = 0.6  # minimum share of distinct codes for which sorting items is faster (measured)
@@ -149,35 +146,28 @@ def rank_codes(
 
 
 def rank_scores(
-    scores: NDArray[Any] | RowFunction,
+    scores: NDArray[Any],
     query_labels: LabelsLike,
     database_labels: LabelsLike,
     **options: Unpack[Options],
 ) -> RankingResult:
-    """:func:`rank_codes` from scores, without codes: for float features, class probabilities or distances.
+    """:func:`rank_codes` from scores [Q, N], without codes: for float features, class probabilities or distances.
 
-    ``scores`` is [Q, N], or a function ``(query rows int64 [q]) -> scores [q, N]`` called for blocks of queries. Scores must fit
-    float32 exactly (float32, float16, small integers), as rounding would create ties. Negate distances.
+    Scores must fit float32 exactly (float32, float16, small integers), as rounding would create ties. Negate distances.
 
     Examples:
         >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
         >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
         {2: 0.5}
     """
-    n = _length(database_labels)
-    function: RowFunction
-    if callable(scores):
-        function = scores
-    else:
-        table = np.asarray(scores)
-        if table.shape != (_length(query_labels), n):
-            raise DataError(
-                f"scores {table.shape} must be [{_length(query_labels):,} queries, {n:,} database items]"
-            )
-        function = table.__getitem__
+    table, n = np.asarray(scores), _length(database_labels)
+    if table.shape != (_length(query_labels), n):
+        raise DataError(
+            f"scores {table.shape} must be [{_length(query_labels):,} queries, {n:,} database items]"
+        )
     # Every item has a code of its own: its number, whose bytes are in the order of the numbers.
     codes = np.arange(n, dtype=">u4").view(np.uint8).reshape(n, 4)
-    return rank_codes(lambda queries, _: function(queries), codes, query_labels, database_labels, **options)
+    return rank_codes(lambda queries, _: table[queries], codes, query_labels, database_labels, **options)
 
 
 class Ranking:
