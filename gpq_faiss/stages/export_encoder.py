@@ -119,6 +119,7 @@ def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tu
         program,
         dynamo=True,
         opset_version=OPSET,
+        dynamic_shapes=({0: "batch"},),  # its name
         input_names=[about["input_kind"]],
         output_names=["vectors"],
         external_data=False,
@@ -127,12 +128,8 @@ def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tu
     assert exported is not None
     proto: Any = exported.model_proto
     graph = proto.graph
-    free = graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    values = (*graph.input, *graph.output, *graph.value_info)
-    for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
-        if dim.dim_param == free:
-            dim.dim_param = "batch"
-    for part in (proto, graph, *graph.node, *values, *graph.initializer):  # paths and lines of this machine
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    for part in (proto, graph, *graph.node, *values):  # paths and lines of this machine
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     onnx.helper.set_model_props(proto, about)
