@@ -128,9 +128,8 @@ def rank_vectors(
     **options: Any,
 ) -> RankingResult:
     """The ranking of all items for all queries, by the codes of the items."""
-    return rank_codes(
-        lambda rows, codes: coder.score(xq[rows], codes), coder.encode(xb), query_labels, labels, **options
-    )
+    of_both = query_labels.packed, labels.packed
+    return rank_codes(lambda rows, codes: coder.score(xq[rows], codes), coder.encode(xb), *of_both, **options)
 
 
 def own_command() -> str:

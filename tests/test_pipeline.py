@@ -67,7 +67,7 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     _, xq = encoder.embed_rows(open_digits(), split.query, queries=True)
     with RowReader(products.codes) as reader:
         codes = reader.block()[split.database]
-    relevant = labels.take(split.query), labels.take(split.database)
+    relevant = labels.take(split.query).packed, labels.take(split.database).packed
     result = rank_codes(score_tables(xq, Z), unpack_codes(codes, *Z.shape[:2]), *relevant)
     assert result.map == products.evaluation.ranking.map
     assert products.evaluation.queries.tolist() == split.query.tolist()

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError
 from .ties import Ints
 
 Bytes = NDArray[np.uint8]
-
-
-@runtime_checkable
-class PackedLabels(Protocol):
-    """Anything with packed multi-hot rows, such as :class:`gpq_faiss.data.labels.Labels`."""
-
-    @property
-    def packed(self) -> Bytes:
-        """uint8 [N, ceil(C / 8)] in the order of ``np.packbits``; a zero row is unlabelled."""
-
-
-LabelsLike = PackedLabels | NDArray[Any]
 
 
 def words_of(rows: Bytes, least: int = 1) -> NDArray[np.uint64]:
@@ -47,19 +33,19 @@ def distinct_rows(rows: Bytes) -> tuple[Bytes, Ints]:
     return rows[order[new]], inverse
 
 
-def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
+def label_rows(labels: ArrayLike, what: str, length: int) -> Bytes:
     """Labels in any form as packed rows [N, W]; items with a common bit are relevant; zero rows are unlabelled.
 
     Args:
-        labels: packed multi-hot (an object with ``packed``, or uint8 [N, W]), bool multi-hot [N, C], or class
-            numbers [N] with -1 for unlabelled.
+        labels: packed multi-hot, uint8 [N, ceil(C / 8)] in the order of ``np.packbits``; bool multi-hot [N, C]; or class numbers [N]
+            with -1 for unlabelled.
         what: name of the labels in errors.
         length: required number of rows.
 
     Raises:
         DataError: another shape or type, or a negative class number other than -1.
     """
-    array = np.asarray(labels.packed if isinstance(labels, PackedLabels) else labels)
+    array = np.asarray(labels)
     if array.ndim not in (1, 2) or len(array) != length:
         raise DataError(f"{what}: shape {array.shape} does not fit {length:,} items: give one row per item")
     if array.ndim == 2 and array.dtype == bool:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from ..progress import stage
-from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows, words_of
+from .grouping import Bytes, distinct_rows, label_rows, words_of
 from .scorers import LAST, ScoreFunction, Tables, scores_of
 from .tables import Shown
 from .ties import Convention, Denominator, Floats, Ints, Ties, harmonic_numbers
@@ -110,8 +110,8 @@ def usable_cores() -> int:
 def rank_codes(
     scorer: Tables | ScoreFunction,
     codes: Bytes,
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
     **options: Unpack[Options],
 ) -> RankingResult:
     """Rank a database of codes for every query and measure the rankings. Items are relevant if they share a label with
@@ -147,8 +147,8 @@ def rank_codes(
 
 def rank_scores(
     scores: NDArray[Any],
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
     **options: Unpack[Options],
 ) -> RankingResult:
     """:func:`rank_codes` from scores [Q, N], without codes: for float features, class probabilities or distances.
@@ -160,11 +160,9 @@ def rank_scores(
         >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
         {2: 0.5}
     """
-    table, n = np.asarray(scores), _length(database_labels)
-    if table.shape != (_length(query_labels), n):
-        raise DataError(
-            f"scores {table.shape} must be [{_length(query_labels):,} queries, {n:,} database items]"
-        )
+    table, q, n = np.asarray(scores), len(np.atleast_1d(query_labels)), len(np.atleast_1d(database_labels))
+    if table.shape != (q, n):
+        raise DataError(f"scores {table.shape} must be [{q:,} queries, {n:,} database items]")
     # Every item has a code of its own: its number, whose bytes are in the order of the numbers.
     codes = np.arange(n, dtype=">u4").view(np.uint8).reshape(n, 4)
     return rank_codes(lambda queries, _: table[queries], codes, query_labels, database_labels, **options)
@@ -181,8 +179,8 @@ class Ranking:
         self,
         scorer: Tables | ScoreFunction,
         codes: Bytes,
-        query_labels: LabelsLike,
-        database_labels: LabelsLike,
+        query_labels: ArrayLike,
+        database_labels: ArrayLike,
         *,
         ids: ArrayLike | None = None,
         exclude: ArrayLike | None = None,
@@ -200,7 +198,7 @@ class Ranking:
         if not 0 < len(codes) <= 1 << 31:
             raise DataError(f"{len(codes):,} database items: 1 to 2^31 can be ranked")
         self.n, self._threads = len(codes), threads
-        self.n_queries = _length(query_labels) if callable(scorer) else len(scorer)
+        self.n_queries = len(np.atleast_1d(query_labels)) if callable(scorer) else len(scorer)
         queries = label_rows(query_labels, "query labels", self.n_queries)
         labels = label_rows(database_labels, "database labels", self.n)
         none = np.full(self.n_queries, -1)
@@ -321,10 +319,6 @@ class Ranking:
             queries_without_relevant=int((relevant == 0).sum()),
             convention=str(wanted),
         )
-
-
-def _length(labels: LabelsLike) -> int:
-    return len(labels.packed if isinstance(labels, PackedLabels) else labels)
 
 
 def _integers(given: ArrayLike, what: str, n: int) -> Ints:

@@ -77,15 +77,15 @@ class Coded:
     ) -> RankingResult:
         """Rank the database, whose data set may have other labels, for every query, on the Ray cluster at ``ray`` if given; ``options`` of
         :func:`.rank_codes`, but for ``ks`` that are larger than the database."""
-        query, base = labels.take(self.query_rows), (base or labels).take(self.base_rows)
+        query, items = labels.take(self.query_rows).packed, (base or labels).take(self.base_rows).packed
         options["ks"] = [k for k in options["ks"] if k <= len(self.base_rows)]
         if ray is None:
-            return rank_codes(*self.scorer, query, base, **options)
+            return rank_codes(*self.scorer, query, items, **options)
         options["threads"] = 1
-        ranking = Ranking(*self.scorer, query, base, **options)
+        ranking = Ranking(*self.scorer, query, items, **options)
         # Each call prepares the whole database, so a core gets its tasks in one call.
         parts = split(ranking.tasks, ray)
-        shared, by_task = (*self.scorer, query, base, options), dict[int, NDArray[np.float64]]()
+        shared, by_task = (*self.scorer, query, items, options), dict[int, NDArray[np.float64]]()
         for place, found in run_all(_measure, [(part,) for part in parts], ray, shared=shared):
             by_task |= zip(parts[place], found, strict=True)
         return ranking.result([by_task[task] for task in ranking.tasks])
@@ -99,7 +99,7 @@ class Coded:
 
 
 def _measure(
-    scorer: Any, codes: Codes, query: Labels, base: Labels, options: dict[str, Any], tasks: Sequence[int]
+    scorer: Any, codes: Codes, query: Codes, base: Codes, options: dict[str, Any], tasks: Sequence[int]
 ) -> list[NDArray[np.float64]]:
     """Measures of some tasks of a ranking."""
     return Ranking(scorer, codes, query, base, **options).measure(tasks)

@@ -260,7 +260,7 @@ def _map(task: _Task, method: TrainableMethod) -> float:
     device, coder = task.options.device, method.coder()
     vectors, rows = embed_rows(method, task.reader, task.held, device)
     xq, _ = embed_rows(method, task.reader, task.held, device, queries=True)
-    held, codes, own = task.labels.take(rows), coder.encode(vectors), np.arange(len(vectors))
+    held, codes, own = task.labels.take(rows).packed, coder.encode(vectors), np.arange(len(vectors))
     return rank_codes(lambda q, distinct: coder.score(xq[q], distinct), codes, held, held, exclude=own).map
 
 

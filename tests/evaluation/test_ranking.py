@@ -4,7 +4,6 @@ forms; neighbours against exact fractions."""
 import itertools
 import math
 from fractions import Fraction
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -243,7 +242,7 @@ def test_negative_and_zero_scores_tie_and_sort_as_they_should():
 def test_labels_in_every_form_mean_the_same_and_none_are_relevant_to_nothing():
     tables, codes, yq, yb, _ = problem(5, share=0.3, classes=11)
     wanted, (q, b) = rank_codes(tables, codes, yq, yb), (np.packbits(y, axis=1) for y in (yq, yb))
-    for query, items in ((SimpleNamespace(packed=q), SimpleNamespace(packed=b)), (q, yb)):
+    for query, items in ((q, b), (q, yb)):
         assert (rank_codes(tables, codes, query, items).ap == wanted.ap).all()
     result = rank_codes(tables[:2], codes[:6], np.array([-1, 1]), np.array([-1, -1, -1, 0, 0, 0]))
     assert (result.map, result.queries_without_relevant) == (0, 2)
@@ -283,6 +282,7 @@ def test_distinct_rows_are_those_of_numpy(seed, width, n):
         (DataError, "from 0 .-1: unlabelled", {"database_labels": [0, -2, 1]}),
         (DataError, "or multi-hot rows, bool or packed", {"database_labels": np.zeros((3, 2))}),
         (DataError, "does not fit 2 items", {"query_labels": [0, 1, 2]}),
+        (DataError, r"shape \(\) does not fit", {"scorer": lambda q, c: q, "query_labels": object()}),
         (UsageError, "2 codewords each, the tables 1", {"codes": np.zeros((3, 2), np.uint8)}),
         (DataError, "codeword 4 is out of range", {"codes": np.full((3, 1), 4, np.uint8)}),
         (DataError, "codes must be uint8", {"codes": np.zeros((3, 1), int)}),

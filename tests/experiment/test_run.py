@@ -17,7 +17,6 @@ import pytest
 from experiment.experiments import DIGITS, ONE, PQ, SMALL, WHOLE, assert_same, made, small_grid
 
 from gpq_faiss import files, open_data, rank_scores, run_experiment
-from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import BusyError, DataError, GpqError
 from gpq_faiss.experiment import run as running
@@ -40,7 +39,7 @@ def test_a_run_can_be_ranked_again_from_its_file(done, name):
     full = sum(tables[:, m, codes[:, m]] for m in range(tables.shape[1]))
     width = len(run.class_names)
     query, base = (
-        Labels.from_multihot(np.unpackbits(more[f"{side}_labels"], axis=1)[:, :width].astype(bool))
+        np.unpackbits(more[f"{side}_labels"], axis=1)[:, :width].astype(bool)
         for side in ("query", "database")
     )
     again = rank_scores(full, query, base)

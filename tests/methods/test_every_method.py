@@ -48,7 +48,9 @@ class Case(NamedTuple):
     @property
     def map(self):
         codes = self.coder.encode(self.xb)
-        return rank_codes(lambda q, c: self.coder.score(self.xq[q], c), codes, self.yq, self.yb).map
+        return rank_codes(
+            lambda q, c: self.coder.score(self.xq[q], c), codes, self.yq.packed, self.yb.packed
+        ).map
 
 
 def of_network(method):
