@@ -36,12 +36,11 @@ from gpq_faiss.config import merge, preset
 from gpq_faiss.errors import DataError
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.encode import encode_shards
-from gpq_faiss.stages.evaluate import evaluate
 from gpq_faiss.stages.index import index_shards
 from gpq_faiss.stages.train import train
 
 ITEMS, WIDTH, SHARD = 24_000, 32, 2_000
-JOBS = ("encode", "build", "evaluate", "search")
+JOBS = ("encode", "build", "search")
 
 
 NODE = {
@@ -158,7 +157,6 @@ class Jobs:
         self.queries = np.random.default_rng(0).standard_normal((64, index.width)).astype(np.float32)
         self.answer = index.search(self.queries, 50)
         index.close()
-        self.figures = evaluate(self.model, self.data).to_dict()
 
     def _encode(self, out: Path, address: str | None) -> list[Path]:
         return encode_shards(
@@ -184,8 +182,6 @@ class Jobs:
             out.mkdir()
             self._build(out / "m.json", address)
             check(job, hashes(out) == hashes(self.folder / "plain-index"))
-        elif job == "evaluate":
-            check(job, evaluate(self.model, self.data, ray=address).to_dict() == self.figures)
         else:
             longest = 0.0
             with ClusterIndex(self.manifest, address) as index:

@@ -28,7 +28,6 @@ the name of its method and its preset.
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
   gpq evaluate demo/model digits --compare demo/paper,pq,classifier
-  gpq evaluate model features:clip.npy --labels labels.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
@@ -53,7 +52,6 @@ Examples:
 @common.format_option("json", "markdown", "csv", "latex")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
-@common.ray_option()
 @common.device_option
 @common.overwrite_option
 @common.data_options
@@ -62,13 +60,12 @@ def evaluate(
     format_: Any,
     out: str | None,
     plot: str | None,
-    ray: dict[str, Any],
     overwrite: bool,
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
     common.check_files(overwrite, out, plot)
-    result = gpq.evaluate(data=gpq.open_data(data, **data_args), **ray, **options)
+    result = gpq.evaluate(data=gpq.open_data(data, **data_args), **options)
     if plot is not None:
         result.draw(plot, overwrite=overwrite)
     if format_ == "json":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import BusyError, DataError, one_line
@@ -28,16 +28,14 @@ def run_all(
     calls: Sequence[tuple[Any, ...]],
     address: str | None,
     *,
-    shared: Iterable[Any] = (),
     gpus: int = 0,
     workers: int | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """Run ``function(*shared, *call)`` for each of ``calls``, as tasks of one core each, spread over the nodes.
+    """Run ``function(*call)`` for each of ``calls``, as tasks of one core each, spread over the nodes.
 
     Args:
         function: from a module installed on all nodes; may run more than once per call.
         address: of the cluster; None: run sequentially in this process.
-        shared: leading arguments of all calls, sent to each node once.
         gpus: GPUs per task.
         workers: maximum number of concurrent tasks (default: limited by the cluster only).
 
@@ -49,21 +47,20 @@ def run_all(
     """
     if address is None:
         for place, call in enumerate(calls):
-            yield place, _patient(os.curdir, function, *shared, *call)
+            yield place, _patient(os.curdir, function, *call)
         return
     with connected(address) as ray:
         # max_calls=0: by default Ray ends a process after a task with a GPU, and its loaded model with it.
         task = ray.remote(max_calls=0)(_patient).options(
             num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
-        held = [ray.put(value) for value in shared]
         waiting = list(enumerate(calls))[::-1]
         running: dict[Any, int] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < (workers or len(calls)):
                     place, call = waiting.pop()
-                    running[task.remote(os.getcwd(), function, *held, *call)] = place
+                    running[task.remote(os.getcwd(), function, *call)] = place
                 for reference in ray.wait(list(running), num_returns=1)[0]:
                     yield running.pop(reference), ray.get(reference)
         except ray.exceptions.RayTaskError as error:
@@ -78,13 +75,6 @@ def run_all(
                 rest = ray.wait(list(running), num_returns=len(running), timeout=_NEARLY_DONE)[1]
                 for reference in rest:
                     ray.cancel(reference, force=True)
-
-
-def split(tasks: Sequence[int], address: str) -> list[list[int]]:
-    """Split ``tasks`` into one part per core of the cluster, without empty parts."""
-    with connected(address) as ray:
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    return [list(tasks[place::cores]) for place in range(min(cores, len(tasks)))]
 
 
 def _patient(folder: str, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -141,8 +141,7 @@ def rank_codes(
         >>> round(result.map, 4), result.n_distinct
         (0.7083, 3)
     """
-    ranking = Ranking(scorer, codes, query_labels, database_labels, **options)
-    return ranking.result(ranking.measure(ranking.tasks))
+    return _Ranking(scorer, codes, query_labels, database_labels, **options).result()
 
 
 def rank_scores(
@@ -168,8 +167,8 @@ def rank_scores(
     return rank_codes(lambda queries, _: table[queries], codes, query_labels, database_labels, **options)
 
 
-class Ranking:
-    """A ranking split into tasks of some queries each, to run here or elsewhere.
+class _Ranking:
+    """A ranking, in tasks of some queries each.
 
     Items are ranked as *entries*: distinct codes with their counts; or single items, if codes hardly repeat, as keys that hold relevance
     sort faster than keys that hold the entry's number; or, with ties="id", single items in the order of ties.
@@ -234,23 +233,9 @@ class Ranking:
         self._block = max(1, min(max(_CACHE // width, _TOGETHER), memory // threads // (_BYTES * width), 64))
         self._harmonic = harmonic_numbers(self.n)
 
-    @property
-    def tasks(self) -> range:
-        """The first query of each task."""
-        return range(0, self.n_queries, _TASK)
-
-    def measure(self, tasks: Sequence[int]) -> list[Floats]:
-        """Measures of the queries of these tasks, in order: average precision, number of relevant items, expected number found at each k,
-        and precision at each level of recall, float64 [_TASK, 2 + len(ks) + L]."""
-        found = []
-        queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
-        with ThreadPoolExecutor(self._threads) as pool, stage("ranking", queries, "query") as ranking:
-            for one in map(self._task, tasks) if self._threads == 1 else pool.map(self._task, tasks):
-                found.append(one)
-                ranking.advance(len(one))
-        return found
-
     def _task(self, start: int) -> Floats:
+        """Measures of the queries of the task that begins with this one: average precision, number of relevant items, expected number
+        found at each k, and precision at each level of recall, float64 [_TASK, 2 + len(ks) + L]."""
         from . import kernels
 
         wanted, width, label_set = self.convention, len(self._sizes), -1
@@ -297,12 +282,16 @@ class Ranking:
             sizes[entry] += item >= 0
         return measures
 
-    def result(self, measured: Sequence[Floats]) -> RankingResult:
-        """Combine the measures of all tasks, in order."""
+    def result(self) -> RankingResult:
+        """Run all tasks and combine their measures."""
         wanted, some = self.convention, max(self.n_queries, 1)
         at = 2 + len(wanted.ks)
         whole = np.zeros((self.n_queries, at + len(wanted.points)))
-        whole[self._by_set] = np.concatenate([whole[:0], *measured])
+        tasks = range(0, self.n_queries, _TASK)
+        with ThreadPoolExecutor(self._threads) as pool, stage("ranking", self.n_queries, "query") as ranking:
+            for one in map(self._task, tasks) if self._threads == 1 else pool.map(self._task, tasks):
+                whole[self._by_set[ranking.done : ranking.done + len(one)]] = one
+                ranking.advance(len(one))
         relevant, found = whole[:, 1], whole[:, 2:at]
         precision = found.sum(axis=0) / some / np.array(wanted.ks)
         recall = (found / np.maximum(relevant, 1)[:, None]).sum(axis=0) / some

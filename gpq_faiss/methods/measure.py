@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.tasks import run_all, split
 from ..codes.bits import unpack_codes
 from ..data.base import Dataset, FeatureDataset
 from ..data.labels import Labels
@@ -19,7 +18,7 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness, likeness, nearest, spaced_queries
-from ..evaluation.ranking import Ranking, RankingResult, rank_codes
+from ..evaluation.ranking import RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction
 from ..progress import stage
 from .coders import Coder, Codes, Floats
@@ -72,23 +71,12 @@ class Coded:
         _, M, K = tables.shape
         return tables, unpack_codes(self.codes, M, K)
 
-    def rank(
-        self, labels: Labels, base: Labels | None = None, *, ray: str | None = None, **options: Any
-    ) -> RankingResult:
-        """Rank the database, whose data set may have other labels, for every query, on the Ray cluster at ``ray`` if given; ``options`` of
-        :func:`.rank_codes`, but for ``ks`` that are larger than the database."""
+    def rank(self, labels: Labels, base: Labels | None = None, **options: Any) -> RankingResult:
+        """Rank the database, whose data set may have other labels, for every query; ``options`` of :func:`.rank_codes`, but for ``ks`` that
+        are larger than the database."""
         query, items = labels.take(self.query_rows).packed, (base or labels).take(self.base_rows).packed
         options["ks"] = [k for k in options["ks"] if k <= len(self.base_rows)]
-        if ray is None:
-            return rank_codes(*self.scorer, query, items, **options)
-        options["threads"] = 1
-        ranking = Ranking(*self.scorer, query, items, **options)
-        # Each call prepares the whole database, so a core gets its tasks in one call.
-        parts = split(ranking.tasks, ray)
-        shared, by_task = (*self.scorer, query, items, options), dict[int, NDArray[np.float64]]()
-        for place, found in run_all(_measure, [(part,) for part in parts], ray, shared=shared):
-            by_task |= zip(parts[place], found, strict=True)
-        return ranking.result([by_task[task] for task in ranking.tasks])
+        return rank_codes(*self.scorer, query, items, **options)
 
     def likeness(self, neighbours: Rows | None) -> Likeness | None:
         """Compare the ranking with the input neighbours of :func:`input_neighbours`, if there are any."""
@@ -96,13 +84,6 @@ class Coded:
             return None
         with stage("likeness"):
             return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows))
-
-
-def _measure(
-    scorer: Any, codes: Codes, query: Codes, base: Codes, options: dict[str, Any], tasks: Sequence[int]
-) -> list[NDArray[np.float64]]:
-    """Measures of some tasks of a ranking."""
-    return Ranking(scorer, codes, query, base, **options).measure(tasks)
 
 
 def fit_and_encode(  # noqa: PLR0913

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.connect import connected
 from ..codes.checks import check_count
 from ..data.base import Dataset
 from ..data.labels import Labels
@@ -51,7 +50,6 @@ def evaluate(
     denominator: Denominator = "relevant",
     device: str = "cpu",
     threads: int | None = None,
-    ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for each of its queries, by code, and measure the rankings.
 
@@ -69,7 +67,6 @@ def evaluate(
         ties, denominator: conventions, see :class:`gpq_faiss.evaluation.ties.Convention`.
         device: where networks run. Compared methods are fitted on the CPU.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
-        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
         DataError: no labels, or an empty database.
@@ -85,9 +82,9 @@ def evaluate(
     options["threads"] = check_count(usable_cores() if threads is None else threads, "threads")
     dataset = open_data(data)
     if codes is not None:
-        if compare or protocol is not None or ray is not None:
+        if compare or protocol is not None:
             raise UsageError(
-                "--codes ranks the file against all labelled items: leave out --compare, --protocol and --ray"
+                "--codes ranks the file against all labelled items: leave out --compare and --protocol"
             )
         return _evaluate_codes(model, dataset, codes, options, device)
     if is_onnx(model):
@@ -110,8 +107,7 @@ def evaluate(
             "every labelled item but the queries was trained on, so the database is the labelled training items "
             "(train with --labelled to hold some back)"
         )
-    with connected(ray):  # once for all rankings
-        measured, queries = _rank_all(entries, dataset, split, database, {**options, "ray": ray})
+    measured, queries = _rank_all(entries, dataset, split, database, options)
     if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
     if next(iter(measured.values())).likeness is None:

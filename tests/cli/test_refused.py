@@ -65,7 +65,7 @@ REFUSED = """
 2 evaluate MODEL DATA --labels LABELS -k 0
 2 evaluate MODEL DATA --labels LABELS --plot plot.doc
 1 evaluate MODEL DATA --labels LABELS --protocol 2        | protocol
-2 evaluate MODEL DATA --labels LABELS --codes CODES --protocol 1 | leave out --compare, --protocol
+2 evaluate MODEL DATA --labels LABELS --codes CODES --protocol 1 | leave out --compare and --protocol
 2 evaluate encoder.onnx DATA --labels LABELS              | encodes queries only
 2 encode MODEL DATA --ray local --batch-size -1           | they must be positive
 2 index MODEL CODES --add                                 | name a manifest
