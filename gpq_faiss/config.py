@@ -150,15 +150,29 @@ class Config(_Section):
         """16 hex digits over every field."""
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
-    def with_settings(self, changes: dict[str, Any]) -> Config:
-        """As :func:`merge`.
+    def with_settings(self, changes: Mapping[str, Any]) -> Config:
+        """A copy with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
+
+        Raises:
+            UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
 
         Examples:
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
             400
         """
-        return merge(self, changes)
+        if not isinstance(changes, Mapping):
+            raise UsageError(f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}")
+        try:
+            # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
+            return _adapter().validate_json(json.dumps(updated(to_dict(self), changes), default=str))
+        except ValidationError as error:
+            raise UsageError(_message(error)) from None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"settings that cannot be read: {error}") from None
 
+
+merge = Config.with_settings
+"""As a function of a config and its changes."""
 
 CLASS_BETA = 20.0
 """β of class networks."""
@@ -239,23 +253,6 @@ def to_dict(config: Any) -> dict[str, Any]:
 @functools.cache
 def _adapter() -> TypeAdapter[Config]:
     return TypeAdapter(Config)
-
-
-def merge(config: Config, changes: Mapping[str, Any]) -> Config:
-    """``config`` with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
-
-    Raises:
-        UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
-    """
-    if not isinstance(changes, Mapping):
-        raise UsageError(f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}")
-    try:
-        # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
-        return _adapter().validate_json(json.dumps(updated(to_dict(config), changes), default=str))
-    except ValidationError as error:
-        raise UsageError(_message(error)) from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"settings that cannot be read: {error}") from None
 
 
 def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
