@@ -172,8 +172,7 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> ImageDataset:
     file = local_path(path)
     base = file.parent if o.root is None else Path(o.root).expanduser()
     listed, about = _list(file) if form == "list" else _table(file, o, form)
-    plain = [one if os.sep == "\\" else one.replace("\\", "/") for one in listed]
-    paths = [os.path.join(base, one) for one in plain]
+    paths = [os.path.join(base, one.replace("\\", "/")) for one in listed]
     if not any(map(os.path.exists, paths)):
         missing = f"none of its {len(paths):,} images is there ({paths[0]}, for one)"
         raise DataError(f"{file}: {missing}: give their folder with --read root=DIR")
