@@ -29,7 +29,6 @@ FILE, FILES and tar files may be URLs (https://, s3://, with the extra remote)."
 
 READ: dict[str, click.ParamType[Any]] = {
     **dict.fromkeys(("labels", "ids", "names", "keep"), click.STRING),
-    "id_from": click.Choice(["position", "path"]),
     **dict.fromkeys(("root", "image_column", "label_column", "vectors"), click.STRING),
     "concepts": click.INT,
     "max_bad": click.FLOAT,

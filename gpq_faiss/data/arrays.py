@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import zipfile
@@ -130,8 +129,3 @@ def read_ids(path: str | os.PathLike[str], what: str = "ids") -> NDArray[np.int6
             with path.open(encoding="utf-8-sig") as stream:
                 words = (word for line in stream for word in line.partition("#")[0].split())
                 return np.fromiter(map(int, words), np.int64)
-
-
-def stable_id(content: bytes) -> int:
-    """63 bits of BLAKE2b: the same on every machine, never negative."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

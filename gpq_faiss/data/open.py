@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..inputs import read_text
 from ..plugins import Plugin, find_plugin, plugin_names
 from ..store.hdf5 import as_texts
-from .arrays import read_ids, stable_id, whole_numbers
+from .arrays import read_ids, whole_numbers
 from .base import Dataset
 from .folder import has_samples, open_folder, open_nuswide, open_webdataset
 from .images import shown, without_gradient
@@ -32,7 +31,6 @@ from .tabular import SUFFIXES, open_array, open_features, open_frame, open_hf, o
 log = logging.getLogger(__name__)
 
 Opener = Callable[[Any, Options], Dataset]
-IdFrom = Literal["position", "path"]
 _SOURCES: dict[str, tuple[str, Opener, str]] = {
     "digits": ("", open_digits, ""),
     "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
@@ -132,7 +130,6 @@ def open_data(  # noqa: PLR0913
     ids: Any = None,
     names: str | Sequence[str] | None = None,
     vectors: str | Sequence[str] | None = None,
-    id_from: IdFrom = "position",
     keep: str | Sequence[str] = (),
     root: str | None = None,
     image_column: str | None = None,
@@ -154,7 +151,6 @@ def open_data(  # noqa: PLR0913
         names: file of names, one per item, replacing those of the source, a column of such a table (default: ``name``, ``path``, ``key``
             ...), or the names themselves.
         vectors: column of vectors; of a table in memory also columns of numbers, one per dimension.
-        id_from: source of ids if none are given: ``position``, or ``path`` for hashes of the names.
         keep: text columns of tables to show in results; a list, or separated by commas.
         root: base folder of the paths of ``list:``, ``csv:`` and ``parquet:`` (default: that of the file).
         image_column, label_column: for tables and Hugging Face data sets (default: ``image``, and the first of ``label``, ``class`` ...);
@@ -180,8 +176,6 @@ def open_data(  # noqa: PLR0913
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
         what = "names of columns are needed, each once, without . and /"
         raise UsageError(f"--read keep={','.join(keep)}: {what}")
-    if ids is not None and id_from != "position":
-        raise UsageError(f"--ids {ids} and --read id_from={id_from} both say which ids: give one of them")
     labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
     by_column, file = scheme in {_TABLE, _HUB}, isinstance(labels, str)
     if by_column and file and label_column is not None:
@@ -208,7 +202,8 @@ def open_data(  # noqa: PLR0913
         dataset = dataset.having("keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep))
     if names is not None and "names" not in own:
         dataset = _with_names(dataset, names)
-    dataset = _with_ids(dataset, None if own.keys() & {"ids", "id_file"} else ids, id_from)
+    if ids is not None and not own.keys() & {"ids", "id_file"}:
+        dataset = _with_ids(dataset, ids)
     if labels is not None and not own.keys() & {"label_file", "label_column"}:
         dataset = _with_labels(dataset, labels, table, label_column)
     repeated = len(dataset) - len(np.unique(dataset.ids))
@@ -236,22 +231,10 @@ def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
 # Ids, names and labels beside the data ----------------------------------------------------------------------------------
 
 
-def _with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -> Dataset:
-    """``dataset`` with other ids: a file of them (:func:`.arrays.read_ids`) or the ids themselves, one per item; or (``id_from`` ``path``)
-    hashes of the names of the items, which do not depend on their order."""
-    new: NDArray[np.int64]
-    if id_from not in get_args(IdFrom):
-        raise UsageError(f"--read id_from={id_from}: choose from {', '.join(get_args(IdFrom))}")
-    if isinstance(ids, str):
-        new = read_ids(ids, "--ids")
-    elif ids is not None:
-        new = whole_numbers(np.asarray(without_gradient(ids)), "ids")
-    elif id_from == "position":
-        return dataset
-    elif "name" not in dataset.texts:
-        raise UsageError(f"--read id_from=path: items of {dataset.name} have no paths: give --ids")
-    else:
-        new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
+def _with_ids(dataset: Dataset, ids: Any) -> Dataset:
+    """``dataset`` with other ids: a file of them (:func:`.arrays.read_ids`) or the ids themselves, one per item."""
+    numbers = None if isinstance(ids, str) else np.asarray(without_gradient(ids))
+    new = read_ids(ids, "--ids") if numbers is None else whole_numbers(numbers, "ids")
     return dataset.having("ids", new.tobytes(), ids=new)
 
 

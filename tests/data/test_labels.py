@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from image_files import put, save
 
-from gpq_faiss.data.arrays import stable_id
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
@@ -161,11 +160,7 @@ def test_images_by_name_and_a_column_that_is_named(tmp_path):
 
 def test_ids_and_names(tmp_path):
     folder = tmp_path / "data"
-    put(folder, "cat/b.png", "dog/c.png")
-    before = open_data(folder, id_from="path").ids.tolist()
-    assert before == [stable_id(b"cat/b.png"), stable_id(b"dog/c.png")]
-    put(folder, "cat/a.png")
-    assert open_data(folder, id_from="path").ids[1:].tolist() == before
+    put(folder, "cat/a.png", "cat/b.png", "dog/c.png")
     assert open_data(folder).ids.tolist() == [0, 1, 2]
     given = {"ids": str(save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n"))}
     given["names"] = str(save(tmp_path / "names.txt", "one\ntwo\nthree\n"))
@@ -188,4 +183,3 @@ def test_texts_in_a_column_of_ids_are_names(tmp_path, form, caplog):
         data = open_data(path)
     assert (data.ids.tolist(), data.texts["name"].tolist()) == ([0, 1], ["ab", "cd"])
     assert "holds texts: they are the names; ids are row numbers" in caplog.text
-    assert open_data(path, id_from="path").ids.tolist() == [stable_id(b"ab"), stable_id(b"cd")]
