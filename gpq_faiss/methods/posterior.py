@@ -10,8 +10,9 @@ sums are near the posteriors of unlabelled items (:mod:`.codewords`), which make
 weight times the similarity of the features. Both parts are additive quantisers (:mod:`gpq_faiss.nn.additive`), which an inner-product
 ``IndexPQ`` can represent. Reasons and figures: ``docs/recommended.md``.
 
-p is tempered (p') because networks are overconfident after training: fitted to p itself, most codewords would be spent on uncertain items,
-and confident items would share a handful of codes.
+p is tempered (p') because networks are mostly overconfident after training: fitted to p itself, most codewords would be spent on uncertain
+items, and confident items would share a handful of codes. With hundreds of classes and few labels they may be too cautious instead: then p
+is sharpened, or the many classes that it does not exclude would outweigh the few that it means.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ DIRECTIONS = 48
 """Principal axes of the residual that feature codebooks encode."""
 TEMPERATURE_POWER = 0.6
 """Default power of an item's class probabilities, if their accuracy is unknown."""
-LEAST_POWER = 0.25
-"""Minimum power: lower ones keep little but the order, and a few labels give no reliable accuracy."""
+LEAST_POWER, MOST_POWER = 0.25, 8.0
+"""Limits of the power: lower ones keep little but the order, higher ones little but the first class."""
 _CLASS_CODEBOOKS_PER_BIT = 1.2
 """Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100."""
 _ITEMS = 10_000
@@ -82,7 +83,7 @@ class PosteriorCodes(CodeMethod):
     are for the C classes, and M - A for the features; with A = 0, all encode class and features jointly.
 
     Attributes:
-        power: float [], exponent that tempers the class probabilities of items.
+        power: float [], exponent of class probabilities: of items (tempering), or of queries and items (sharpening) if it is more than 1.
         principal_axes, offset, prediction: float [width, E], [E], [C, E], of the residual that feature codebooks encode; E may be 0.
         tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by their sum.
         logits: float [A, K, C], class codewords for encoding: with ``by_logits`` their sum approximates an item's logits; else they equal
@@ -122,7 +123,7 @@ class PosteriorCodes(CodeMethod):
         self.principal_axes = nn.Buffer(torch.eye(width, E))
         self.offset = nn.Buffer(torch.zeros(E))
         self.prediction = nn.Buffer(torch.zeros(C, E))
-        self.power = nn.Buffer(torch.tensor(TEMPERATURE_POWER))
+        self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
         tables = torch.randn(A, K, C, generator=generator)
         coded = torch.randn(M - A, K, E if A else C + E, generator=generator)
         self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
@@ -138,7 +139,10 @@ class PosteriorCodes(CodeMethod):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._by_logits = bool(self.by_logits)  # a constant for exporters
+        self._by_logits, self._sharpened = (
+            bool(self.by_logits),
+            bool(self.power > 1),
+        )  # constants for exporters
 
     def codebooks(self) -> Tensor:
         return self.pq_codewords
@@ -155,15 +159,25 @@ class PosteriorCodes(CodeMethod):
         """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
         return intra_normalize(raw, self.N)
 
-    def posterior(self, raw: Tensor) -> Tensor:
+    def mean_posterior(self, raw: Tensor) -> Tensor:
         """Mean class probabilities of the class networks, float [B, C]."""
         cosine = subspace_cosine(self.directions(raw), self.classifier.raw)
         return (self.beta * cosine).softmax(dim=2).mean(dim=1)
 
+    def posterior(self, raw: Tensor) -> Tensor:
+        """Class probabilities, float [B, C]: the mean of the class networks, sharpened if :attr:`power` is more than 1."""
+        p = self.mean_posterior(raw)
+        # Divided by the greatest first, or the power of many classes would underflow.
+        return self._raised(p / p.amax(dim=1, keepdim=True)) if self._sharpened else p
+
     def tempered(self, posterior: Tensor) -> Tensor:
-        """Class probabilities of items, float [B, C], raised to :attr:`power` and normalised to sum 1."""
-        even = posterior**self.power
-        return even / even.sum(dim=1, keepdim=True)
+        """Class probabilities of items, float [B, C], tempered if :attr:`power` is less than 1."""
+        return posterior if self._sharpened else self._raised(posterior)
+
+    def _raised(self, p: Tensor) -> Tensor:
+        """Probabilities raised to :attr:`power` and normalised to sum 1."""
+        found = p**self.power
+        return found / found.sum(dim=1, keepdim=True)
 
     def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
         """What class probabilities do not predict of the features: unit-norm features minus their linear prediction from the posterior (for
@@ -209,16 +223,21 @@ class PosteriorCodes(CodeMethod):
 
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
-        """Set the power, from :data:`LEAST_POWER` to 1, for which the mean of the largest class probability (of float [n, C]) equals
-        ``accuracy``. With feature codebooks, which separate confident items, its square root is used."""
+        """Set the power, from :data:`LEAST_POWER` to :data:`MOST_POWER`, for which the mean of the largest class probability (of
+        :meth:`mean_posterior`, float [n, C]) equals ``accuracy``. With feature codebooks, which separate confident items, the square
+        root of a power below 1 is used."""
         log_p = posterior.double().clamp_min(1e-30).log()
-        low, high = LEAST_POWER, 1.0
+
+        def confidence(power: float) -> float:
+            return float((power * log_p).softmax(dim=1).amax(dim=1).mean())
+
+        self._sharpened = confidence(1.0) < accuracy
+        low, high = (1.0, MOST_POWER) if self._sharpened else (LEAST_POWER, 1.0)
         for _ in range(20):
             power = (low + high) / 2
-            confidence = float((power * log_p).softmax(dim=1).amax(dim=1).mean())
-            low, high = (power, high) if confidence < accuracy else (low, power)
+            low, high = (power, high) if confidence(power) < accuracy else (low, power)
         power = (low + high) / 2
-        self.power.fill_(power if self.A == self.M else power**0.5)
+        self.power.fill_(power if self.A == self.M or self._sharpened else power**0.5)
 
     @torch.no_grad()
     def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
@@ -358,12 +377,12 @@ class PosteriorCodes(CodeMethod):
         """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if ``final``."""
         config = self.eval().config
         parts = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
-        features = torch.cat([features for features, _ in parts])
-        posterior = self.posterior(torch.cat([raw for _, raw in parts]))
+        features, raw = (torch.cat(some) for some in zip(*parts, strict=True))
         K, seed, w = config.quantizer.codewords, config.training.seed, config.posterior.feature_weight
-        check_targets(posterior, K)
+        check_targets(self.mean_posterior(raw), K)
         if self.accuracy is not None:
-            self.fit_power(posterior, self.accuracy)
+            self.fit_power(self.mean_posterior(raw), self.accuracy)
+        posterior = self.posterior(raw)
         self.fit_residual(features, posterior)
         if self.A:
             tempered, residual = self.tempered(posterior), self.residual(features, posterior)

@@ -21,6 +21,7 @@ from gpq_faiss.methods.posterior import (
     CLASS_DIM,
     DIRECTIONS,
     LEAST_POWER,
+    MOST_POWER,
     TEMPERATURE_POWER,
     count_class_codebooks,
 )
@@ -128,21 +129,51 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
 
 @given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
 def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
-    """Beside feature codebooks by the square root of that power."""
+    """Too sure ones for items alone, beside feature codebooks by the square root of that power; too cautious ones for queries too."""
     net, beside = network(), network(2)
-    p = torch.softmax(4 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
+    p = torch.softmax(2 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
-    net.fit_power(p, aim)
-    beside.fit_power(p, aim)
+    for each in (net, beside):
+        each.mean_posterior = lambda raw: p
+        each.fit_power(p, aim)
 
     def sureness(at):
         raised = p.double() ** at
         return float((raised / raised.sum(dim=1, keepdim=True)).amax(dim=1).mean())
 
-    assert LEAST_POWER <= float(net.power) <= 1
-    assert float(beside.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
-    clamped = min(max(aim, sureness(LEAST_POWER)), sureness(1.0))
-    assert float(net.tempered(p).amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
+    assert LEAST_POWER <= float(net.power) <= MOST_POWER
+    items_of, queries_of = net.tempered(net.posterior(None)), net.posterior(None)
+    clamped = min(max(aim, sureness(LEAST_POWER)), sureness(MOST_POWER))
+    assert float(items_of.amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
+    if aim < sureness(1.0):
+        assert torch.equal(queries_of, p)
+        assert float(beside.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
+    else:
+        assert torch.equal(queries_of, items_of)
+        assert float(beside.power) == float(net.power)
+
+
+def test_cautious_networks_are_sharpened_and_stay_so_in_a_file():
+    """Classes that they do not exclude would else outweigh the one that they mean."""
+    made, other = method(), method()
+    made.accuracy = 0.9
+    draw = Sampler(items(600))
+    made.fit_codebooks(draw)
+    x = items(40, 1)
+    xq = made.raw(x, queries=True)
+    assert float(made.power) > 1
+    assert float(seen(made, x)[1].amax(dim=1).mean()) > float(
+        made.mean_posterior(made.features(x)[1]).amax(dim=1).mean()
+    )
+    other.load_state_dict(made.state_dict())
+    assert torch.equal(other.eval().raw(x, queries=True), xq)
+    # Fitted again, it begins with what the networks say.
+    made.fit_codebooks(draw)
+    assert torch.equal(made.raw(x, queries=True), xq)
+    made.accuracy = 1 / C
+    made.fit_codebooks(draw)
+    assert float(made.power) < 1
+    assert torch.equal(made.posterior(made.features(x)[1]), made.mean_posterior(made.features(x)[1]))
 
 
 def test_a_known_accuracy_tempers_what_is_coded():
