@@ -139,10 +139,8 @@ class PosteriorCodes(CodeMethod):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._by_logits, self._sharpened = (
-            bool(self.by_logits),
-            bool(self.power > 1),
-        )  # constants for exporters
+        # Constants for exporters.
+        self._by_logits, self._sharpened = bool(self.by_logits), bool(self.power > 1)
 
     def codebooks(self) -> Tensor:
         return self.pq_codewords
