@@ -79,8 +79,10 @@ class FileIndex(Index):
         self._source.check()
         try:
             yield
-        finally:  # a modified file may cause any error
-            self._source.check()
+        except Exception:
+            self._source.check()  # a modified file may cause any error
+            raise
+        self._source.check()  # not where its caller stops: the file may be closed by then
 
     # Searching --------------------------------------------------------------------------------------------------------
 

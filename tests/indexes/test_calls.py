@@ -189,6 +189,15 @@ def test_every_index_says_what_it_is(file, both):
             open_index(inject(books(3)), **options)
 
 
+def test_ids_that_are_no_longer_wanted_need_no_open_file(file):
+    """An error as a generator ends would be printed with its traceback."""
+    with open_index(file, in_place=True) as placed:
+        assert isinstance(placed, FileIndex)
+        blocks = placed.id_blocks(10)
+        assert len(next(blocks)) == 10
+    blocks.close()
+
+
 @pytest.mark.parametrize("name", ["search", "range_search", "describe", "close"])
 def test_an_index_on_a_device_is_called_like_the_others(name):
     """But for what only lists on the CPU can do."""
