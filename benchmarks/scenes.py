@@ -143,10 +143,7 @@ def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled
 
 
 def run_trained(name: str, bits: int, task: Task) -> RankingResult:
-    """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random.
-
-    Code lengths of one task share a training where only codes differ.
-    """
+    """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random."""
     changes = {
         "quantizer": {"codebooks": codebooks_for_bits(bits)},
         "training": {"seed": task.seed, "validation": 0.0},

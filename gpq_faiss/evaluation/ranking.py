@@ -159,11 +159,11 @@ def rank_scores(
         >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
         {2: 0.5}
     """
-    table, q, n = np.asarray(scores), len(np.atleast_1d(query_labels)), len(np.atleast_1d(database_labels))
-    if table.shape != (q, n):
-        raise DataError(f"scores {table.shape} must be [{q:,} queries, {n:,} database items]")
+    table, q, n = np.asarray(scores), np.shape(query_labels), np.shape(database_labels)
+    if table.shape != q[:1] + n[:1] or table.ndim != 2:
+        raise DataError(f"scores {table.shape} must be [queries, database items]; labels are {q} and {n}")
     # Every item has a code of its own: its number, whose bytes are in the order of the numbers.
-    codes = np.arange(n, dtype=">u4").view(np.uint8).reshape(n, 4)
+    codes = np.arange(n[0], dtype=">u4").view(np.uint8).reshape(-1, 4)
     return rank_codes(lambda queries, _: table[queries], codes, query_labels, database_labels, **options)
 
 
