@@ -89,7 +89,7 @@ def _deep(name: str, *args: Any) -> MethodEntry:
 
 
 def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **more: Any) -> MethodEntry:
-    more = {"deep": True, "revision": 5} | more
+    more = {"deep": True, "revision": 6} | more
     return _array("gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **more)
 
 
