@@ -229,7 +229,8 @@ class PosteriorCodes(CodeMethod):
         def confidence(power: float) -> float:
             return float((power * log_p).softmax(dim=1).amax(dim=1).mean())
 
-        self._sharpened = confidence(1.0) < accuracy
+        # Not joint codebooks: the accuracy is that of classes with labels, and they are for items of others.
+        self._sharpened = self.A > 0 and confidence(1.0) < accuracy
         low, high = (1.0, MOST_POWER) if self._sharpened else (LEAST_POWER, 1.0)
         for _ in range(20):
             power = (low + high) / 2

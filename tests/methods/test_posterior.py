@@ -174,6 +174,10 @@ def test_cautious_networks_are_sharpened_and_stay_so_in_a_file():
     made.fit_codebooks(draw)
     assert float(made.power) < 1
     assert torch.equal(made.posterior(made.features(x)[1]), made.mean_posterior(made.features(x)[1]))
+    joint = method(0)  # codebooks of class and features together
+    joint.accuracy = 0.9
+    joint.fit_codebooks(draw)
+    assert float(joint.power) <= 1
 
 
 def test_a_known_accuracy_tempers_what_is_coded():
