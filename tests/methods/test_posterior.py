@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
-from gpq_faiss.methods import codewords
+from gpq_faiss.methods import codewords, posterior
 from gpq_faiss.methods.codewords import ClassCodebooks, fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.posterior import (
     CLASS_DIM,
     DIRECTIONS,
     LEAST_POWER,
+    MOST_CONFIDENCE,
     MOST_POWER,
     TEMPERATURE_POWER,
     count_class_codebooks,
@@ -135,7 +137,8 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     p[0] = torch.eye(C)[0]  # some probabilities are 0
     for each in (net, beside):
         each.mean_posterior = lambda raw: p
-        each.fit_power(p, aim)
+        with mock.patch.object(posterior, "are_few", return_value=False):
+            each.fit_power(p, aim)
 
     def sureness(at):
         raised = p.double() ** at
@@ -143,9 +146,11 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
 
     assert LEAST_POWER <= float(net.power) <= MOST_POWER
     items_of, queries_of = net.tempered(net.posterior(None)), net.posterior(None)
-    clamped = min(max(aim, sureness(LEAST_POWER)), sureness(MOST_POWER))
+    sharp = min(aim, MOST_CONFIDENCE)
+    highest = min(sharp, sureness(MOST_POWER)) if sureness(1.0) < sharp else sureness(1.0)
+    clamped = min(max(aim, sureness(LEAST_POWER)), highest)
     assert float(items_of.amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
-    if aim < sureness(1.0):
+    if sharp <= sureness(1.0):
         assert torch.equal(queries_of, p)
         assert float(beside.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
     else:
@@ -153,11 +158,14 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
         assert float(beside.power) == float(net.power)
 
 
-def test_cautious_networks_are_sharpened_and_stay_so_in_a_file():
-    """Classes that they do not exclude would else outweigh the one that they mean."""
+def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(monkeypatch):
+    """Classes that they do not exclude would else outweigh the one that they mean; few classes would not."""
     made, other = method(), method()
-    made.accuracy = 0.9
+    made.accuracy = 0.8
     draw = Sampler(items(600))
+    made.fit_codebooks(draw)
+    assert float(made.power) <= 1
+    monkeypatch.setattr(posterior, "are_few", lambda *_: False)
     made.fit_codebooks(draw)
     x = items(40, 1)
     xq = made.raw(x, queries=True)
@@ -175,7 +183,7 @@ def test_cautious_networks_are_sharpened_and_stay_so_in_a_file():
     assert float(made.power) < 1
     assert torch.equal(made.posterior(made.features(x)[1]), made.mean_posterior(made.features(x)[1]))
     joint = method(0)  # codebooks of class and features together
-    joint.accuracy = 0.9
+    joint.accuracy = 0.8
     joint.fit_codebooks(draw)
     assert float(joint.power) <= 1
 
