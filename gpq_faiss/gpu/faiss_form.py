@@ -100,7 +100,6 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
         raise DeviceError(
             f"Faiss left the index elsewhere instead of GPU {device}: search it there, or report this"
         )
-    placed: Any = index
+    placed: Any = index  # which shares its resources
     placed.nprobe = ivf.nprobe
-    placed.resources = resources  # which must outlive it
     return placed
