@@ -1,13 +1,15 @@
-"""Exact search by torch on one device: the codes in lists by their first codewords, for any k, ranges and filters.
+"""Exact search on a GPU: the codes as a tree of lists by their first codewords, for any k, ranges and filters.
 
-A list's bound is its score with the largest entry of every other codebook. It is added in the order of the scores, and rounding keeps
-order, so no item of the list exceeds it. The lists of the best bounds are scored first; those whose bound is below the k-th score are
-never read. Scores, order and ties are those of :mod:`..indexes.memory` (see :mod:`.tensors`), for any device, block and batch.
+A list of many items is divided by the next column of their codes. A list's bound is its score with the largest entry of every other
+codebook. A block of threads searches for one query (:mod:`.kernel`): the best lists first, and none that cannot hold a result. More results
+than a block keeps are all items beyond the score that the best of a sample reach; a guess that proves too high is lowered. Scores, order
+and ties are those of :mod:`..indexes.memory`, bit for bit, for any block and batch. On the device ``cpu`` that index itself searches.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
 from ..indexes.base import LIMIT, check_arguments, check_min_score, too_many
 from ..indexes.codeword_lists import columns_of
@@ -22,37 +25,25 @@ from ..indexes.filters import Filter, mask_of
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_in_memory
 from ..nn.device import resolve_device
-from .tensors import (
-    EMPTY_KEY,
-    MAX_ROWS,
-    fused_tables,
-    keys_of,
-    score_columns,
-    score_places,
-    score_tables_torch,
-    split_keys,
-    tensor_of,
-    vectors_on,
-)
+from . import kernel
+from .tensors import MAX_ROWS, floor_of, split_keys, tensor_of, vectors_on
 
 MEMORY = 1 << 30
 """Default bytes of working memory of a search."""
-_CELL = 80  # bytes per scored item and per result: places, score, key, sort
-_LIST = 64  # bytes per list and query: bound, sort, pairs
-_ROWS = 1024  # maximum queries per block
-_LIST_ITEMS = 64  # average length below which there are no more lists
-_MOST_LISTS = 1 << 16
-_FIRST = 1024  # items per query that are scored first
-_GROWTH = 4
-_SPARSE = 3  # lists are worth it if at most one in so many items is left
+_RESULT = 80  # bytes of a result: key, sort, score, id
+_BLOCK = 1 << 16  # maximum queries at a time
+_DIVIDED = 8192  # items: longer lists are divided
+_GRID = 1024  # blocks that fill a GPU: fewer queries have several each,
+_PARTS = 64  # at most
+_SAMPLE = 1 << 16  # items whose scores say what more than kernel.MOST results reach
 
 
 def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> DeviceIndex:
-    """Copy an index to a GPU for exact search by torch, for any K and code length; results are bit-equal to the CPU's.
+    """Copy an index to a GPU for exact search, for any K and code length; results are bit-equal to the CPU's.
 
     Args:
         source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`.
-        device: number of the GPU, or its name (``cuda:0``); ``cpu`` runs the same algorithm on the CPU.
+        device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same calls.
         memory: bytes that a search may use on the device in addition to codes, ids and results.
 
     Raises:
@@ -74,7 +65,6 @@ class DeviceIndex:
 
     def __init__(self, index: MemoryIndex, device: torch.device, memory: int = MEMORY) -> None:
         Z = self.codebooks = index.codebooks
-        M, K, _ = Z.shape
         n = self.ntotal = index.ntotal
         self.width, self.fingerprint, self.device = index.width, index.fingerprint, device
         if memory < 1:
@@ -85,25 +75,51 @@ class DeviceIndex:
             )
         self.memory = memory
         self._source = index.describe()
-        self._names = index.items
-        self._ids = None if self._names.own is None else tensor_of(self._names.own).to(device)
-        # The lists
-        self._paired = K <= 16
-        self._Z = tensor_of(Z).to(device)
-        columns = tensor_of(columns_of(index.codes, M, K)).to(device).t()
-        self._prefix = 0
-        while self._prefix < M and K ** (self._prefix + 1) <= min(_MOST_LISTS, n // _LIST_ITEMS):
-            self._prefix += 1
-        number = torch.zeros(n, dtype=torch.int32, device=device)
-        for m in range(self._prefix):
-            word = columns[m // 2] >> 4 * (m % 2) & 15 if self._paired else columns[m]
-            number = number * K + word
-        order = number.argsort(stable=True)
-        self._sizes = torch.unique_consecutive(number[order], return_counts=True)[1]
-        self._starts = self._sizes.cumsum(0) - self._sizes
-        self._columns = columns.index_select(1, order)
-        self._heads = self._columns[:, self._starts]
-        self._members = order.to(torch.int32 if n <= 1 << 31 else torch.int64)
+        self._host = None if _searches_itself(device) else index
+        if self._host is None:
+            self._names = index.items
+            self._ids = None if self._names.own is None else tensor_of(self._names.own).to(device)
+            self._Z = tensor_of(Z).to(device)
+            M, K, _ = Z.shape
+            columns = tensor_of(columns_of(index.codes, M, K)).to(device).t()
+            order = _order(columns[: kernel.LEVELS])
+            self._arrange(
+                columns.index_select(1, order), order.to(torch.int32 if n <= 1 << 31 else torch.int64)
+            )
+
+    def _arrange(self, columns: Tensor, members: Tensor) -> None:
+        """Divide sorted columns, uint8 [T, n], of the items with these row numbers into lists of lists."""
+        n = len(members)
+        # Rows of a multiple of four bytes: the kernel reads four at once.
+        self._columns, self._members = torch.nn.functional.pad(columns, (0, -n % 4))[:, :n], members
+        begins = torch.arange(min(n, 1), device=self.device)  # of the lists to divide
+        ends = begins + n
+        # Of all lists, level by level: first list or item, how many, last codeword, and whether it holds lists
+        nodes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        total = 0
+        for column in columns[: kernel.LEVELS]:
+            if nodes and not len(begins):
+                break
+            new = torch.zeros(n + 1, dtype=torch.int8, device=self.device)
+            new.index_add_(0, begins, torch.ones_like(begins, dtype=torch.int8))
+            new.index_add_(0, ends, -torch.ones_like(begins, dtype=torch.int8))
+            new = new.cumsum(0, dtype=torch.int8)[:n]  # 1 in the lists to divide
+            new[1:] *= column[1:] != column[:-1]
+            new[begins] = 1
+            parts = new.nonzero()[:, 0]
+            stops = ends[torch.searchsorted(begins, parts, right=True) - 1]
+            stops[:-1] = torch.minimum(stops[:-1], parts[1:])
+            if nodes:
+                starts, sizes, _, inner = nodes[-1]
+                first, last = torch.searchsorted(parts, begins), torch.searchsorted(parts, ends)
+                starts[inner], sizes[inner] = total + first, last - first
+            total += len(parts)
+            deepest = len(nodes) + 1 == min(len(columns), kernel.LEVELS)
+            inner = (stops - parts > _DIVIDED) & (not deepest)
+            nodes.append((parts, stops - parts, column[parts], inner))
+            begins, ends = parts[inner], stops[inner]
+        self._roots = len(nodes[0][0])
+        self._lists = tuple(torch.cat(part) for part in zip(*nodes, strict=True))
 
     def describe(self) -> str:
         return f"{self._source}, on {self.device}"
@@ -125,7 +141,7 @@ class DeviceIndex:
         Args:
             xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host copies.
             nprobe: must be None: the search is exact.
-            threads: ignored.
+            threads: ignored on a GPU.
             where: evaluated on the host.
 
         Raises:
@@ -135,14 +151,24 @@ class DeviceIndex:
         if nprobe is not None:
             raise UsageError("nprobe limits a search on the CPU; on a device it is exact: leave it out")
         queries = vectors_on(xq, self.width, self.device)
-        held = self._passing(where)
-        on = self.device if isinstance(xq, Tensor) else torch.device("cpu")
-        D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=on)
-        found = torch.full((len(queries), k), -1, dtype=torch.int64, device=on)
-        there = min(k, len(held._members))
-        for rows, tables, bounds, step in held._blocks(queries, there) if there else ():
-            D[rows, :there], found[rows, :there] = self._read(held._best(tables, bounds, there, step))
-        return (D, found) if isinstance(xq, Tensor) else (D.numpy(), found.numpy())
+        if k * _RESULT > self.memory:
+            raise UsageError(
+                f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
+            )
+        if self._host is not None:
+            of_host = self._host.search(queries.numpy(), k, where=where, threads=threads)
+            D, found = (tensor_of(part) for part in of_host)
+        else:
+            held = self._passing(where)
+            there = min(k, len(held._members))
+            blocks = self._blocks(len(queries), 2 * k)
+            parts = [self._read(held._best(queries, block, there)) for block in blocks]
+            D, found = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+        beyond = 0, k - D.shape[1]
+        if beyond[1]:
+            D = torch.nn.functional.pad(D, beyond, value=-torch.inf)
+            found = torch.nn.functional.pad(found, beyond, value=-1)
+        return _like(xq, D), _like(xq, found)
 
     def range_search(
         self,
@@ -157,129 +183,154 @@ class DeviceIndex:
         min_score = check_min_score(min_score)
         check_arguments(None, self.ntotal, limit=limit, threads=threads)
         queries = vectors_on(xq, self.width, self.device)
-        held = self._passing(where)
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        total, results = 0, [(none, none)]
-        for block, tables, bounds, step in held._blocks(queries, 0) if len(held._members) else ():
-            for owners, scores, places in held._items(tables, bounds >= min_score, step):
-                over = scores >= min_score
-                total += int(over.sum())
-                if total > limit:
-                    raise too_many(min_score, limit)
-                results.append((owners[over] + block.start, held._keys(scores[over], places[over])))
-        rows, keys = by_row(
-            torch.cat([rows for rows, _ in results]), torch.cat([keys for _, keys in results])
-        )
-        lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
-        lims[1:] = torch.bincount(rows, minlength=len(queries)).cumsum(0)
-        D, found = self._read(keys)
-        if isinstance(xq, Tensor):
+        if self._host is not None:
+            of_host = self._host.range_search(
+                queries.numpy(), min_score, where=where, limit=limit, threads=threads
+            )
+            lims, D, found = (_like(xq, tensor_of(part)) for part in of_host)
             return lims, D, found
-        return lims.cpu().numpy(), D.cpu().numpy(), found.cpu().numpy()
+        held = self._passing(where)
+        floors = torch.full((len(queries),), floor_of(min_score), device=self.device)
+        lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
+        results: list[Tensor] = []
+        for block in self._blocks(len(queries), 1):
+            own, keys = held._beyond(
+                queries, block, floors[block], limit - sum(len(part) for part in results)
+            )
+            if keys is None:
+                raise too_many(min_score, limit)
+            lims[block.start + 1 : block.stop + 1] = own[1:] + lims[block.start]
+            results.append(keys)
+        D, found = self._read(torch.cat(results))
+        return _like(xq, lims), _like(xq, D), _like(xq, found)
 
     def _passing(self, where: Filter | None) -> DeviceIndex:
         """Only the items that pass."""
         if where is None:
             return self
         mask = torch.from_numpy(mask_of(where, self._names)).to(self.device)
-        kept = mask[self._members.long()]
-        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
-        sizes = before[self._starts + self._sizes] - before[self._starts]
+        return self._part(mask[self._members.long()].nonzero()[:, 0])
+
+    def _part(self, places: Tensor) -> DeviceIndex:
         part = copy.copy(self)
-        part._sizes, part._heads = sizes[sizes > 0], self._heads[:, sizes > 0]
-        part._starts = part._sizes.cumsum(0) - part._sizes
-        part._columns, part._members = self._columns[:, kept], self._members[kept]
+        part._arrange(self._columns[:, places], self._members[places])
         return part
 
-    def _blocks(self, queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor, int]]:
-        """Yield rows, look-up tables, bounds float32 [q, lists], and the items to score at a time within the memory."""
-        each = _LIST * len(self._sizes) + _CELL * k
-        least = each + _CELL * max(1, k // 16)
-        if least > self.memory:
-            raise UsageError(
-                f"k = {k:,} needs {least:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
-            )
-        step = max(1, min(_ROWS, self.memory // (2 * each)))
-        for start in range(0, len(queries), step):
-            block = slice(start, min(len(queries), start + step))
-            tables = score_tables_torch(queries[block], self._Z)
-            highest = tables.clone()
-            highest[:, self._prefix :] = tables[:, self._prefix :].amax(dim=2, keepdim=True)
-            bounds = score_columns(fused_tables(highest), self._heads, paired=self._paired)
-            yield block, fused_tables(tables), bounds, (self.memory - len(tables) * each) // _CELL
+    def _blocks(self, queries: int, k: int) -> Iterator[slice]:
+        """Rows of queries with ``k`` results each within the memory."""
+        step = max(1, min(_BLOCK, self.memory // (_RESULT * k)))
+        for start in range(0, queries, step):
+            yield slice(start, min(queries, start + step))
 
-    def _best(self, tables: Tensor, bounds: Tensor, k: int, step: int) -> Tensor:
-        """The best ``k`` keys of a block: lists in waves of falling bounds, until no other can hold one of them."""
-        best = torch.full((len(tables), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
-        wanted = max(k, _FIRST)
-        if wanted * _SPARSE > len(self._members):
-            return self._whole(tables, best, best[:, -1], step)
-        ranked, order = bounds.sort(dim=1, descending=True)
-        held = self._sizes[order].cumsum(dim=1)
-        left = torch.ones_like(bounds, dtype=torch.bool)
-        while wanted < len(self._members) * _GROWTH and bool(left.any()):
-            last = (held < wanted).sum(dim=1, keepdim=True).clamp_max(held.shape[1] - 1)
-            wave = left & (bounds >= ranked.gather(1, last))
-            for rows, scores, places in self._items(tables, wave, step):
-                best = merged(best, rows, self._keys(scores, places))
-            left &= ~wave & (
-                bounds >= split_keys(best[:, -1:])[0]
-            )  # equal scores may have smaller row numbers
-            if wanted <= max(k, _FIRST) and int((left * self._sizes).sum()) * _SPARSE > len(left) * len(
-                self._members
-            ):
-                return self._whole(tables, torch.full_like(best, EMPTY_KEY), best[:, -1], step)
-            wanted *= _GROWTH
+    def _best(self, queries: Tensor, block: slice, k: int) -> Tensor:
+        """The best ``k`` keys of every query of a block, int64 [q, k], falling."""
+        q, n = block.stop - block.start, len(self._members)
+        if not k:
+            return torch.empty((q, 0), dtype=torch.int64, device=self.device)
+        if k <= kernel.MOST:
+            return self._launch(queries, block, k)
+        best = torch.empty((q, k), dtype=torch.int64, device=self.device)
+        step = -(-n // min(_SAMPLE, 600 * n // k))
+        sample = self._part(torch.arange(0, n, step, device=self.device))
+        share = k * len(sample._members) / n  # of the k best, in the sample
+        rank = math.ceil(share + 4 * math.sqrt(share) + 3)
+        left = torch.arange(q, device=self.device)
+        while len(left):
+            own = queries[block][left]
+            every = slice(0, len(left))
+            floors = torch.full_like(left, torch.iinfo(torch.int64).min)
+            if rank <= len(sample._members):
+                floors = sample._best(own, every, rank)[:, -1] - 1
+            lims, keys = self._beyond(own, every, floors)
+            assert keys is not None
+            enough = lims.diff() >= k
+            best[left[enough]] = keys[lims[:-1][enough, None] + torch.arange(k, device=self.device)]
+            left, rank = left[~enough], 4 * rank
         return best
 
-    def _whole(self, tables: Tensor, best: Tensor, least: Tensor, step: int) -> Tensor:
-        """As :meth:`_best` by scores of all items, where lists would spare little; no result is below the keys ``least``."""
-        width = max(1, step // len(tables))
-        for start in range(0, len(self._members), width):
-            scores = score_columns(tables, self._columns[:, start : start + width], paired=self._paired)
-            lowest = split_keys(torch.maximum(least, best[:, -1]))[0]
-            rows, places = (scores >= lowest[:, None]).nonzero(as_tuple=True)
-            best = merged(best, rows, self._keys(scores[rows, places], places + start))
-        return best
+    def _beyond(
+        self, queries: Tensor, block: slice, floors: Tensor, limit: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Where the keys of each query of a block begin, int64 [q + 1], and all that exceed its floor, falling; none if over the limit."""
+        counts = self._launch(queries, block, 0, floors)
+        ends = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
+        lims = ends[:: counts.shape[1]]
+        total = int(ends[-1])
+        if limit is not None and total > limit:
+            return lims, None
+        keys = torch.empty(total, dtype=torch.int64, device=self.device)
+        if total:
+            self._launch(queries, block, 0, floors, ends, keys)
+        keys, order = keys.sort(descending=True)
+        rows = torch.repeat_interleave(lims.diff(), output_size=total)[order]
+        return lims, keys[rows.argsort(stable=True)]
 
-    def _items(self, tables: Tensor, wave: Tensor, step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield query rows, scores and places of the items in the lists ``wave``, bool [q, lists], ``step`` at a time."""
-        row, number = wave.nonzero(as_tuple=True)
-        ends = self._sizes[number].cumsum(0)
-        shift = self._starts[number] - ends + self._sizes[number]
-        total = int(ends[-1]) if len(ends) else 0
-        for start in range(0, total, step):
-            items = torch.arange(start, min(total, start + step), device=self.device)
-            pair = torch.searchsorted(ends, items, right=True)
-            rows, places = row[pair], items + shift[pair]
-            yield rows, score_places(tables, rows, self._columns[:, places], paired=self._paired), places
+    def _launch(
+        self,
+        queries: Tensor,
+        block: slice,
+        k: int,
+        floors: Tensor | None = None,
+        ends: Tensor | None = None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
+        """Run the kernel for a block of queries: give the best k <= :data:`.kernel.MOST` keys, int64 [q, k].
 
-    def _keys(self, scores: Tensor, places: Tensor) -> Tensor:
-        return keys_of(scores, self._members[places].long())
+        Without k, give the numbers of keys beyond the floors, int64 [q, parts]; or write such keys where they end, one query and part
+        after the other.
+
+        Raises:
+            DataError: NaN, infinity, or a score that would overflow; rows are named.
+        """
+        q = block.stop - block.start
+        parts = max(1, min(_PARTS, _GRID // q))
+        M, K, d = self.codebooks.shape
+        run, scratch = kernel.compiled(M, K, d, self.device)
+        none = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
+        found = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
+        out = (found, none) if k else (none if keys is None else keys, found)
+        if floors is None:
+            floors = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
+        overflows = torch.empty((q, parts), dtype=torch.int32, device=self.device)
+        tables = torch.empty(q * parts * scratch, dtype=torch.float32, device=self.device)
+        codes = (
+            self._columns,
+            float(self._columns.stride(0)),
+            self._members,
+            int(self._members.dtype == torch.int64),
+        )
+        lists = *self._lists, self._roots, parts
+        ends = none if ends is None else ends
+        run(q * parts, [queries[block], self._Z, *codes, tables, *lists, k, floors, ends, *out, overflows])
+        if bool(overflows.any()):
+            bad = overflows[:, 0].nonzero()[:, 0]
+            finite = bool(queries[block][bad].isfinite().all())
+            what = "values too large for float32 scores" if finite else "NaN or infinity"
+            raise DataError(f"queries: {what} in {named_rows((bad + block.start).cpu().numpy())}")
+        if not k:
+            return found[:, :, 0]
+        return found[:, 0] if parts == 1 else found.reshape(q, parts * k).topk(k).values
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores, positions = split_keys(keys)
-        if self._ids is None:
-            return scores, positions
-        return scores, torch.where(positions >= 0, self._ids[positions.clamp_min(0)], -1)
+        return scores, positions if self._ids is None else self._ids[positions]
 
 
-def merged(best: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-    """The best keys int64 [q, k], descending, with further ``keys`` of query ``rows``."""
-    q, k = best.shape
-    better = keys > best[rows, -1]
-    if not bool(better.any()):
-        return best
-    rows = torch.cat([torch.arange(q, device=best.device).repeat_interleave(k), rows[better]])
-    keys = torch.cat([best.reshape(-1), keys[better]])
-    rows, keys = by_row(rows, keys)
-    counts = torch.bincount(rows, minlength=q)
-    rank = torch.arange(len(rows), device=best.device) - (counts.cumsum(0) - counts)[rows]
-    return keys[rank < k].reshape(q, k)
+def _searches_itself(device: torch.device) -> bool:
+    return device.type != "cpu"
 
 
-def by_row(rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys of queries in ascending order of row, then descending."""
-    order = keys.argsort(descending=True)
-    order = order[rows[order].argsort(stable=True)]
-    return rows[order], keys[order]
+def _like(xq: Any, result: Tensor) -> Any:
+    """A tensor for a tensor, else an array."""
+    return result if isinstance(xq, Tensor) else result.cpu().numpy()
+
+
+def _order(columns: Tensor) -> Tensor:
+    """The stable order of codes, uint8 [T, n], by their columns: int64 [n]."""
+    order = torch.arange(columns.shape[1], device=columns.device)
+    for stop in range(len(columns), 0, -4):
+        numbers = torch.zeros(len(order), dtype=torch.int32, device=columns.device)
+        for column in columns[max(0, stop - 4) : stop]:
+            numbers = numbers * 256 + column  # overflows alike for equal codewords
+        order = order[numbers[order].argsort(stable=True)]
+    return order

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 from common import run_main
-from gpu_helpers import NO_GPU, ON_GPU, items, on_devices
+from gpu_helpers import KERNEL, NO_GPU, ON_GPU, items, on_devices, placed
 from hypothesis import given
 from hypothesis import strategies as st
 from index_factory import best, same, score_codes
 
 from gpq_faiss import Allow, Deny, MemoryIndex
 from gpq_faiss.codes.codebooks import inject, pad_vectors
+from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
+from gpq_faiss.gpu.kernel import source_of
 
 
 def ranking(made, allowed, k):
@@ -53,45 +55,65 @@ def within(made, allowed, least):
 )
 def test_any_way_gives_the_ranking_of_what_passes(device, seed, shape, n, distinct, memory, share, passing):
     codes, Z, ids, xq = made = items(seed, *shape, n=n, distinct=distinct, queries=7)
-    index = to_gpu(MemoryIndex.build(codes, Z, ids), device, memory=memory)
-    assert index.ntotal == n
-    k = max(1, int(share * min(n, 1500)))
-    allowed = np.random.default_rng(seed).random(n) < passing
-    where = Allow(ids[allowed])
-    assert same(index.search(xq, k, where=where), ranking(made, allowed, k))
-    whole = index.search(xq, k)
-    assert same(whole, ranking(made, np.ones(n, bool), k))
-    least = float(np.median(whole[0]))
-    assert same(index.range_search(xq, least, where=where), within(made, allowed, least))
-    assert same(index.range_search(xq, least), within(made, np.ones(n, bool), least))
+    with placed(device) as place:
+        index = to_gpu(MemoryIndex.build(codes, Z, ids), place, memory=memory)
+        assert index.ntotal == n
+        k = max(1, int(share * min(n, 1500)))
+        allowed = np.random.default_rng(seed).random(n) < passing
+        where = Allow(ids[allowed])
+        assert same(index.search(xq, k, where=where), ranking(made, allowed, k))
+        whole = index.search(xq, k)
+        assert same(whole, ranking(made, np.ones(n, bool), k))
+        least = float(np.median(whole[0]))
+        assert same(index.range_search(xq, least, where=where), within(made, allowed, least))
+        assert same(index.range_search(xq, least), within(made, np.ones(n, bool), least))
 
 
-def test_lists_that_cannot_hold_a_result_are_not_read(monkeypatch):
-    codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=6)
+@pytest.mark.parametrize("device", [KERNEL, pytest.param("cuda:0", marks=ON_GPU)])
+def test_lists_that_cannot_hold_a_result_are_not_read(device, monkeypatch):
+    """Codes of lists whose bound is below all scores of the best list are overwritten by the best codes."""
+    codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=1)
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
-    index = to_gpu(MemoryIndex.build(codes, Z, ids), "cpu", memory=1 << 26)
-    read = []
-    real = DeviceIndex._items
+    tables = score_tables(xq, Z)[0]
+    heads = score_codes(xq[:, :24], codes[:, :1], Z[:2])[0]
+    spread = tables[2:].max(axis=1).sum() - tables[2:].min(axis=1).sum()
+    far = heads + 0.01 < heads.max() - spread
+    assert far.mean() > 0.8
+    monkeypatch.setattr(device_index, "_PARTS", 1)  # each part reads its own best list
+    with placed(device) as place:
+        index = to_gpu(MemoryIndex.build(codes, Z, ids), place)
+        words = tables.argmax(axis=1).astype(np.uint8)
+        best = torch.from_numpy(words[0::2] | words[1::2] << 4).to(index.device)
+        rows = np.argsort(ids)[index._members.cpu().numpy()]
+        index._columns[:, torch.from_numpy(far[rows]).to(index.device)] = best[:, None]
+        found = index.search(xq, 10)
+        assert same(found, ranking(made, np.ones(20_000, bool), 10))
+        least = float(found[0][0, -1])
+        assert same(index.range_search(xq, least), within(made, np.ones(20_000, bool), least))
+        index._lists[0][:] = 0  # all read the first items, which are not the best
+        assert not same(index.search(xq, 10), found)
 
-    def watched(*args):
-        for part in real(*args):
-            read.append(len(part[0]))
-            yield part
 
-    monkeypatch.setattr(DeviceIndex, "_items", watched)
-    every = np.ones(20_000, bool)
-    D, _ = found = index.search(xq, 10)
-    assert same(found, ranking(made, every, 10))
-    assert 0 < sum(read) < 6 * 20_000 / 5
-    read.clear()
-    least = float(D[:, -1].max())
-    assert same(index.range_search(xq, least), within(made, every, least))
-    assert 0 < sum(read) < 6 * 20_000 / 5
+@pytest.mark.parametrize(
+    ("M", "K", "d"), [(12, 16, 18), (3, 4, 12), (32, 16, 12), (16, 256, 4), (50, 256, 12)]
+)
+def test_torch_compiles_the_kernel(M, K, d):
+    """Without a GPU, for one; within 48 KiB of shared memory."""
+    nvrtc = pytest.importorskip("torch.cuda._utils")._nvrtc_compile
+    source = source_of(M, K, d)
+    assert b"search" in nvrtc(source, "search", "90")[0]
+    with pytest.raises(RuntimeError, match="undefined"):
+        nvrtc(source.replace("sort(best", "sorted(best"), "search", "90")
 
 
 @on_devices
 def test_tensors_in_tensors_out(device):
     codes, Z, ids, xq = items(3, 8, distinct=200)
+    with placed(device) as place:
+        tensors_in_tensors_out(codes, Z, ids, xq, place)
+
+
+def tensors_in_tensors_out(codes, Z, ids, xq, device):
     held = MemoryIndex.build(codes, Z, ids)
     exact, queries = to_gpu(held.to_faiss("ivf"), device), torch.from_numpy(xq).to(device)
     D, found = exact.search(queries, 30)
@@ -114,25 +136,28 @@ def test_tensors_in_tensors_out(device):
 
 
 @pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)])
-def test_memory_bounds_the_blocks(memory, k, monkeypatch):
-    codes, Z, ids, xq = items(14, 6, n=5000, queries=30)
+@pytest.mark.parametrize("device", [KERNEL])
+def test_memory_bounds_the_blocks(device, memory, k, monkeypatch):
+    codes, Z, ids, xq = items(14, 6, n=5000, queries=100)
     held = MemoryIndex.build(codes, Z, ids)
-    index = to_gpu(held, "cpu", memory=memory)
     seen = []
-    joined = device_index.merged
+    real = DeviceIndex._best
 
-    def watched(best, rows, keys):
-        seen.append((len(best), len(keys)))
-        return joined(best, rows, keys)
+    def watched(self, queries, block, k):
+        if len(queries) == 100:  # not the sample's
+            seen.append(block.stop - block.start)
+        return real(self, queries, block, k)
 
-    monkeypatch.setattr(device_index, "merged", watched)
+    monkeypatch.setattr(DeviceIndex, "_best", watched)
     allowed = np.random.default_rng(0).random(5000) < 0.4
-    for where in (None, Allow(ids[allowed])):
-        seen.clear()
-        assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
-        assert all((rows * k + read) * device_index._CELL <= memory for rows, read in seen)
-        if memory == 1 << 23:
-            assert max(rows for rows, _ in seen) > 1  # and what is allowed is used
+    with placed(device) as place:
+        index = to_gpu(held, place, memory=memory)
+        for where in (None, Allow(ids[allowed])):
+            seen.clear()
+            assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
+            assert sum(seen) == 100
+            most = memory // (2 * k * device_index._RESULT)
+            assert max(seen) == min(100, max(1, most))
 
 
 @on_devices
@@ -141,29 +166,36 @@ def test_an_index_on_a_device_is_a_snapshot(device):
     codes, Z, _, xq = items(10, 6, n=300)
     ids = np.arange(300, dtype=np.int64) * 3
     made = codes, Z, ids.copy(), xq
-    before = to_gpu(MemoryIndex.build(codes, Z, ids), device)
-    ids[:] = 7  # the caller's array
 
     def divided(i):
         passes = i % divisor == 0
         i[:] = 0
         return passes
 
-    for divisor in (2, 2, 5):
-        expected = ranking(made, made[2] % divisor == 0, 30)
-        assert same(before.search(xq, 30, where=divided), expected)
+    with placed(device) as place:
+        before = to_gpu(MemoryIndex.build(codes, Z, ids), place)
+        ids[:] = 7  # the caller's array
+        for divisor in (2, 2, 5):
+            expected = ranking(made, made[2] % divisor == 0, 30)
+            assert same(before.search(xq, 30, where=divided), expected)
 
 
-def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch):
+@on_devices
+def test_unfit_queries_arguments_and_sources_are_one_line_errors(device, monkeypatch):
+    with placed(device) as place:
+        unfit(place, monkeypatch)
+
+
+def unfit(place, monkeypatch):
     codes, Z, ids, xq = items(11, 6, n=300)
     source = MemoryIndex.build(codes, Z, ids)
-    index, small = (to_gpu(source, "cpu", memory=memory) for memory in (1 << 20, 1000))
+    index, small = (to_gpu(source, place, memory=memory) for memory in (1 << 20, 1000))
     nan = xq.copy()
     nan[3, 1] = np.nan
     huge = xq / np.abs(xq).max() * np.float32(3e38)
     calls = [
         (DataError, match, lambda x=x, given=given: index.search(given(x), 5))
-        for given in (np.asarray, torch.from_numpy)
+        for given in (np.asarray, lambda x: torch.from_numpy(x).to(index.device))
         for x, match in (
             (xq[:0], "empty|at least one row"),
             (xq[:, 1:], "71"),
@@ -179,7 +211,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(monkeypatch):
         (UsageError, "on a device it is exact", lambda: index.search(xq, 5, nprobe=2)),
         (UsageError, "where = str", lambda: index.search(xq, 5, where="ids")),
         (UsageError, "raise memory", lambda: small.search(xq, 200)),
-        (UsageError, "memory of -5 bytes", lambda: to_gpu(source, "cpu", memory=-5)),
+        (UsageError, "memory of -5 bytes", lambda: to_gpu(source, place, memory=-5)),
         (DataError, "more than 50 results", lambda: index.range_search(xq, -100.0, limit=50)),
         (UsageError, "NaN", lambda: index.range_search(xq, float("nan"))),
         (DataError, "empty", lambda: to_gpu(inject(Z), "cpu")),
@@ -296,10 +328,9 @@ def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
 def test_the_benchmark_runs_from_end_to_end(tmp_path, monkeypatch, capsys):
     """Rehearsed at a small size; and without a GPU it says so in one line."""
     out = tmp_path / "gpu.json"
-    monkeypatch.setattr(benchmark, "PARITY_QUERIES", 64)
 
     def run(*options):
-        small = "--items 1500 --bits 12 --batches 1,3 --copy-bytes 1000 --limit 0.01 --check-items 300"
+        small = "--codes random --items 1500 --batches 1,3 -k 5"
         monkeypatch.setattr(sys, "argv", ["gpu.py", *small.split(), "--out", str(out), *options])
         try:
             run_main(benchmark.main)
@@ -317,8 +348,8 @@ def test_the_benchmark_runs_from_end_to_end(tmp_path, monkeypatch, capsys):
     result = json.loads(out.read_text())
     assert result["rehearsal"] is True
     assert "these figures mean nothing" in out.with_suffix(".md").read_text()
-    cells = result["search"]["12/1500"]["cells"]
-    assert [(c["search"], c["batch"]) for c in cells] == [
-        (search, batch) for batch in (1, 3) for search in ("exact", "faiss")
+    group = result["groups"]["random/48/1500"]
+    assert [(c["way"], c["batch"]) for c in group["cells"]] == [
+        (way, batch) for batch in (1, 3) for way in ("exact, GPU", "Faiss, GPU", "exact, CPU")
     ]
-    assert result["parity"]["12"]["exact"] == "equal to the bit"
+    assert group["equals_cpu"] is True

@@ -1,0 +1,286 @@
+"""The search for a query by a block of a GPU's threads, or by several, in CUDA C.
+
+torch compiles it (by NVRTC: no compiler is needed). A block goes through the tree of lists (:mod:`.index`), those of the best bounds first,
+and scores the items of the lists whose bound exceeds its floor. It either keeps the k best keys, whose last is its floor, or writes out all
+keys beyond a given floor. Several blocks for a query go through the same tree, read other lists of items each, and share the floor.
+
+The float32 operations and their order are those of :mod:`..codes.codebooks` and :mod:`..codes.scores`: separate products and sums, no fused
+multiply-adds. So scores are the CPU's, bit for bit. A bound is added in the same order, and rounding keeps order, so no item of a list
+exceeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..errors import DeviceError
+
+MOST = 1024
+"""The largest k of a block."""
+LEVELS = 6
+"""Most columns by which lists are named."""
+_SHARED = (
+    1 << 14
+)  # bytes of look-up tables that a block keeps by itself; larger ones are in the device's memory
+_THREADS = 256  # four keys each fit beside MOST
+
+SOURCE = r"""
+typedef long long Key;
+typedef unsigned char Byte;
+#ifndef LANES
+#define LANES 32
+#endif
+#define INFINITE __int_as_float(0x7f800000)
+#define LOWEST (-0x7fffffffffffffffLL - 1)
+#define INNER (1LL << 40)
+
+__device__ static Key key_of(float score)  // of the first row; subtract others
+{
+    const int bits = __float_as_int(score + 0.0f);  // + 0.0 turns -0.0 into 0.0
+    return (Key)(bits ^ ((bits >> 31) & 0x7fffffff)) * (1LL << 32) + 0xffffffffLL;
+}
+
+__device__ static void sort(Key* a, int n)  // n keys, falling, with room for the next power of two
+{
+    int P = 1;
+    while (P < n) P *= 2;
+    for (int i = n + threadIdx.x; i < P; i += THREADS) a[i] = LOWEST;
+    for (int size = 2; size <= P; size *= 2)
+        for (int stride = size / 2; stride; stride /= 2) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < P / 2; i += THREADS) {
+                const int low = 2 * i - (i & (stride - 1)), high = low + stride;
+                const Key x = a[low], y = a[high];
+                if ((x < y) == !(low & size)) { a[low] = y; a[high] = x; }
+            }
+        }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) search(
+    const float* xq, const float* Z, const Byte* columns, double items, const void* members, int wide, float* scratch,
+    const Key* starts, const Key* sizes, const Byte* words, const Byte* inner, int roots,
+    int parts, int k, Key* floors, const Key* lims, Key* out, Key* counts, int* overflows)
+{
+    __shared__ float base[PAIRED ? COLUMNS * 32 : 1];
+#if KEPT
+    __shared__ float table[COLUMNS * ENTRIES];
+#else
+    float* table = scratch + (Key)blockIdx.x * COLUMNS * ENTRIES;
+#endif
+    __shared__ float highest[COLUMNS], most[COLUMNS * (PAIRED + 1)], largest[M];
+    __shared__ Key child[LEVELS][256], first[LEVELS], best[2 * MOST], floor;
+    __shared__ int number[LEVELS], at[LEVELS];
+    __shared__ Byte path[LEVELS];
+    __shared__ unsigned long long held;
+    const Key q = blockIdx.x / parts, own = blockIdx.x % parts, n = (Key)items;
+    const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+
+    // Look-up tables
+    float* const scores = PAIRED ? base : table;
+    const int width = PAIRED ? 16 : K;
+    for (int e = threadIdx.x; e < (PAIRED ? COLUMNS * 32 : M * K); e += THREADS) {
+        const int m = e / width, word = e % width;
+        float score = m < M ? -INFINITE : 0;
+        if (m < M && word < K) {
+            score = 0;
+            for (int j = 0; j < D; j++)
+                score = __fadd_rn(score, __fmul_rn(xq[(q * M + m) * D + j], Z[((Key)m * K + word) * D + j]));
+        }
+        scores[e] = score;
+    }
+    __syncthreads();
+    for (int m = threadIdx.x; m < COLUMNS * (PAIRED + 1); m += THREADS) {
+        float high = scores[m * width], size = 0;
+        for (int word = 0; word < (m < M ? K : 1); word++) {
+            const float score = scores[m * width + word], far = fabsf(score);
+            high = fmaxf(high, score);
+            if (!(far <= size)) size = far < INFINITE ? far : INFINITE;  // also of NaN
+        }
+        most[m] = high;
+        if (m < M) largest[m] = size;
+    }
+#if PAIRED
+    for (int e = threadIdx.x; e < COLUMNS * 256; e += THREADS)
+        table[e] = base[(e / 256 * 2 + 1) * 16 + e % 256 / 16] + base[e / 256 * 32 + e % 16];
+#endif
+    __syncthreads();
+    for (int t = threadIdx.x; t < COLUMNS; t += THREADS) highest[t] = PAIRED ? most[2 * t + 1] + most[2 * t] : most[t];
+    if (threadIdx.x == 0) {
+        float total = 0;
+        for (int m = 0; m < M; m++) total += largest[m];
+        overflows[blockIdx.x] = !(total < INFINITE);
+        held = 0;
+        floor = k ? LOWEST : floors[q];
+        number[0] = -1;
+    }
+    __syncthreads();
+    if (overflows[blockIdx.x]) return;
+
+    int level = 0;
+    Key begin = 0, size = roots;  // of the lists that are opened next
+    bool opens = true;
+    while (level >= 0) {
+        if (opens) {  // those of the lists whose bounds exceed the floor: such as hold lists first, then by falling bounds
+            if (threadIdx.x == 0) {
+                number[level] = at[level] = 0;
+                first[level] = begin;
+                const Key other = *(volatile Key*)&floors[q];
+                if (k && other > floor) floor = other;
+            }
+            __syncthreads();
+            for (int c = threadIdx.x; c < size; c += THREADS) {
+                float score = 0;
+#pragma unroll
+                for (int t = 0; t < COLUMNS; t += TOGETHER) {
+                    float part = t < level ? table[t * ENTRIES + path[t]] : t == level ? table[t * ENTRIES + words[begin + c]] : highest[t];
+                    if (TOGETHER == 2 && t + 1 < COLUMNS)
+                        part += t + 1 < level ? table[(t + 1) * ENTRIES + path[t + 1]]
+                            : t + 1 == level ? table[(t + 1) * ENTRIES + words[begin + c]] : highest[t + 1];
+                    score = t ? score + part : part;
+                }
+                const Key key = key_of(score);
+                if (key > floor && (inner[begin + c] || (begin + c) % parts == own))
+                    child[level][atomicAdd(&number[level], 1)] = (inner[begin + c] ? INNER : 0) + ((key >> 32) + (1LL << 31)) * 256 + c;
+            }
+            __syncthreads();
+            sort(child[level], number[level]);
+            opens = false;
+        }
+        const int next = at[level];
+        if (next < number[level] && child[level][next] >= INNER) {
+            const Key packed = child[level][next] - INNER, list = first[level] + packed % 256;
+            const bool reaches = (packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL > floor;
+            __syncthreads();
+            if (threadIdx.x == 0) { at[level] = next + 1; path[level] = words[list]; }
+            if (reaches) {
+                begin = starts[list], size = sizes[list], opens = true, level++;
+            }
+            __syncthreads();
+            continue;
+        }
+        // The items of the other lists, a list for each warp, until so many keys are held that a sort can raise the floor
+        int entry = next + warp;
+        Key from = 0;
+        for (;;) {
+            const unsigned long long limit = !k ? ~0ull : floor == LOWEST ? k - 1 : k + 256 < MOST ? k + 256 : MOST;
+            while (entry < number[level] && __shfl_sync(~0u, *(volatile unsigned long long*)&held, 0) <= limit) {
+                const Key packed = child[level][entry], list = first[level] + packed % 256, start = starts[list];
+                Key stop = start + sizes[list];
+                if (k && level == COLUMNS - 1 && stop > start + k) stop = start + k;  // equal codes, in the order of their rows
+                if ((packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL <= floor) {
+                    entry = number[level];  // nor do those behind
+                    break;
+                }
+                const Key i = (start & ~3LL) + from + 4 * lane;  // four items
+                float score[4] = {0, 0, 0, 0};
+                bool any = false, reaches[4];
+                Key key[4];
+                if (i < stop) {
+#pragma unroll
+                    for (int t = 0; t < COLUMNS; t += TOGETHER) {
+                        const unsigned four = *(const unsigned*)(columns + t * n + i);
+                        const unsigned more = TOGETHER == 2 && t + 1 < COLUMNS ? *(const unsigned*)(columns + (t + 1) * n + i) : 0;
+#pragma unroll
+                        for (int u = 0; u < 4; u++) {
+                            float part = table[t * ENTRIES + (four >> 8 * u & 255)];
+                            if (TOGETHER == 2 && t + 1 < COLUMNS) part += table[(t + 1) * ENTRIES + (more >> 8 * u & 255)];
+                            score[u] = t ? score[u] + part : part;
+                        }
+                    }
+                }
+#pragma unroll
+                for (int u = 0; u < 4; u++) {
+                    key[u] = key_of(score[u]);
+                    reaches[u] = i + u >= start && i + u < stop && key[u] > floor;
+                    if (reaches[u]) {
+                        key[u] -= wide ? ((const Key*)members)[i + u] : ((const int*)members)[i + u];
+                        reaches[u] = key[u] > floor;
+                    }
+                    any |= reaches[u];
+                }
+                if (__any_sync(~0u, any)) {
+#pragma unroll
+                    for (int u = 0; u < 4; u++) {
+                        const unsigned mask = __ballot_sync(~0u, reaches[u]);
+                        unsigned long long place = 0;
+                        if (lane == 0 && mask) place = atomicAdd(&held, (unsigned long long)__popc(mask));
+                        place = __shfl_sync(~0u, place, 0) + __popc(mask & ((1u << lane) - 1));
+                        if (!reaches[u]) continue;
+                        if (k) best[place] = key[u];
+                        else if (out) out[lims[blockIdx.x] + place] = key[u];
+                    }
+                }
+                from += 4 * LANES;
+                if ((start & ~3LL) + from >= stop) { entry += THREADS / LANES; from = 0; }
+            }
+            const bool goes_on = __syncthreads_or(entry < number[level]);
+            const unsigned long long reached = held;
+            __syncthreads();
+            if (reached > limit) {
+                sort(best, (int)reached);
+                if (threadIdx.x == 0) {
+                    const Key other = atomicMax(&floors[q], best[k - 1]);
+                    held = k;
+                    floor = max(floor, max(other, best[k - 1]));
+                }
+                __syncthreads();
+            }
+            if (!goes_on) break;
+        }
+        level--;
+    }
+    if (k) {
+        sort(best, (int)held);
+        for (int i = threadIdx.x; i < k; i += THREADS) out[(Key)blockIdx.x * k + i] = i < held ? best[i] : LOWEST;
+    } else if (threadIdx.x == 0) {
+        counts[blockIdx.x] = held;
+    }
+}
+"""
+
+
+def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
+    """The source for codebooks [M, K, d] and blocks of ``threads``."""
+    paired = K <= 16
+    columns, entries = ((M + 1) // 2, 256) if paired else (M, K)
+    values = {
+        "M": M,
+        "K": K,
+        "D": d,
+        "PAIRED": int(paired),
+        "COLUMNS": columns,
+        "ENTRIES": entries,
+        "TOGETHER": 1 if paired else 2,
+        "KEPT": int(columns * entries * 4 <= _SHARED),
+        "LEVELS": LEVELS,
+        "MOST": MOST,
+        "THREADS": threads,
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in values.items()) + SOURCE
+
+
+@lru_cache(maxsize=64)
+def _compiled(M: int, K: int, d: int, device: torch.device) -> Any:
+    try:
+        with torch.cuda.device(device):
+            return torch.cuda._compile_kernel(source_of(M, K, d), "search")
+    except (RuntimeError, OSError) as error:
+        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise DeviceError(f"torch cannot compile the search for {device}: {why}") from None
+
+
+def compiled(M: int, K: int, d: int, device: torch.device) -> tuple[Callable[[int, list[Any]], None], int]:
+    """What runs the kernel on a GPU for a number of queries and arguments, and the floats of scratch memory for each."""
+    kernel = _compiled(M, K, d, device)
+    entries = (M + 1) // 2 * 256 if K <= 16 else M * K
+
+    def run(queries: int, arguments: list[Any]) -> None:
+        with torch.cuda.device(device):
+            kernel((queries, 1, 1), (_THREADS, 1, 1), arguments)
+
+    return run, entries if entries * 4 > _SHARED else 0
