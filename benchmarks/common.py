@@ -112,11 +112,16 @@ def timed(call: Callable[[], Value]) -> tuple[Value, float, float]:
 
 
 def vectors(
-    fitted: Fitted, data: Dataset, rows: NDArray[np.int64], *, queries: bool = False
+    fitted: Fitted,
+    data: Dataset,
+    rows: NDArray[np.int64],
+    *,
+    queries: bool = False,
+    device: torch.device | None = None,
 ) -> NDArray[np.float32]:
-    """Vectors of items or queries by the network of a training, on the CPU."""
+    """Vectors of items or queries by the network of a training, on the CPU or another device."""
     with Reader(data, fitted.image_size) as reader:
-        return embed_rows(fitted.method, reader, rows, torch.device("cpu"), queries=queries)[0]
+        return embed_rows(fitted.method, reader, rows, device or torch.device("cpu"), queries=queries)[0]
 
 
 def rank_vectors(
