@@ -60,10 +60,10 @@ def compiled(M, K, d, device):
             return ctypes.c_void_p(value.data_ptr())
         return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int(value)
 
-    def run(queries, arguments):
+    def run(blocks, arguments):
         values = [passed(value) for value in arguments]
-        for number in range(queries):
+        for number in range(blocks):
             library.block(number)
             library.search(*values)
 
-    return run, (M + 1) // 2 * 256 if K <= 16 else M * K
+    return run

@@ -218,7 +218,8 @@ class DeviceIndex:
 
     def _blocks(self, queries: int, k: int) -> Iterator[slice]:
         """Rows of queries with ``k`` results each within the memory."""
-        step = max(1, min(_BLOCK, self.memory // (_RESULT * k)))
+        each = _RESULT * k + 4 * kernel.scratch_of(*self.codebooks.shape[:2])
+        step = max(1, min(_BLOCK, self.memory // each))
         for start in range(0, queries, step):
             yield slice(start, min(queries, start + step))
 
@@ -229,6 +230,7 @@ class DeviceIndex:
             return torch.empty((q, 0), dtype=torch.int64, device=self.device)
         if k <= kernel.MOST:
             return self._launch(queries, block, k)
+        self._launch(queries, block, 1)  # names the rows of bad queries
         best = torch.empty((q, k), dtype=torch.int64, device=self.device)
         step = -(-n // min(_SAMPLE, 600 * n // k))
         sample = self._part(torch.arange(0, n, step, device=self.device))
@@ -285,14 +287,14 @@ class DeviceIndex:
         q = block.stop - block.start
         parts = max(1, min(_PARTS, _GRID // q))
         M, K, d = self.codebooks.shape
-        run, scratch = kernel.compiled(M, K, d, self.device)
+        run = kernel.compiled(M, K, d, self.device)
         none = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
         found = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
         out = (found, none) if k else (none if keys is None else keys, found)
         if floors is None:
             floors = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
         overflows = torch.empty((q, parts), dtype=torch.int32, device=self.device)
-        tables = torch.empty(q * parts * scratch, dtype=torch.float32, device=self.device)
+        tables = torch.empty(q * parts * kernel.scratch_of(M, K), dtype=torch.float32, device=self.device)
         codes = (
             self._columns,
             float(self._columns.stride(0)),

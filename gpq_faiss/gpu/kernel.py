@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
     """The source for codebooks [M, K, d] and blocks of ``threads``."""
     paired = K <= 16
-    columns, entries = ((M + 1) // 2, 256) if paired else (M, K)
+    columns, entries = _tables(M, K)
     values = {
         "M": M,
         "K": K,
@@ -256,7 +256,7 @@ def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
         "COLUMNS": columns,
         "ENTRIES": entries,
         "TOGETHER": 1 if paired else 2,
-        "KEPT": int(columns * entries * 4 <= _SHARED),
+        "KEPT": int(scratch_of(M, K) == 0),
         "LEVELS": LEVELS,
         "MOST": MOST,
         "THREADS": threads,
@@ -274,13 +274,26 @@ def _compiled(M: int, K: int, d: int, device: torch.device) -> Any:
         raise DeviceError(f"torch cannot compile the search for {device}: {why}") from None
 
 
-def compiled(M: int, K: int, d: int, device: torch.device) -> tuple[Callable[[int, list[Any]], None], int]:
-    """What runs the kernel on a GPU for a number of queries and arguments, and the floats of scratch memory for each."""
+def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, list[Any]], None]:
+    """What runs the kernel on a GPU, of so many blocks, with these arguments.
+
+    Raises:
+        DeviceError: torch cannot compile it.
+    """
     kernel = _compiled(M, K, d, device)
-    entries = (M + 1) // 2 * 256 if K <= 16 else M * K
 
-    def run(queries: int, arguments: list[Any]) -> None:
+    def run(blocks: int, arguments: list[Any]) -> None:
         with torch.cuda.device(device):
-            kernel((queries, 1, 1), (_THREADS, 1, 1), arguments)
+            kernel((blocks, 1, 1), (_THREADS, 1, 1), arguments)
 
-    return run, entries if entries * 4 > _SHARED else 0
+    return run
+
+
+def scratch_of(M: int, K: int) -> int:
+    """The floats of scratch memory that a block needs: look-up tables too large for its own memory."""
+    columns, entries = _tables(M, K)
+    return columns * entries if columns * entries * 4 > _SHARED else 0
+
+
+def _tables(M: int, K: int) -> tuple[int, int]:
+    return ((M + 1) // 2, 256) if K <= 16 else (M, K)
