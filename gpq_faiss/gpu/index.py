@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -44,7 +45,8 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
     Args:
         source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`.
         device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same calls.
-        memory: bytes that a search may use on the device in addition to codes, ids and results.
+        memory: bytes that a search may use on the device in addition to codes, ids and results. A filter needs more: a copy of what
+            passes, and about 10 bytes for each item.
 
     Raises:
         DeviceError: no such GPU (there is no silent fall-back).
@@ -60,7 +62,7 @@ class DeviceIndex:
     """A snapshot of an index on a device, created by :func:`to_gpu`. Search is thread-safe.
 
     Raises:
-        DataError, UsageError: more than 2^32 - 1 items, or ``memory`` below 1.
+        DataError, UsageError: more than 2^31 - 1 items, or ``memory`` below 1.
     """
 
     def __init__(self, index: MemoryIndex, device: torch.device, memory: int = MEMORY) -> None:
@@ -69,7 +71,7 @@ class DeviceIndex:
         self.width, self.fingerprint, self.device = index.width, index.fingerprint, device
         if memory < 1:
             raise UsageError(f"memory of {memory} bytes: it must be at least 1")
-        if n > MAX_ROWS:  # row numbers share a key with the score
+        if n > MAX_ROWS:
             raise DataError(
                 f"{n:,} codes: an index on a device has at most {MAX_ROWS:,}; use several for more"
             )
@@ -83,9 +85,7 @@ class DeviceIndex:
             M, K, _ = Z.shape
             columns = tensor_of(columns_of(index.codes, M, K)).to(device).t()
             order = _order(columns[: kernel.LEVELS])
-            self._arrange(
-                columns.index_select(1, order), order.to(torch.int32 if n <= 1 << 31 else torch.int64)
-            )
+            self._arrange(columns.index_select(1, order), order.int())
 
     def _arrange(self, columns: Tensor, members: Tensor) -> None:
         """Divide sorted columns, uint8 [T, n], of the items with these row numbers into lists of lists."""
@@ -208,8 +208,8 @@ class DeviceIndex:
         """Only the items that pass."""
         if where is None:
             return self
-        mask = torch.from_numpy(mask_of(where, self._names)).to(self.device)
-        return self._part(mask[self._members.long()].nonzero()[:, 0])
+        mask = tensor_of(np.ascontiguousarray(mask_of(where, self._names))).to(self.device)
+        return self._part(mask[self._members].nonzero()[:, 0])
 
     def _part(self, places: Tensor) -> DeviceIndex:
         part = copy.copy(self)
@@ -226,11 +226,11 @@ class DeviceIndex:
     def _best(self, queries: Tensor, block: slice, k: int) -> Tensor:
         """The best ``k`` keys of every query of a block, int64 [q, k], falling."""
         q, n = block.stop - block.start, len(self._members)
-        if not k:
-            return torch.empty((q, 0), dtype=torch.int64, device=self.device)
-        if k <= kernel.MOST:
+        if 0 < k <= kernel.MOST:
             return self._launch(queries, block, k)
         self._launch(queries, block, 1)  # names the rows of bad queries
+        if not k:
+            return torch.empty((q, 0), dtype=torch.int64, device=self.device)
         best = torch.empty((q, k), dtype=torch.int64, device=self.device)
         step = -(-n // min(_SAMPLE, 600 * n // k))
         sample = self._part(torch.arange(0, n, step, device=self.device))
@@ -243,10 +243,18 @@ class DeviceIndex:
             floors = torch.full_like(left, torch.iinfo(torch.int64).min)
             if rank <= len(sample._members):
                 floors = sample._best(own, every, rank)[:, -1] - 1
-            lims, keys = self._beyond(own, every, floors)
-            assert keys is not None
-            enough = lims.diff() >= k
-            best[left[enough]] = keys[lims[:-1][enough, None] + torch.arange(k, device=self.device)]
+            counts = self._launch(own, every, 0, floors).sum(dim=1)
+            enough = counts >= k
+            # Together what has room in the memory, or one query.
+            together = (counts.cumsum(0) - counts) // max(1, self.memory // _RESULT)
+            start = 0
+            for size in torch.unique_consecutive(together, return_counts=True)[1].tolist():
+                run = slice(start, start + size)
+                lims, keys = self._beyond(own, run, floors[run])
+                assert keys is not None
+                first = lims[:-1][enough[run], None]
+                best[left[run][enough[run]]] = keys[first + torch.arange(k, device=self.device)]
+                start += size
             left, rank = left[~enough], 4 * rank
         return best
 
@@ -285,23 +293,20 @@ class DeviceIndex:
             DataError: NaN, infinity, or a score that would overflow; rows are named.
         """
         q = block.stop - block.start
-        parts = max(1, min(_PARTS, _GRID // q))
         M, K, d = self.codebooks.shape
-        run = kernel.compiled(M, K, d, self.device)
+        scratch = kernel.scratch_of(M, K)
+        parts = max(1, min(_PARTS, _GRID // q, self.memory // (q * (8 * (k or 1) + 4 * scratch))))
         none = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
         found = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
         out = (found, none) if k else (none if keys is None else keys, found)
         if floors is None:
             floors = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
         overflows = torch.empty((q, parts), dtype=torch.int32, device=self.device)
-        tables = torch.empty(q * parts * kernel.scratch_of(M, K), dtype=torch.float32, device=self.device)
-        codes = (
-            self._columns,
-            float(self._columns.stride(0)),
-            self._members,
-            int(self._members.dtype == torch.int64),
-        )
+        tables = torch.empty(q * parts * scratch, dtype=torch.float32, device=self.device)
+        codes = self._columns, float(self._columns.stride(0)), self._members
         lists = *self._lists, self._roots, parts
+        # Not earlier: a new thread has the GPU's context once it has used it.
+        run = kernel.compiled(M, K, d, self.device)
         ends = none if ends is None else ends
         run(q * parts, [queries[block], self._Z, *codes, tables, *lists, k, floors, ends, *out, overflows])
         if bool(overflows.any()):

@@ -62,7 +62,7 @@ __device__ static void sort(Key* a, int n)  // n keys, falling, with room for th
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) search(
-    const float* xq, const float* Z, const Byte* columns, double items, const void* members, int wide, float* scratch,
+    const float* xq, const float* Z, const Byte* columns, double items, const int* members, float* scratch,
     const Key* starts, const Key* sizes, const Byte* words, const Byte* inner, int roots,
     int parts, int k, Key* floors, const Key* lims, Key* out, Key* counts, int* overflows)
 {
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
                     key[u] = key_of(score[u]);
                     reaches[u] = i + u >= start && i + u < stop && key[u] > floor;
                     if (reaches[u]) {
-                        key[u] -= wide ? ((const Key*)members)[i + u] : ((const int*)members)[i + u];
+                        key[u] -= members[i + u];
                         reaches[u] = key[u] > floor;
                     }
                     any |= reaches[u];
@@ -246,6 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 
 def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
     """The source for codebooks [M, K, d] and blocks of ``threads``."""
+    assert 4 * threads <= MOST  # what the warps add beyond a limit has room in `best`
     paired = K <= 16
     columns, entries = _tables(M, K)
     values = {

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..codes.checks import check_vectors
 from ..errors import DataError, UsageError
 
-MAX_ROWS = (1 << 32) - 1
+MAX_ROWS = (1 << 31) - 1
+"""What torch sorts on a GPU."""
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
 _SHIFT = 1 << 32
