@@ -23,9 +23,8 @@ MOST = 1024
 """The largest k of a block."""
 LEVELS = 6
 """Most columns by which lists are named."""
-_SHARED = (
-    1 << 14
-)  # bytes of look-up tables that a block keeps by itself; larger ones are in the device's memory
+# Bytes of look-up tables that a block keeps by itself; larger ones are in the device's memory.
+_SHARED = 1 << 14
 _THREADS = 256  # four keys each fit beside MOST
 
 SOURCE = r"""
