@@ -1,12 +1,10 @@
 """The kernel of :mod:`gpq_faiss.gpu.kernel` as C++ for the CPU, a block being one thread: what it computes, but no races of threads."""
 
 import ctypes
-import hashlib
 import shutil
 import subprocess
 import tempfile
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
@@ -43,9 +41,7 @@ extern "C" void block(unsigned number) { blockIdx.x = number; }
 @lru_cache
 def _built(M, K, d):
     text = _HEAD + kernel.source_of(M, K, d, 1)
-    folder = Path(tempfile.gettempdir()) / f"gpq-kernel-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    folder.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".so") as out:
+    with tempfile.NamedTemporaryFile(suffix=".so") as out:
         options = ["-O1", "-ffp-contract=off", "-shared", "-fPIC", "-xc++", "-o", out.name, "-"]
         subprocess.run([COMPILER, *options], input=text.encode(), check=True)
         return ctypes.CDLL(out.name)
