@@ -1,4 +1,4 @@
-"""Indexes on devices for tests: the same code on the CPU (asked for by name) and, marked ``gpu``, on a GPU."""
+"""Indexes on devices for tests: the CPU by name, the GPU's kernel as C++, and, marked ``gpu``, a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
 """Searching in the form for devices: the answers of the CPU, and errors where they cannot be had.
 
-Without a GPU the same code runs by torch on the CPU, which is put in the place of a device; with one the tests marked ``gpu`` go by
-the command line.
+Without a GPU its kernel runs as C++ on the CPU, which is put in the place of a device; with one the tests marked ``gpu`` go by the command
+line.
 """
 
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import done
-from gpu_helpers import ON_GPU
+from gpu_helpers import COMPILER, ON_GPU, placed
 from model_factory import make_model
 
 from gpq_faiss import Allow, Deny, MemoryIndex, search
@@ -47,8 +47,12 @@ def asked(shop, kind, **options):
 
 @pytest.fixture
 def on_device(monkeypatch):
-    """Searches are those of a device, which is torch's CPU."""
+    """Searches are those of a device, which is torch's CPU with the GPU's kernel."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
     monkeypatch.setattr("gpq_faiss.stages.search._device_of", lambda *_: "cpu")
+    with placed("kernel"):
+        yield
 
 
 def equal(found, expected):

@@ -28,7 +28,8 @@ def tensor_of(array: NDArray[Any]) -> Tensor:
 
 
 def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
-    """Queries [n, D] as contiguous float32 on ``device``. A numpy array is copied, a tensor must be on the device and may not be finite.
+    """Queries [n, D] as contiguous float32 on ``device``. A numpy array is copied. A tensor must be on the device; it is not
+    searched for NaN and infinity here, which would cost as much as a search.
 
     Raises:
         UsageError: a tensor on another device.

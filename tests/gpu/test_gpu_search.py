@@ -94,6 +94,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(device, monkeypatch):
         assert not same(index.search(xq, 10), found)
 
 
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA")
 @pytest.mark.parametrize(
     ("M", "K", "d"), [(12, 16, 18), (3, 4, 12), (32, 16, 12), (16, 256, 4), (50, 256, 12)]
 )
