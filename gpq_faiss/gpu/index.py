@@ -245,6 +245,7 @@ class DeviceIndex:
                 floors = sample._best(own, every, rank)[:, -1] - 1
             counts = self._launch(own, every, 0, floors).sum(dim=1)
             enough = counts >= k
+            assert rank <= len(sample._members) or bool(enough.all())  # all items have been asked for
             # Together what has room in the memory, or one query.
             together = (counts.cumsum(0) - counts) // max(1, self.memory // _RESULT)
             start = 0
