@@ -30,7 +30,7 @@ from common import clusters, make_parser, publish, run_main, save_features
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 
-from gpq_faiss.cluster.connect import messages_to_log
+from gpq_faiss.cluster.connect import kept_sigterm, messages_to_log
 from gpq_faiss.cluster.search import ClusterIndex
 from gpq_faiss.config import merge, preset
 from gpq_faiss.errors import DataError
@@ -82,7 +82,8 @@ class Nodes:
             )
         self.second: Any = self.add()
         self.address: str = self.cluster.address
-        ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        with kept_sigterm():
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         messages_to_log(ray)
 
     def add(self) -> Any:

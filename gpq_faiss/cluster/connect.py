@@ -41,10 +41,8 @@ def connected(address: str | None) -> Iterator[Any]:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     local = {"num_cpus": usable_cores(), "include_dashboard": False} if address == LOCAL else {}
-    main = threading.current_thread() is threading.main_thread()
-    ending = signal.getsignal(signal.SIGTERM)
     try:
-        with _tokens(own=address == LOCAL):
+        with kept_sigterm(), _tokens(own=address == LOCAL):
             ray.init(address, **local, **quiet)
     except MemoryError:
         raise
@@ -53,17 +51,24 @@ def connected(address: str | None) -> Iterator[Any]:
             f"no Ray cluster answers at {address} ({one_line(error)}): start one, or leave out --ray"
         ) from None
     except SystemExit:  # raised by Ray's SIGTERM handler
-        if main:
-            signal.signal(signal.SIGTERM, ending)
-            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         raise
-    if main:
-        signal.signal(signal.SIGTERM, ending)  # Ray installs its own handler
     messages_to_log(ray)
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def kept_sigterm() -> Iterator[None]:
+    """Context for ``ray.init``, which installs a handler of its own for SIGTERM, in the main thread, and leaves it if it fails."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
