@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..nn.quantizer import at_least_float32
 from ..plugins import find_plugin, plugin_names
 
 _OWN = ("total", "npair", "triplet", "classification", "propagation", "entropy")
@@ -38,7 +37,7 @@ class ExtraLosses(nn.Module):
             UsageError: a loss does not return a scalar.
         """
         for name, part in self.parts.items():
-            value = part(at_least_float32(x), y)
+            value = part(x, y)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise UsageError(f"loss '{name}' does not return a scalar tensor")
             losses[name] = value.reshape(())

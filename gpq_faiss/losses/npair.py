@@ -19,8 +19,7 @@ def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
     Scores S are float [A, B], for class probabilities p float [A, C] of queries and r float [B, C] of items. Queries and items with
     all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
     """
-    with torch.autocast(scores.device.type, enabled=False):
-        target = p.to(scores.dtype) @ r.to(scores.dtype).T
+    target = p.to(scores.dtype) @ r.to(scores.dtype).T
     # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
     logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
     whole = target.sum(dim=1, keepdim=True)
@@ -72,8 +71,7 @@ def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
 
 
 def _similarity(x: Tensor, q: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
-        return x.flatten(1) @ q.flatten(1).to(x.dtype).T
+    return x.flatten(1) @ q.flatten(1).to(x.dtype).T
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:
@@ -86,7 +84,6 @@ def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     computed with dtype and device of ``like``."""
     y = multihot(labels, like)
     known = y.any(dim=1)
-    with torch.autocast(y.device.type, enabled=False):
-        shared = y @ y.T > 0
+    shared = y @ y.T > 0
     positive = shared & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
     return positive, ~shared & known & known[:, None]

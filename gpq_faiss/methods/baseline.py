@@ -132,8 +132,7 @@ class Alternating(Baseline):
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """||a_i - b_j||², float [n, m] >= 0, of float [n, D] and [m, D]."""
-    with torch.autocast(a.device.type, enabled=False):
-        squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
+    squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
     return squares.clamp_min(0)
 
 

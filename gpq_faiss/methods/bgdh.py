@@ -101,8 +101,7 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over those that do not, a scalar, for u float
     [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j / 2, i != j."""
     positive, negative = label_pairs(labels, u)
-    with torch.autocast(u.device.type, enabled=False):
-        theta = u @ u.T / 2
+    theta = u @ u.T / 2
     means = []
     for sign, kind in ((-1, positive), (1, negative)):
         means.append(F.softplus(sign * theta).masked_fill(~kind, 0).sum() / kind.sum().clamp_min(1))

@@ -195,8 +195,7 @@ def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
     the softmax_k(α x_m·z_mk)-weighted mean of codewords."""
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     hard = torch.zeros_like(weight).scatter_(-1, weight.argmax(dim=-1, keepdim=True), 1)
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.einsum("bmk,mkd->bmd", hard + weight - weight.detach(), unit(Z))
+    return torch.einsum("bmk,mkd->bmd", hard + weight - weight.detach(), unit(Z))
 
 
 def _linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:

@@ -7,7 +7,7 @@ Shapes, with D = M * d::
     W  [M, C, d]   sub-prototypes, one per class and sub-space
 
 All functions normalise codewords and sub-prototypes, so raw parameters may be passed; ``x`` is not normalised. Everything computes in
-float32 at least, also under autocast: a soft assignment with α = 20 on cosines of eight bits would choose other codewords.
+float32 at least, outside the backbone's bf16 region: a soft assignment with α = 20 on cosines of eight bits would choose other codewords.
 
 Paper: Jang and Cho, "Generalized Product Quantization Network for Semi-supervised Image Retrieval", CVPR 2020.
 """
@@ -56,8 +56,7 @@ def zero_subvectors(x: Tensor, M: int) -> Tensor:
 
 def subspace_cosine(x: Tensor, W: Tensor) -> Tensor:
     """Inner products of the sub-vectors x [B, M, d] with the normalised vectors W [M, C, d] of their sub-space, float [B, M, C]."""
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.einsum("bmd,mcd->bmc", at_least_float32(x), unit(W))
+    return torch.einsum("bmd,mcd->bmc", at_least_float32(x), unit(W))
 
 
 def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
@@ -68,8 +67,7 @@ def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
     α grows (the paper's is 20) this becomes the hard assignment.
     """
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
-    with torch.autocast(x.device.type, enabled=False):
-        return unit(torch.einsum("bmk,mkd->bmd", weight, unit(Z)))
+    return unit(torch.einsum("bmk,mkd->bmd", weight, unit(Z)))
 
 
 def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
