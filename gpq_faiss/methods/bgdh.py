@@ -119,7 +119,6 @@ def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> T
 class BGDH(Baseline):
     """See the module docstring. The embedding is the extractor's output; the sign of the hash layer's output u is the code."""
 
-    name = "bgdh"
     uses_unlabelled = True
     weight, quantisation = 1.0, 0.1
     """λ of the graph term, and η."""

@@ -71,8 +71,6 @@ def factorise(y: NDArray[np.float32], bits: int, *, seed: int = 0) -> NDArray[np
 class CNNH(Baseline):
     """Codes by matrix factorisation and a network regressed on them. A bit is 1 if its output is above 0."""
 
-    name = "cnnh"
-
     def build(self) -> None:
         # Not in a checkpoint: a resumed run computes the same codes again.
         self.targets: Tensor = nn.Buffer(torch.empty(0, self.bits), persistent=False)

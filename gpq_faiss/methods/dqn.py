@@ -43,7 +43,6 @@ def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
 class DQN(Alternating):
     """See the module docstring."""
 
-    name = "dqn"
     weight = 0.03
     """λ of the quantisation loss."""
 

@@ -135,7 +135,6 @@ class AdditiveCoder(Coder):
 class DTQ(Alternating):
     """See the module docstring. ``codes``: of the labelled items."""
 
-    name = "dtq"
     margin = 15.0
     """δ, for vectors in (-1, 1)^D."""
     weight = 0.1

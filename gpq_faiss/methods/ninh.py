@@ -42,8 +42,6 @@ def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
 class NINH(Baseline):
     """Triplet ranking with divide-and-encode. The exported network gives s - 0.5: a bit is 1 if it is above 0."""
 
-    name = "ninh"
-
     def build(self) -> None:
         self.margin = self.bits / 12
         # As torch's linear layers.

@@ -58,7 +58,6 @@ def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
 class PQN(Baseline):
     """See the module docstring."""
 
-    name = "pqn"
     alpha = 10.0
     """Sharpness of the soft assignment."""
 

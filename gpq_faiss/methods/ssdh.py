@@ -62,7 +62,6 @@ def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tens
 class SSDH(Baseline):
     """See the module docstring. The exported network gives u, whose sign is the code."""
 
-    name = "ssdh"
     uses_unlabelled = True
     weight = 0.1
     """λ."""

@@ -121,7 +121,6 @@ def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, T
 class SSGAH(Baseline):
     """See the module docstring. The exported network is H up to u, whose sign is the code."""
 
-    name = "ssgah"
     uses_unlabelled = True
     synthetic, adversary = 0.03, 0.02
     """λ, weight of the synthetic triplets for H, and the weight of the adversary ranking loss, for G."""

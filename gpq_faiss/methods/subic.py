@@ -50,7 +50,6 @@ def entropies(log_z: Tensor) -> tuple[Tensor, Tensor]:
 class SUBIC(Baseline):
     """See the module docstring."""
 
-    name = "subic"
     gamma, mu = 0.03, 0.3
     """Weights of the mean entropy and of the batch entropy."""
 

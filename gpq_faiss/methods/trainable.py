@@ -69,7 +69,6 @@ class TrainableMethod(nn.Module, ABC):
     """A network, from inputs to vectors float32 [B, D] for :meth:`coder`, with its losses. A step is :meth:`before_step`, :meth:`losses`,
     the optimizer, :meth:`after_step`."""
 
-    name: str
     uses_unlabelled: bool = True
     """Whether batches contain unlabelled items; False for supervised methods."""
 

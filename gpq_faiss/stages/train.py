@@ -110,12 +110,14 @@ def train(
         if group.main:
             if dataset.bad:
                 log.warning("%s", dataset.bad_summary())
-            assert isinstance(fitted.method, CodeMethod)
+            network = fitted.method
+            assert isinstance(network, CodeMethod)
+            about = _describe(config, fitted, dataset, split, options)
             save_model(
                 output.model,
-                fitted.method.eval(),
-                fitted.method.coder().codebooks,
-                _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
+                network.eval(),
+                network.coder().codebooks,
+                {"method": network.name, **about, "run_identity": identity},
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
                 split=split,
                 overwrite=output.finished,
@@ -133,7 +135,6 @@ def _describe(
     backbone = backbone_plugin(config.network.backbone)
     own = {} if backbone is None else {"backbone_of": backbone.origin}
     return own | {
-        "method": fitted.method.name,
         "config": to_dict(config),
         "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
