@@ -49,12 +49,8 @@ _NUMBERS = 1 << 24
 
 
 def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
-    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets`` float [n, E]; ``seed`` of k-means.
-
-    Raises DataError: fewer items than codewords, or items that are not finite.
-    """
+    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets`` float [n, E]; ``seed`` of k-means."""
     x = targets.float().cpu()
-    check_targets(x, K)
     scales = PLACE ** np.arange(M, dtype=np.float32)
     start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
     codewords = torch.from_numpy(start)
@@ -102,15 +98,11 @@ def are_few(classes: int, K: int) -> bool:
 
 
 def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
-    """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the ``tempered`` ones are coded.
-
-    Raises DataError: fewer items than codewords, or probabilities that are not finite.
-    """
+    """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the ``tempered`` ones are coded."""
     p, t = posterior.float().cpu(), tempered.float().cpu()
     if are_few(p.shape[1], K):
         words = fit_codewords(t, A, K, seed=seed)
         return ClassCodebooks(False, words, words)
-    check_targets(t, K)
     every = -(-len(p) // _ITEMS)
     p, t = p[::every], t[::every]
     logits = fit_logit_codewords(t, A, K, seed=seed)
