@@ -37,7 +37,7 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint
 from gpq_faiss.methods.coders import Coder
-from gpq_faiss.methods.registry import make_builder
+from gpq_faiss.methods.registry import find_method
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.methods.uncompressed import FloatFeatures
 from gpq_faiss.nn.backbones import build_extractor, input_description
@@ -105,7 +105,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
     split = make_split(data, "1", seed=seed, labelled=LABELLED)
     device = resolve_device(options.device)
     fitted = fit(
-        build_classifier if method == "classifier" else make_builder(method),
+        build_classifier if method == "classifier" else find_method(method).load(),
         data,
         split,
         validate(config),

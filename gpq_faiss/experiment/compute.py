@@ -25,7 +25,7 @@ from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import RECALL_LEVELS
 from ..methods.coders import ProductCoder
 from ..methods.measure import Coded, Rows, encode_blocks, fit_and_encode, input_neighbours, native_image_size
-from ..methods.registry import find_method, make_builder
+from ..methods.registry import find_method
 from ..methods.trainable import embed_rows
 from ..nn.device import torch_threads
 from ..training.loop import RunOptions, fit
@@ -98,7 +98,7 @@ def _train_and_encode(
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
     fitted = fit(
-        make_builder(spec.method),
+        find_method(spec.method).load(),
         dataset,
         split,
         from_dict(dict(spec.settings)),

@@ -187,19 +187,8 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
         raise UsageError(
             f"{name} trains a network: compare with it by gpq experiment run; here choose from {', '.join(ARRAY_METHODS)}"
         )
-    if seed < 0:
-        raise UsageError(f"{name}: seed {seed}: it must not be negative")
     made = entry.load()(bits)
     if not isinstance(made, Coder):
         raise UsageError(f"{name}: {type(made).__name__} is not a Coder of gpq_faiss.methods.coders")
     made.seed = seed
     return made
-
-
-def make_builder(name: str) -> Builder:
-    """The builder of a trained method, for the training loop. Raises UsageError: unknown name, or an array method."""
-    entry = find_method(name)
-    if not entry.deep:
-        raise UsageError(f"{name} trains no network: it is made by make_method")
-    builder: Builder = entry.load()
-    return builder

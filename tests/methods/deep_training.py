@@ -15,7 +15,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.experiment.grid import baseline_config
-from gpq_faiss.methods.registry import make_builder
+from gpq_faiss.methods.registry import find_method
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from gpq_faiss.training.loop import Fitted, RunOptions, fit
 
@@ -50,10 +50,8 @@ def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any
 
 
 def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options: Any) -> Fitted:
-    made = RunOptions(**{"validate_every": 10, **options})
-    return fit(
-        make_builder(name), dataset, split_of(dataset), config, folder=folder, identity="t", options=made
-    )
+    build, made = find_method(name).load(), RunOptions(**{"validate_every": 10, **options})
+    return fit(build, dataset, split_of(dataset), config, folder=folder, identity="t", options=made)
 
 
 @cache
@@ -80,7 +78,7 @@ def first_batch(dataset: Dataset, labelled: int, unlabelled: int, step: int = 0)
 
 def made(name: str, dataset: Dataset, bits: int = 16) -> Any:
     """A method for ``dataset``, untrained."""
-    return make_builder(name)(quick_config(bits), dataset, 8, 10)
+    return find_method(name).load()(quick_config(bits), dataset, 8, 10)
 
 
 def codes_of(method: TrainableMethod, dataset: Dataset) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.coders import BinaryMethod, Coder
-from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
+from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_method
 
 DEEP = {
     # Of the loss, the part that training lowers, and the share of it that is left at most.
@@ -150,11 +150,8 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name
 @pytest.mark.parametrize("name", ARRAY_METHODS)
 def test_refuses_what_cannot_be(name):
     assert make_method(name, 24, seed=5).name == name
-    with pytest.raises(UsageError, match=f"{name} trains no network"):
-        make_builder(name)
-    for bits, seed, match in ((0, 0, "bits"), (12, -1, "seed")):
-        with pytest.raises(UsageError, match=match):
-            make_method(name, bits, seed)
+    with pytest.raises(UsageError, match="bits"):
+        make_method(name, 0)
     with pytest.raises(UsageError, match="fit first"):
         make_method(name, 12).encode(XB)
     bad = X.copy()

@@ -23,7 +23,7 @@ from gpq_faiss.losses.classification import shares, subspace_classification, sub
 from gpq_faiss.losses.npair import npair, soft_npair, triplet
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.gpq_soft import straight_through
-from gpq_faiss.methods.registry import METHODS, make_builder
+from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
 from gpq_faiss.nn.backbones import CNNF, VGG, BackboneSpec, build_backbone
@@ -199,7 +199,7 @@ def test_a_variant_is_its_losses(variant, base):
     small = {"quantizer": {"codebooks": 3, "subdim": 6}, "network": {"hidden": [24]}}
     config = merge(merge(base, small), dict(METHODS[variant].changes))
     data = open_data(np.eye(8, WIDTH, dtype=np.float32), labels=np.arange(8) % C)
-    gpq = make_builder(variant)(config, data, 0, C).eval()
+    gpq = METHODS[variant].load()(config, data, 0, C).eval()
     x, y, net = batch().x, batch().y, gpq
     parts = gpq.losses(batch(), amp=False)
     labelled = intra_normalize(net.backbone(x[:12]), 3)
