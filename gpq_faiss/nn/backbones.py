@@ -48,13 +48,8 @@ class Normalisation(nn.Module):
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
-        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from features float [N, W].
-
-        Raises:
-            DataError: no rows, or not finite.
-        """
-        if not len(x) or not bool(torch.isfinite(x).all()):
-            raise DataError("features to standardise by: give at least one row, and no NaN or infinity")
+        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from finite features
+        float [N, W]."""
         x = x.double()
         mean = x.mean(0)
         std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)

@@ -146,9 +146,6 @@ def test_standardisation_has_one_deviation_for_all_dimensions():
     torch.testing.assert_close(found.std, x.double().var(0, correction=0).mean().sqrt().float().expand(5))
     found.fit(torch.full((9, 5), 7.7))  # constant dimensions are not blown up
     assert found(torch.full((9, 5), 7.7)).abs().max() < 1e-5
-    for wrong in (x[:0], torch.full((2, 5), torch.nan)):
-        with pytest.raises(DataError, match="at least one row, and no NaN"):
-            found.fit(wrong)
 
 
 @pytest.mark.parametrize(
