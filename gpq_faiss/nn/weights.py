@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, one_line
-from ..inputs import check_memory
+from ..inputs import check_memory, reading
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30.0  # of downloads, in seconds; the default is to wait for ever
+_WHAT = "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file or a .pth that holds a state dict)"
 _OPTIONAL = ("head.", "input.")
 """Tensors specific to task or data: loaded if they fit, else left as initialised."""
 
@@ -50,7 +51,7 @@ def imagenet_state() -> dict[str, Tensor]:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict"). Raises DataError: it is none."""
     path = Path(path)
-    try:
+    with reading(path, _WHAT):
         if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size
             with zipfile.ZipFile(path) as archive:
                 check_memory(sum(member.file_size for member in archive.infolist()), str(path))
@@ -65,14 +66,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
                 state = state[key]
         if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
             raise TypeError("not a state dict of tensors")
-    except DataError:
-        raise
-    except Exception as error:  # pickle, zip and safetensors errors have no common base
-        raise DataError(
-            f"{path} is not a weights file ({one_line(error)}): network.weights takes none, imagenet, or the path of a "
-            ".safetensors file, or of a .pth that holds a state dict"
-        ) from error
-    return dict(state)
+        return dict(state)
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -202,9 +202,11 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypat
     for suffix in ("pth", "safetensors"):
         for i, content in enumerate((b"", b"not weights at all", b"PK\x03\x04 cut")):
             (tmp_path / f"{i}.{suffix}").write_bytes(content)
-    for path in (tmp_path / "nothing.pth", *tmp_path.glob("*.*")):
+    for path in tmp_path.glob("*.*"):
         with pytest.raises(DataError, match=rf"{path.name} is not a weights file"):
             read_weights(path)
+    with pytest.raises(DataError, match=r"nothing\.pth not found: a weights file \(network\.weights takes"):
+        read_weights(tmp_path / "nothing.pth")
     assert not (tmp_path / "evil-was-here").exists()
 
 
