@@ -32,24 +32,18 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(at_least_float32(x), dim=-1, eps=NORM_EPS)
 
 
-def _split(x: Tensor, M: int) -> Tensor:
-    """Float [B, M * d] or [B, M, d] as [B, M, d]."""
-    flat = x.flatten(1)
-    return flat.view(flat.shape[0], M, flat.shape[1] // M)
-
-
 def intra_normalize(x: Tensor, M: int) -> Tensor:
-    """Split float [B, M * d] or [B, M, d] in M sub-vectors and normalise each to length one (paper, section 3.1): [B, M, d].
+    """Split float [B, M * d] in M sub-vectors and normalise each to length one (paper, section 3.1): [B, M, d].
 
     A zero sub-vector has no direction: it stays (nearly) zero and gets a bounded gradient. The encoding stage must
     reject such rows (:func:`zero_subvectors`).
     """
-    return unit(_split(x, M))
+    return unit(torch.unflatten(x, 1, (M, -1)))
 
 
 def zero_subvectors(x: Tensor, M: int) -> Tensor:
     """Which sub-vectors of float [B, M * d], before normalisation, are not finite, or no longer than :data:`NORM_EPS`: bool [B, M]."""
-    norm: Tensor = torch.linalg.vector_norm(at_least_float32(_split(x, M)), dim=-1)
+    norm: Tensor = torch.linalg.vector_norm(at_least_float32(torch.unflatten(x, 1, (M, -1))), dim=-1)
     directed: Tensor = (norm > NORM_EPS) & torch.isfinite(norm)
     return ~directed
 

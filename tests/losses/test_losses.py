@@ -103,12 +103,11 @@ def test_assignments_and_z_prime_are_the_equations(shape, seed, alpha):
             torch.testing.assert_close(prime[m, k], expected, rtol=0, atol=1e-7)
 
 
-def test_intra_normalisation_has_any_shape_and_sub_vectors_without_direction_are_harmless():
+def test_sub_vectors_without_direction_are_harmless():
     x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(intra_normalize(x.view(3, 2, 12), 2), intra_normalize(x, 2))
     assert intra_normalize(x.bfloat16(), 2).dtype == torch.float32
     assert intra_normalize(x[:0], 2).shape == (0, 2, 12)
-    with pytest.raises(RuntimeError, match="invalid for input of size"):
+    with pytest.raises(RuntimeError, match="multiply up to the size of dim 1"):
         intra_normalize(torch.ones(3, 25), 2)
     x = torch.ones(4, 6)
     x[1, 3:], x[2, :3], x[3, 4] = 0, 1e-30, math.nan
