@@ -84,11 +84,6 @@ class SoftGPQ(CodeMethod):
         )
         self.set_queries()
 
-    @property
-    def backbone(self) -> nn.Module:
-        """The backbone of the class networks."""
-        return self.classes.backbone
-
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
     ) -> dict[str, Any]:

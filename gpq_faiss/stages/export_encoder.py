@@ -146,7 +146,7 @@ def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
     """Features as the training data were spread, or images uint8 of noise."""
     rng = np.random.default_rng([0, n])
     if encoder.input_kind == "features":
-        normalise = cast(Any, encoder.model.network).backbone.input
+        normalise = encoder.model.network.extractors()[0].input
         mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
         return np.asarray(mean + std * rng.standard_normal((n, encoder.input_width)), dtype=np.float32)
     return rng.integers(0, 256, (n, 3, encoder.image_size, encoder.image_size), dtype=np.uint8)

@@ -100,9 +100,8 @@ def _model(path: Path) -> dict[str, Any]:
         from ..methods.model import load_model
 
         loaded = load_model(path).network
-        spec = getattr(getattr(loaded, "backbone", None), "spec", None)
         weights = sum(p.numel() for p in loaded.parameters())
-        network = {"backbone": getattr(spec, "name", None), "parameters": weights}
+        network = {"backbone": loaded.extractors()[0].spec.name, "parameters": weights}
     header, about, file = read_model(path), read_description(path), path / "split.json"
     split = _split(file) if file.is_file() else None  # only evaluation needs it
     if split is not None and (about.get("split") or {}).get("hash", split["hash"]) != split["hash"]:
