@@ -8,8 +8,6 @@ compares them) in two to four times the time, and keeps the predictions for ever
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,22 +18,16 @@ _OF_RIDGE = 1.5
 _LEAST, _MOST, _PER_OCTAVE = 2.0**-5, 2.0**3, 4
 
 
-class LeaveOneOut(NamedTuple):
-    """The standard deviation of Gaussian noise for a perceptron trained on these labels, and the share of items whose class a linear model
-    of all others predicts (items with n labels count 1/n)."""
+def leave_one_out(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:
+    """The standard deviation of Gaussian noise for a perceptron trained on these labels, and the accuracy: the share of items whose class a
+    linear model of all others predicts (items with n labels count 1/n).
 
-    noise: float
-    accuracy: float
-
-
-def leave_one_out(x: NDArray[np.float32], y: NDArray[np.float32]) -> LeaveOneOut:
-    """Estimates from ``x`` float32 [n, W] with labels ``y`` float32 [n, C], 0/1; at most :data:`MOST_ROWS` of them are used."""
+    From ``x`` float32 [n, W] with labels ``y`` float32 [n, C], 0/1; at most :data:`MOST_ROWS` of them are used.
+    """
     every = -(-len(x) // MOST_ROWS)
     shares = y[::every] / y[::every].sum(axis=1, keepdims=True)
     noise, predicted = least_error(x[::every], shares)
-    return LeaveOneOut(
-        _OF_RIDGE * noise, float(shares[np.arange(len(shares)), predicted.argmax(axis=1)].mean())
-    )
+    return _OF_RIDGE * noise, float(shares[np.arange(len(shares)), predicted.argmax(axis=1)].mean())
 
 
 def least_error(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, NDArray[np.float64]]:

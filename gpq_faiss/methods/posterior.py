@@ -314,12 +314,12 @@ class PosteriorCodes(CodeMethod):
             return {}
         every = -(-len(rows) // MOST_ROWS)
         x, there = self._vectors(reader, rows[::every])
-        found = leave_one_out(x, y[::every][there])
-        learnt: dict[str, Any] = {"accuracy": found.accuracy}
-        log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * found.accuracy)
+        noise, accuracy = leave_one_out(x, y[::every][there])
+        learnt: dict[str, Any] = {"accuracy": accuracy}
+        log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * accuracy)
         if config.network.noise == "auto" and not backbone.spec.hidden:
-            learnt["noise"] = found.noise
-            log.info("input noise with standard deviation %.2f", found.noise)
+            learnt["noise"] = noise
+            log.info("input noise with standard deviation %.2f", noise)
         if config.training.batch_unlabelled:
             told = propagate_labels(
                 functools.partial(self._vectors, reader),
@@ -327,7 +327,7 @@ class PosteriorCodes(CodeMethod):
                 y,
                 others,
                 labels_per_class=config.posterior.propagation,
-                accuracy=found.accuracy,
+                accuracy=accuracy,
                 seed=config.training.seed,
             )
             if told is not None:
