@@ -68,7 +68,6 @@ def make_model(
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
             elif name in own or name.endswith("running_var"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
-        codebooks = np.ascontiguousarray(network.codebooks().numpy(), dtype=np.float32)
     network.eval()
     # A query, a labelled item and two of the database, of a training that never was.
     split = Split.of(4, "1", 0, query=[0], labelled=[1], unlabelled=[2], database=[2, 3])
@@ -89,7 +88,7 @@ def make_model(
     }
     metrics = {"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"}
     out = Path(folder)
-    save_model(out, network, codebooks, description, extra=metrics, split=split, overwrite=False)
+    save_model(out, network, description, extra=metrics, split=split, overwrite=False)
     return out
 
 

@@ -49,11 +49,12 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path):
     assert config.network.hidden == (7,)
     net = build_network(config, {"kind": "features", "width": 5}, 3).eval()
     state = {key.replace("classes.", "committee."): value for key, value in net.state_dict().items()}
-    earlier = SimpleNamespace(state_dict=lambda: state, asymmetric=True, items_are_codewords=False)
+    earlier = SimpleNamespace(
+        state_dict=lambda: state, coder=net.coder, asymmetric=True, items_are_codewords=False
+    )
     split = make_split(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
     about = {"config": saved, "input": {"kind": "features", "width": 5}, "class_names": ["a", "b", "c"]}
-    Z = net.codebooks().detach().numpy()
-    save_model(tmp_path / "m", earlier, Z, about, extra={}, split=split, overwrite=False)
+    save_model(tmp_path / "m", earlier, about, extra={}, split=split, overwrite=False)
     x = torch.randn(4, 5)
     assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))
     messages = (

@@ -436,7 +436,6 @@ def _model_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.data.protocols import make_split
     from gpq_faiss.methods.gpq import build_network
     from gpq_faiss.methods.model import save_model, save_tensors
-    from gpq_faiss.store.header import codebooks_fingerprint
 
     labels = Labels.from_ids(np.arange(N) % 3)
     split = make_split(labels, labelled="5-per-class")
@@ -446,18 +445,15 @@ def _model_seeds(folder: Path) -> list[Seed]:
         values["quantizer"]["codebooks"] = M
         values["network"]["hidden"] = [8]
         network = build_network(from_dict(values), input_, 3).eval()
-        Z = network.codebooks().detach().numpy()
         description = {
-            "format_version": 1,
             "method": "gpq",
             "config": values,
             "input": input_,
             "class_names": ["cat", "dog", "owl"],
-            "codebooks_fingerprint": codebooks_fingerprint(Z),
             "split": {"hash": split.hash},
         }
         folder.mkdir(exist_ok=True)
-        save_model(folder / name, network, Z, description, extra={}, split=split, overwrite=False)
+        save_model(folder / name, network, description, extra={}, split=split, overwrite=False)
     tensors = load_file(folder / "paper" / "model.safetensors")
     (folder / ".m.partial").mkdir()
     state = {"identity": "i", "step": 3, "seconds": 1.5, "best": 0.5, "best_step": 2, "lines": ["{}"]}

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -57,7 +55,6 @@ def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] 
 def save_model(
     out: Path,
     network: CodeMethod,
-    codebooks: NDArray[np.float32],
     description: dict[str, Any],
     *,
     extra: Mapping[str, str],
@@ -65,7 +62,7 @@ def save_model(
     overwrite: bool,
     done_with: Path | None = None,
 ) -> None:
-    """Write the model folder ``out`` atomically: network, codebooks float32 [M, K, d] and split; ``description`` has further entries of
+    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has further entries of
     ``config.json``, ``extra`` further texts by file name. For the rest see :func:`gpq_faiss.files.atomic_folder`.
 
     Raises:
@@ -76,7 +73,8 @@ def save_model(
         for k, v in network.state_dict().items()
         if "extra_losses." not in k  # which only a training needs
     }
-    state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
+    codebooks = network.coder().codebooks
+    state["codebooks"] = torch.from_numpy(codebooks)
     determined = {
         "format_version": FORMAT_VERSION,
         "asymmetric": network.asymmetric,

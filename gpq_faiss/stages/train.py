@@ -116,7 +116,6 @@ def train(
             save_model(
                 output.model,
                 network.eval(),
-                network.coder().codebooks,
                 {"method": network.name, **about, "run_identity": identity},
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
                 split=split,
