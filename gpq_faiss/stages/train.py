@@ -122,7 +122,7 @@ def train(
                 overwrite=output.finished,
                 done_with=output.partial,
             )
-        group.wait()
+        group.gather("")  # no process ends before the folder is there
     return output.model
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
@@ -56,24 +57,15 @@ def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: in
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])
 
 
-class Drawn(NamedTuple):
-    """The items of one step: values of both kinds, labelled first (with several processes, this one's ``share``), and the rows int64 of all
-    items of either kind."""
-
-    values: NDArray[Any]
-    rows: NDArray[np.int64]
-    unlabelled_rows: NDArray[np.int64]
-    share: Share | None = None
-
-
 def training_batches(
     reader: Reader,
     labelled: EpochSampler,
     unlabelled: EpochSampler | None,
     steps: range,
     group: Group | None = None,
-) -> Iterator[Drawn]:
-    """Yield the readable items of each step.
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64], Share | None]]:
+    """Yield the readable items of each step: the values of labelled, then of unlabelled items; the rows int64 of either kind; and the share
+    of this process, whose values these are (the rows are those of all), or None for a single process.
 
     Raises:
         DataError: no labelled item of a step is readable, or too many items are not.
@@ -85,8 +77,8 @@ def training_batches(
 
     stream = reader.stream((group.share(rows_of(step)) for step in steps), empty=group.size > 1)
     for step, (values, ok) in zip(steps, stream, strict=True):
-        rows, parts = rows_of(step), group.join(ok)
-        there = np.concatenate(parts)
+        rows, parts = rows_of(step), group.gather(torch.from_numpy(ok))
+        there = torch.cat(parts).numpy()
         n = int(there[: labelled.batch].sum())
         if not n:
             raise DataError(
@@ -96,6 +88,6 @@ def training_batches(
         if group.size > 1:
             if group.main:
                 reader.count_broken(rows[~there])
-            ends = np.cumsum([0, *(part.sum() for part in parts)])
-            share = Share(int(ends[group.rank]), int(ends[group.rank + 1]), len(kept))
-        yield Drawn(values, kept[:n], kept[n:], share)
+            start = sum(int(part.sum()) for part in parts[: group.rank])
+            share = Share(start, start + len(values), len(kept))
+        yield values, kept[:n], kept[n:], share

@@ -60,10 +60,6 @@ class Group:
                 dist.all_gather_object(values, value, weights_only=True)
         return values
 
-    def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-        """Arrays bool [n] of all processes, of any sizes, in rank order."""
-        return [each.numpy() for each in self.gather(torch.from_numpy(part))]
-
     def copy(self, value: Any) -> Any:
         """The ``value`` of process 0: tensors on the CPU, numbers, texts, None, or lists and dictionaries of these."""
         box = [value]
@@ -90,10 +86,6 @@ class Group:
         for gradient, total in zip(gradients, summed, strict=True):
             gradient.copy_(total.view_as(gradient)).div_(self.size)
         return bool(flags > 0)
-
-    def wait(self) -> None:
-        """Wait for all processes."""
-        self.join(np.empty(0, bool))
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:

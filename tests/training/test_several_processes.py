@@ -176,10 +176,10 @@ class Shared:
         self.rows.append(rows)
         return self.of(self.rank, rows)
 
-    def join(self, part):
+    def gather(self, part):
         rows = self.rows.pop(0)
-        parts = [self.readable[self.of(rank, rows)] for rank in range(self.size)]
-        np.testing.assert_array_equal(parts[self.rank], part)
+        parts = [torch.from_numpy(self.readable[self.of(rank, rows)]) for rank in range(self.size)]
+        assert torch.equal(parts[self.rank], part)
         return parts
 
 
@@ -208,20 +208,20 @@ def test_shares_are_the_batches_of_one_process(seed, size, bad, unlabelled):
     steps = range(3)
     groups = [cast(Group, Shared(rank, size, readable)) for rank in range(size)]
     processes = [list(training_batches(reader, own, others, steps, group)) for group in groups]
-    for step, whole in enumerate(training_batches(reader, own, others, steps)):
-        assert whole.share is None
-        np.testing.assert_array_equal(whole.values, np.concatenate([whole.rows, whole.unlabelled_rows]))
-        assert (whole.rows < 30).all()
-        assert (whole.unlabelled_rows >= 30).all()
-        assert len(whole.unlabelled_rows) > 0 or not unlabelled
+    for step, (values, *rows, none) in enumerate(training_batches(reader, own, others, steps)):
+        assert none is None
+        np.testing.assert_array_equal(values, np.concatenate(rows))
+        assert (rows[0] < 30).all()
+        assert (rows[1] >= 30).all()
+        assert len(rows[1]) > 0 or not unlabelled
         at = 0
-        for drawn in (each[step] for each in processes):
-            np.testing.assert_array_equal(drawn.rows, whole.rows)
-            np.testing.assert_array_equal(drawn.unlabelled_rows, whole.unlabelled_rows)
-            assert (drawn.share.start, drawn.share.total) == (at, len(whole.values))
-            at = drawn.share.stop
-            np.testing.assert_array_equal(drawn.values, whole.values[drawn.share.start : at])
-        assert at == len(whole.values)
+        for part, *of_all, share in (each[step] for each in processes):
+            for found, expected in zip(of_all, rows, strict=True):
+                np.testing.assert_array_equal(found, expected)
+            assert (share.start, share.total) == (at, len(values))
+            at = share.stop
+            np.testing.assert_array_equal(part, values[share.start : at])
+        assert at == len(values)
 
 
 def test_batch_norm_of_another_kind_is_refused():
