@@ -27,15 +27,12 @@ Place = Callable[[str, str], Path]
 """``(name, caption) -> path`` of a picture to draw, over another one if that is there."""
 
 
-def draw_experiment(
-    folder: str | Path, out: str | Path, *, ending: str = "png", overwrite: bool = False
-) -> dict[str, Path]:
-    """Draw the pictures of an experiment's kind from its runs.
+def draw_experiment(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> dict[str, Path]:
+    """Draw the pictures of an experiment's kind from its runs, as PNG.
 
     Args:
         folder: folder of the experiment.
         out: folder for the pictures, created if missing.
-        ending: png, svg or pdf.
 
     Returns:
         Caption -> file.
@@ -45,12 +42,12 @@ def draw_experiment(
         OutputExistsError: a picture exists.
     """
     experiment = read_experiment(folder)
-    check_output(Path(out) / f"map.{ending}", overwrite=True)
+    check_output(Path(out) / "map.png", overwrite=True)
     of_kind = {"sensitivity": _heat_maps, "tsne": _tsne, "voronoi": _codebooks}
     made: dict[str, Path] = {}
 
     def place(name: str, caption: str) -> Path:
-        made[caption] = check_picture(Path(out) / f"{name}.{ending}", overwrite=overwrite)
+        made[caption] = check_picture(Path(out) / f"{name}.png", overwrite=overwrite)
         return made[caption]
 
     of_kind.get(experiment.about.kind, _curves)(experiment, place)

@@ -1,1 +1,1 @@
-"""Plots, galleries and HTML pages of results. Matplotlib is imported on first use."""
+"""Plots and galleries of results. Matplotlib is imported on first use."""

@@ -26,17 +26,15 @@ class Cell(NamedTuple):
     relevant: bool | None = None
 
 
-def save_gallery(
-    rows: Sequence[Sequence[Cell]], out: str | Path, *, columns: int = 10, overwrite: bool = False
-) -> Path:
-    """Draw the gallery, and write it as .png, .svg or .pdf: rows of a query and its results in rank order, at most so many.
+def save_gallery(rows: Sequence[Sequence[Cell]], out: str | Path, *, overwrite: bool = False) -> Path:
+    """Draw the gallery, and write it as .png, .svg or .pdf: rows of a query and its results in rank order.
 
     Raises:
         UsageError: another extension. DataError: no rows. OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if not rows:
         raise DataError("no queries to draw: give one at least")
-    shown = min(columns, max(map(len, rows)) - 1)
+    shown = max(map(len, rows)) - 1
     width, height = 0.3 + (1 + shown) * (_CELL + 0.1), 0.5 + len(rows) * (_CELL + _BELOW)
     with picture(out, width, height, overwrite=overwrite, dpi=150, layout=None) as figure:
         grid = figure.subplots(len(rows), 1 + shown, squeeze=False)

@@ -398,7 +398,7 @@ class SearchResult(Shown):
             rows.append(
                 [_cell(queries, at), *(_cell(items, row, f"{score:.2f}", of) for row, score, of in results)]
             )
-        return save_gallery(rows, out, columns=self.ids.shape[1], overwrite=overwrite)
+        return save_gallery(rows, out, overwrite=overwrite)
 
 
 def _relevant(queries: ImageDataset, query: int, items: ImageDataset, rows: list[int]) -> list[bool | None]:
