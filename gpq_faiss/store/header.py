@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import bits_per_code, code_size
-from ..errors import DataError, UsageError
+from ..codes.bits import check_codes, code_size
+from ..codes.checks import check_codebooks, check_vectors
+from ..errors import DataError
 from ..files import fingerprint
 
 FORMAT_VERSION = 1
@@ -47,13 +48,7 @@ class Header:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Z = self.codebooks
-        if Z.ndim != 3 or Z.dtype != np.float32 or 0 in Z.shape or not np.isfinite(Z).all():
-            raise DataError(f"codebooks are {Z.dtype} {list(Z.shape)}: finite float32 [M, K, d] is needed")
-        try:
-            code_size(*Z.shape[:2])
-        except UsageError as error:
-            raise DataError(f"codebooks: {error}") from None
+        check_codebooks(self.codebooks, unit=False)
         if len(set(self.class_names)) != len(self.class_names):
             raise DataError("class names repeat: every class needs its own")
 
@@ -62,12 +57,6 @@ class Header:
         """Columns of the main dataset: M*d for features, ceil(M*log2(K)/8) for codes."""
         M, K, d = self.codebooks.shape
         return M * d if self.kind == "features" else code_size(M, K)
-
-    @property
-    def bits(self) -> int:
-        """Of a code, M * log2 K."""
-        M, K, _ = self.codebooks.shape
-        return int(M) * bits_per_code(int(K))
 
     @property
     def codebooks_fingerprint(self) -> str:
@@ -93,15 +82,18 @@ class Header:
         return columns
 
     def check_rows(self, columns: Mapping[str, NDArray[Any]], where: str) -> None:
-        """Raises DataError, naming ``where``: set padding bits in codes or labels, or features that are not finite."""
-        # The unused bits of the last byte: codes begin with the lowest bit, labels with the highest.
-        padding = {
-            "codes": 0xFF << (self.bits % 8 or 8) & 0xFF,
-            "labels": (1 << -len(self.class_names) % 8) - 1,
-        }
+        """Raises DataError, naming ``where``: columns of different lengths, values that are not of this model, or set padding bits."""
+        if len({len(values) for values in columns.values()}) > 1:
+            lengths = ", ".join(f"{len(values):,} {name}" for name, values in columns.items())
+            raise DataError(f"{where}: {lengths}: every row needs one of each")
         for name, values in columns.items():
-            if name == "features" and not np.isfinite(values).all():
-                row = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-                raise DataError(f"{where}: features hold NaN or infinity, first in row {row}")
-            if name in padding and len(values) and np.bitwise_or.reduce(values[:, -1]) & padding[name]:
-                raise DataError(f"{where}: {name} have bits set beyond their last one: damaged or foreign")
+            if name == "features":
+                check_vectors(values, self.width, what=f"{where}: features")
+            elif name == "codes":
+                check_codes(values, *self.codebooks.shape[:2], what=f"{where}: codes")
+            elif name == "labels":
+                unused = (1 << -len(self.class_names) % 8) - 1  # the lowest bits of the last byte
+                if (values[:, -1] & unused).any():
+                    raise DataError(
+                        f"{where}: labels have bits set beyond the last class: damaged or foreign"
+                    )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.bits import bits_per_code
 from ..errors import DataError, MismatchError, UsageError
 from ..files import Closing
 from ..inputs import check_memory, parse_json, reading
@@ -149,15 +150,15 @@ class RowReader(Closing):
 def describe(path: str | Path) -> dict[str, Any]:
     """Description of a file for ``gpq info``, as JSON values. Reads the whole file, and raises DataError where it is damaged."""
     with RowReader(path) as reader:
-        header = reader.header
+        header, Z = reader.header, reader.header.codebooks
         blocks = reader.blocks(max(1, (16 << 20) // header.columns()[header.kind].itemsize))
         labelled = sum(0 if labels is None else int(labels.any(axis=1).sum()) for *_, labels in blocks)
         return {
             "kind": header.kind,
             "shape": [reader.ntotal, header.width],
             "ntotal": reader.ntotal,
-            **dict(zip(("codebooks", "codewords", "subdim"), header.codebooks.shape, strict=True)),
-            "bits": header.bits,
+            **dict(zip(("codebooks", "codewords", "subdim"), Z.shape, strict=True)),
+            "bits": len(Z) * bits_per_code(Z.shape[1]),
             "labelled": labelled,
             "texts": list(reader.text_columns),
             "multi_label": header.multi_label,

@@ -167,22 +167,14 @@ class RowWriter(RawRows):
         Args:
             values: float32 or uint8 [n, width], depending on the kind.
             ids: int64 [n].
-            labels: uint8 [n, ceil(C/8)], packed; needed exactly where the header has class names.
+            labels: uint8 [n, ceil(C/8)], packed; needed where the header has class names.
             state: small JSON (source position, count of bad items), recorded together with these rows.
 
         Raises:
-            DataError: wrong shape or type, unusable values, or the disk is full.
+            DataError: unusable values, see :meth:`.header.Header.check_rows`; or the disk is full.
         """
-        given: dict[str, NDArray[Any] | None] = {self.header.kind: values, "ids": ids, "labels": labels}
-        blocks: dict[str, NDArray[Any]] = {}
-        for name, row in self.header.columns().items():
-            array, shape = given.pop(name), (len(values), *row.shape)
-            if array is None or array.dtype != row.base or array.shape != shape:
-                got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
-                raise DataError(f"{self.path}: {name} are {got}, {row.base} {list(shape)} is needed")
-            blocks[name] = array
-        if given.get("labels") is not None:
-            raise DataError(f"{self.path}: labels are given but the header has no class names")
+        given: dict[str, Any] = {self.header.kind: values, "ids": ids, "labels": labels}
+        blocks = {name: given[name] for name in self.header.columns()}
         self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
         with writing(self.path):
             self.extend(blocks, state)
