@@ -14,31 +14,13 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..progress import stage
-from .base import Dataset, FeatureDataset, ImageDataset
+from .base import Dataset, FeatureDataset
 from .images import resize_square
 
 Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
 
 _CHUNK = 8  # images per thread and step: small enough to balance a batch
-
-
-def load_batch(
-    dataset: ImageDataset, rows: NDArray[Any], size: int, pool: ThreadPoolExecutor | None = None
-) -> Batch:
-    """Read, decode and resize the images at ``rows``: uint8 [n_ok, 3, size, size], and ok bool [n], without broken images, which the data
-    set counts. The result does not depend on the threads (Pillow releases the interpreter lock)."""
-    out = np.empty((len(rows), 3, size, size), dtype=np.uint8)
-    ok = np.zeros(len(rows), dtype=bool)
-
-    def work(start: int) -> None:
-        for j, image in enumerate(dataset.read(rows[start : start + _CHUNK]), start):
-            if image is not None:
-                out[j] = resize_square(image, size).transpose(2, 0, 1)
-                ok[j] = True
-
-    list((map if pool is None else pool.map)(work, range(0, len(rows), _CHUNK)))
-    return (out if ok.all() else out[ok]), ok
 
 
 class Reader:
@@ -63,10 +45,22 @@ class Reader:
         self._decoders.shutdown(wait=kind is None, cancel_futures=True)
 
     def _load(self, rows: NDArray[np.int64]) -> Batch:
-        if isinstance(self.dataset, FeatureDataset):
-            return self.dataset.read(rows), np.ones(len(rows), dtype=bool)
-        assert isinstance(self.dataset, ImageDataset)
-        return load_batch(self.dataset, rows, self.image_size, self._decoders)
+        """The readable items at ``rows`` and a mask. The data set counts the others."""
+        dataset, size = self.dataset, self.image_size
+        if isinstance(dataset, FeatureDataset):
+            return dataset.read(rows), np.ones(len(rows), dtype=bool)
+        out = np.empty((len(rows), 3, size, size), dtype=np.uint8)
+        ok = np.zeros(len(rows), dtype=bool)
+
+        def work(start: int) -> None:
+            for j, image in enumerate(dataset.read(rows[start : start + _CHUNK]), start):
+                if image is not None:
+                    out[j] = resize_square(image, size).transpose(2, 0, 1)
+                    ok[j] = True
+
+        # Threads pay, as Pillow releases the interpreter lock; the result does not depend on their number.
+        list(self._decoders.map(work, range(0, len(rows), _CHUNK)))
+        return (out if ok.all() else out[ok]), ok
 
     def preload(self) -> bool:
         """Read everything into memory if it fits in 4 GiB; returns whether it did."""

@@ -3,7 +3,6 @@
 import io
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from PIL import Image
 
 from gpq_faiss.data.base import images
 from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
-from gpq_faiss.data.reader import load_batch
+from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.tables import About
 from gpq_faiss.errors import DataError
 
@@ -200,15 +199,14 @@ def files(folder, n=40, broken=()):
     return images("here", "image files", names, [str(folder / n) for n in names], about, 0.5)
 
 
-@pytest.mark.parametrize("threads", [0, 4])
-def test_load_batch_equals_one_by_one(tmp_path, threads):
+def test_batches_equal_one_by_one(tmp_path):
     dataset = files(tmp_path, broken=(3, 17))
     rows = np.random.default_rng(1).permutation(40)
     good = [dataset.paths[i] for i in rows if i not in (3, 17)]
-    pool = ThreadPoolExecutor(threads) if threads else None
-    for _ in range(2):
-        read, ok = load_batch(dataset, rows, 5, pool)
-        assert ok.tolist() == [i not in (3, 17) for i in rows]
-        assert np.array_equal(read, [resize_square(decode_image(p), 5).transpose(2, 0, 1) for p in good])
-        assert read.flags.c_contiguous
-        assert sorted(dataset.bad) == [3, 17], "an image counts once however often it is read"
+    with Reader(dataset, 5) as reader:
+        for _ in range(2):
+            read, ok = reader.fetch(rows)
+            assert ok.tolist() == [i not in (3, 17) for i in rows]
+            assert np.array_equal(read, [resize_square(decode_image(p), 5).transpose(2, 0, 1) for p in good])
+            assert read.flags.c_contiguous
+            assert sorted(dataset.bad) == [3, 17], "an image counts once however often it is read"

@@ -12,7 +12,7 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 
 from gpq_faiss.data.images import resize_square
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.reader import load_batch
+from gpq_faiss.data.reader import Reader
 
 
 def test_digits_are_scikit_learns():
@@ -94,7 +94,8 @@ def test_fashion_mnist_from_idx_files(tmp_path):
     assert dataset.labels.class_ids().tolist() == y.tolist()
     assert dataset.labels.class_names[-1] == "Ankle boot"
     for size in (28, 7):
-        images, _ = load_batch(dataset, np.array([8]), size)
+        with Reader(dataset, size) as reader:
+            images, _ = reader.fetch(np.array([8]))
         assert np.array_equal(images[0], resize_square(np.stack([x[8]] * 3, axis=2), size).transpose(2, 0, 1))
     good = idx(x[:6])
     for name, damaged, sound in (
