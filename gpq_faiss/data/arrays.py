@@ -102,19 +102,14 @@ class JoinedMatrix:
 # Ids --------------------------------------------------------------------------------------------------------------------
 
 
-def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """Integers of any type as int64. Raises DataError: out of range."""
-    if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
-        raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
-    return ids.astype(np.int64, copy=False)
-
-
 def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
     """An array of integers as int64 [n]. Raises DataError: it is none, or out of range."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         found = f"{ids.dtype} {list(ids.shape)}"
-        raise DataError(f"{what}: ids are {found}, not whole numbers of 64 bits (texts may be names)")
-    return as_int64(ids, what)
+        raise DataError(f"{what}: {found}, expected ids: whole numbers of 64 bits (texts may be names)")
+    if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
+        raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
+    return ids.astype(np.int64, copy=False)
 
 
 def read_ids(path: str | os.PathLike[str], what: str = "ids") -> NDArray[np.int64]:

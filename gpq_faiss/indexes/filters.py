@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..codes.checks import Ids, as_array
-from ..data.arrays import as_int64
+from ..data.arrays import whole_numbers
 from ..errors import DataError, UsageError
 from .items import IdMap
 
@@ -21,11 +21,7 @@ Predicate = Callable[[Ids], NDArray[np.bool_]]
 def id_list(ids: ArrayLike | set[int] | frozenset[int] | range, what: str) -> Ids:
     """Ids as int64 [n]. Raises DataError: not a list of integers."""
     array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, what)
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise DataError(f"{what}: {array.dtype} {array.shape}, expected a list of ids (whole numbers)")
-    return as_int64(array, what)
+    return whole_numbers(array, what) if array.size else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,7 +78,7 @@ VECTORS = [
     ("a.parquet", floats([1, 2], None), "no vector at row 1"),
     ("a.parquet", floats([1, None]), "missing numbers"),
     ("a.parquet", floats(), r"\[0, 0\]"),
-    ("a.parquet", {"features": ROWS, "id": [1, None]}, r"ids are float64 \[2\], not whole"),
+    ("a.parquet", {"features": ROWS, "id": [1, None]}, r"'id': float64 \[2\], expected ids: whole"),
 ]
 LABELS = [
     ("l.npy", np.zeros(3, int), "3 labels, the data has 4 items"),
@@ -248,7 +248,7 @@ OBJECTS = [
     (frame(v=list(X40)), {"labels": "kind"}, r"no column 'kind' \(it has 'id', 'path', 'label', 'v'\)"),
     (frame(v=list(X40)), {"vectors": "path"}, "'path': not lists of numbers"),
     (frame(v=list(X40)), {"vectors": ["v", "id"]}, "'v', 'id': not lists of numbers"),
-    (frame(v=list(X40)), {"ids": "path"}, r"'path': ids are object \[40\], not whole numbers"),
+    (frame(v=list(X40)), {"ids": "path"}, r"'path': object \[40\], expected ids: whole numbers"),
     (frame(v=[x[: 1 + i % 2] for i, x in enumerate(X40)]), {}, "'v' has 2 numbers at rows 1, 3"),
     (frame(v=[None, *X40[1:]]), {}, "'v' has no vector at row 0"),
     (frame(v=[[1, "a"]] * 40), {}, "a column that cannot be converted"),
@@ -258,7 +258,7 @@ OBJECTS = [
     (X40, {"labels": 3}, "labels: int is not a list of labels"),
     (X40, {"names": ["a"]}, "1 name, array has 40 items"),
     (X40, {"ids": IDS[:5]}, "5 ids, array has 40 items"),
-    (X40, {"ids": IDS[:40] / 2}, "ids are float64"),
+    (X40, {"ids": IDS[:40] / 2}, r"ids: float64 \[40\], expected ids"),
     (X40[0], {}, r"array is float32 \[7\]"),
     (PIXELS / 255, {}, "images are uint8"),
     (Items([]), {}, "Items has no items"),
