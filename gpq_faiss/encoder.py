@@ -22,7 +22,7 @@ from .data.images import to_images, to_vectors
 from .data.labels import rows_that
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
-from .inputs import check_file, check_memory, parse_json, reading
+from .inputs import check_memory, parse_json, reading
 from .progress import stage
 
 if TYPE_CHECKING:
@@ -264,29 +264,23 @@ def _parse(raw: Any, path: Path) -> Metadata:
 
 
 def _open_session(path: Path) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a file, on the CPU."""
+    """An ``onnxruntime.InferenceSession`` of a file, on the CPU. Raises almost anything: it is damaged."""
     remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
     onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
-    check_memory(2 * check_file(path, "an exported encoder"), str(path))
+    check_memory(2 * path.stat().st_size, str(path))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    try:
-        # From bytes, so that it cannot refer to other files.
-        return onnxruntime.InferenceSession(
-            path.read_bytes(), options, providers=["CPUExecutionProvider"], enable_fallback=0
-        )
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise DataError(f"{path} is not an ONNX file, or is damaged ({one_line(error)})") from None
+    # From bytes, so that it cannot refer to other files.
+    return onnxruntime.InferenceSession(
+        path.read_bytes(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
 
 
 def _metadata_of(session: Any, path: Path) -> Metadata:
     """Metadata of an ONNX file, whose graph must have the input and output that they say."""
-    try:
-        about = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
-        nodes = [*session.get_inputs(), session.get_outputs()[0]]
-        found = [(one.name, one.type, one.shape[1:]) for one in nodes]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not an ONNX file, or is damaged ({one_line(error)})") from None
+    about = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
+    nodes = [*session.get_inputs(), session.get_outputs()[0]]
+    found = [(one.name, one.type, one.shape[1:]) for one in nodes]
     vectors = ("vectors", "tensor(float)", [about.codebooks * about.subdim])
     if found != [(about.input_kind, "tensor(float)", about.input_shape), vectors]:
         raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
@@ -319,8 +313,9 @@ class OnnxEncoder(Embedder):
         path = Path(path)
         if device not in ("cpu", "auto"):
             raise UsageError(f"{path} runs on the CPU: leave out --device {device}, or give the model folder")
-        session = _open_session(path)
-        about = _metadata_of(session, path)
+        with reading(path, "an exported encoder"):
+            session = _open_session(path)
+            about = _metadata_of(session, path)
         same = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
         known: dict[str, Any] = {name: getattr(about, name) for name in same}
         shape = about.codebooks, about.codewords, about.subdim

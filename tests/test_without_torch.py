@@ -163,7 +163,7 @@ def test_a_damaged_onnx_file_is_one_clear_error(shop, tmp_path, capfd):
     said = capfd.readouterr()
     assert said.out + said.err == ""
     path.write_text("not ONNX")
-    for wrong, message in ((path, "is not an ONNX file"), (tmp_path / "nothing.onnx", "not found")):
+    for wrong, message in ((path, "not an exported encoder"), (tmp_path / "nothing.onnx", "not found")):
         with pytest.raises(DataError, match=message):
             gpq.open_encoder(wrong)
 
