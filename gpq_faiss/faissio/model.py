@@ -13,7 +13,7 @@ from ..codes.checks import Codes, Floats, check_codebooks
 from ..codes.encode import check_items, encode
 from ..errors import DataError, MismatchError
 from ..files import read_json
-from ..inputs import check_file
+from ..inputs import reading
 from ..store.header import codebooks_fingerprint
 
 FORMAT_VERSION = 1
@@ -95,18 +95,14 @@ def read_model(model_dir: str | Path) -> ModelHeader:
         DataError: a file is missing, damaged or of another format, or invalid codebooks.
         MismatchError: weights and ``config.json`` do not match.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     folder = Path(model_dir)
     document = read_description(folder)
     path = folder / "model.safetensors"
-    check_file(path, "the weight file of the model (its folder is incomplete: copy all of it)")
-    try:
-        with safe_open(path, framework="numpy") as tensors:
-            codebooks = tensors.get_tensor("codebooks")
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
+    what = "the weight file of the model (copy the whole folder)"
+    with reading(path, what), safe_open(path, framework="numpy") as tensors:
+        codebooks = tensors.get_tensor("codebooks")
     Z = check_codebooks(codebooks, what=f"codebooks of {path}")
     model = ModelHeader(folder, Z, document["model_fingerprint"], document)
     if model.codebooks_fingerprint != document["codebooks_fingerprint"]:

@@ -204,4 +204,4 @@ def test_damaged_and_foreign_folders_are_refused(files, tmp_path):
     (folder / "split.json").unlink()
     assert info(folder)["split"] is None
     (folder / "model.safetensors").unlink()
-    assert "incomplete" in refused(folder)
+    assert "copy the whole folder" in refused(folder)
