@@ -60,7 +60,6 @@ class Split:
     name: str
     seed: int
     seen_classes: tuple[int, ...] | None = None
-    notes: tuple[str, ...] = ()
 
     query: Rows = field(init=False, repr=False)
     labelled: Rows = field(init=False, repr=False)
@@ -75,12 +74,12 @@ class Split:
             object.__setattr__(self, role, np.flatnonzero(self.roles & bit))
 
     @classmethod
-    def of(cls, n: int, name: str, seed: int, *more: Any, **rows: Any) -> Split:
+    def of(cls, n: int, name: str, seed: int, seen: tuple[int, ...] | None = None, **rows: Any) -> Split:
         """The split of ``n`` items with ``rows`` (positions or a mask) in each role."""
         roles = np.zeros(n, dtype=np.uint8)
         for role, at in rows.items():
             roles[at] |= _BITS[role]
-        return cls(roles, name, seed, *more)
+        return cls(roles, name, seed, seen)
 
     @property
     def n(self) -> int:
@@ -107,7 +106,6 @@ class Split:
             "sizes": {role: len(getattr(self, role)) for role in _BITS},
             "hash": self.hash,
             "seen_classes": None if self.seen_classes is None else list(self.seen_classes),
-            "notes": list(self.notes),
             "roles": base64.b64encode(zlib.compress(self.roles.tobytes(), 9)).decode(),
         }
         write_json(path, value)
@@ -124,8 +122,7 @@ def load_split(path: str | Path) -> Split:
         packed = base64.b64decode(value["roles"], validate=True)
         roles = np.frombuffer(zlib.decompressobj().decompress(packed, max(1, int(n))), dtype=np.uint8)
         seen = None if seen is None else tuple(int(c) for c in seen)
-        notes = tuple(str(note) for note in value["notes"])
-        split = Split(roles, str(value["protocol"]), int(value["seed"]), seen, notes)
+        split = Split(roles, str(value["protocol"]), int(value["seed"]), seen)
     except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
         raise DataError(f"{path} is not a split, or it is damaged: make it again") from error
     if (split.n, split.hash) != (n, stated):
@@ -326,9 +323,8 @@ def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | No
     visible = labels.masked(np.flatnonzero(train)).over(names)
     chosen = _labelled(labelled or "all", visible, train, seed, ids, reserved)
     rest[chosen] = False
-    more = tuple(seen.tolist()), (f"seen classes: {', '.join(names)}",)
     roles = {"query": query, "labelled": chosen, "unlabelled": rest, "database": database}
-    return Split.of(len(labels), protocol, seed, *more, **roles)
+    return Split.of(len(labels), protocol, seed, tuple(seen.tolist()), **roles)
 
 
 def check_protocol(protocol: str) -> str:

@@ -81,7 +81,6 @@ def compute(
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "counts": {name: len(rows) for name, rows in counts.items()},
         "seen_classes": None if split.seen_classes is None else list(split.seen_classes),
-        "split_notes": list(split.notes),
         **coded.extra,
         "class_names": list(labels.class_names),
     }
