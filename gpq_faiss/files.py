@@ -318,20 +318,9 @@ def atomic_paths(
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path, **options: Any) -> Iterator[Path]:
-    """As :func:`atomic_paths`, for one file."""
+    """As :func:`atomic_paths`, for one file or folder."""
     with atomic_paths(path, **options) as (temporary,):
         yield temporary
-
-
-@contextlib.contextmanager
-def atomic_folder(path: str | Path, *, overwrite: bool = False, **options: Any) -> Iterator[Path]:
-    """As :func:`atomic_paths`, for a new folder. Raises DataError, too: ``path`` is not empty, and ``overwrite`` is false."""
-    path = Path(path)
-    with atomic_path(path, **options) as temporary:
-        temporary.mkdir()
-        yield temporary
-        if not overwrite and path.is_dir() and any(path.iterdir()):
-            raise DataError(f"{path} was created meanwhile: choose another --out, or --overwrite it")
 
 
 class Closing:

@@ -23,7 +23,7 @@ from ..config import MOST_SIDE, from_dict
 from ..data.protocols import Split
 from ..errors import DataError, MismatchError, one_line
 from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
-from ..files import atomic_folder, fingerprint, write_json
+from ..files import atomic_path, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
 from ..store.header import codebooks_fingerprint
 from .gpq import build_network
@@ -63,10 +63,10 @@ def save_model(
     done_with: Path | None = None,
 ) -> None:
     """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has further entries of
-    ``config.json``, ``extra`` further texts by file name. For the rest see :func:`gpq_faiss.files.atomic_folder`.
+    ``config.json``, ``extra`` further texts by file name. For the rest see :func:`gpq_faiss.files.atomic_paths`.
 
     Raises:
-        DataError: the folder cannot be written.
+        DataError: the folder cannot be written; or it is not empty, and ``overwrite`` is false.
     """
     state = {
         f"network.{k}": v.detach().cpu().contiguous().clone()
@@ -82,12 +82,15 @@ def save_model(
         "codebooks_fingerprint": codebooks_fingerprint(codebooks),
         "model_fingerprint": state_fingerprint(state),
     }
-    with atomic_folder(out, overwrite=overwrite, done_with=done_with) as folder:
+    with atomic_path(out, done_with=done_with) as folder:
+        folder.mkdir()
         save_tensors(state, folder / "model.safetensors")
         write_json(folder / "config.json", determined | description)
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")
         split.save(folder / "split.json")
+        if not overwrite and out.is_dir() and any(out.iterdir()):
+            raise DataError(f"{out} was created meanwhile: choose another --out, or --overwrite it")
 
 
 @dataclass(frozen=True)

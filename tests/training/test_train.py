@@ -181,6 +181,16 @@ def test_a_flipped_bit_of_a_checkpoint_is_noticed(tmp_path, where):
     train_digits(tmp_path / "cut", resume=True)
 
 
+def test_a_folder_that_was_made_meanwhile_is_not_replaced(tmp_path):
+    def progress(*_):
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / "his").touch()
+
+    with pytest.raises(DataError, match="was created meanwhile"):
+        train_digits(tmp_path / "m", progress=progress)
+    assert os.listdir(tmp_path / "m") == ["his"]
+
+
 def test_a_run_that_replaces_a_model_can_be_resumed(trained, other, tmp_path):
     """The old model stays until the new one is complete, nothing of the new one is lost, and no other model is replaced."""
     out, partial, steps = tmp_path / "m", tmp_path / ".m.partial", []
