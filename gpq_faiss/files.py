@@ -327,7 +327,7 @@ class Closing:
     """Closed at the end of a ``with`` block."""
 
     def close(self) -> None:
-        """Release files and processes."""
+        """Release files and processes, if there are any."""
 
     def __enter__(self) -> Self:
         return self

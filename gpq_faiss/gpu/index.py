@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
+from ..files import Closing
 from ..indexes.base import LIMIT, check_arguments, check_min_score, too_many
 from ..indexes.codeword_lists import columns_of
 from ..indexes.filters import Filter, mask_of
@@ -58,8 +59,8 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
     return DeviceIndex(index, place, memory)
 
 
-class DeviceIndex:
-    """A snapshot of an index on a device, created by :func:`to_gpu`. Search is thread-safe.
+class DeviceIndex(Closing):
+    """A snapshot of an index on a device, created by :func:`to_gpu`. Search is thread-safe. Its memory is freed with the object.
 
     Raises:
         DataError, UsageError: more than 2^31 - 1 items, or ``memory`` below 1.
@@ -123,9 +124,6 @@ class DeviceIndex:
 
     def describe(self) -> str:
         return f"{self._source}, on {self.device}"
-
-    def close(self) -> None:
-        """No-op: the device's memory is freed with the object."""
 
     def search(
         self,

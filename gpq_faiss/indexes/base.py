@@ -99,10 +99,6 @@ class Index(Closing, ABC):
         """One-line description of the search."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Release files and processes, also at the end of a ``with`` block; searches then fail where there were any."""
-
-    @abstractmethod
     def code_of(self, item: int) -> Codes | None:
         """The code of an item, uint8 [code_size]; None if there is no such id."""
 

@@ -114,9 +114,6 @@ class MemoryIndex(Index):
     def describe(self) -> str:
         return f"{self.ntotal:,} items in memory"
 
-    def close(self) -> None:
-        """Nothing: there is no open file."""
-
     # Searching -------------------------------------------------------------------------------------------------------
 
     def _search(self, xq: Floats, k: int, **limits: Unpack[Limits]) -> tuple[Floats, Ids]:
