@@ -69,7 +69,7 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     It has Faiss' own scores, any of the items tied at rank k, and k up to 2,048. See :func:`zero_lists` for its width.
 
     Raises:
-        DeviceError: no such GPU, too little memory, or Faiss left the index elsewhere (there is no silent fall-back).
+        DeviceError: no such GPU, or too little memory (there is no silent fall-back).
         DataError: the index is empty or invalid.
         UsageError: see :func:`zero_lists`.
     """
@@ -91,15 +91,10 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     # query into shared memory while threads may still read the last.
     config.useMMCodeDistance = True
     try:
-        index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)
+        placed: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # which shares its resources
     except RuntimeError as error:
         # Its last line, without files, lines and conditions.
         why = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {why}") from None
-    if not isinstance(index, faiss.GpuIndex) or int(index.getDevice()) != device:
-        raise DeviceError(
-            f"Faiss left the index elsewhere instead of GPU {device}: search it there, or report this"
-        )
-    placed: Any = index  # which shares its resources
     placed.nprobe = ivf.nprobe
     return placed

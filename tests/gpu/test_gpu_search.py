@@ -287,8 +287,7 @@ def test_what_a_gpu_cannot_take_is_refused():
             zero_lists(codes, Z, ids)
 
 
-def test_an_index_left_on_the_cpu_is_an_error(monkeypatch):
-    """As Faiss does with several GPUs and an index that it cannot place."""
+def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
     source = MemoryIndex.build(*items(0, 3)[:2])
 
     def full(_resources, _index, config):
@@ -301,9 +300,6 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch):
     monkeypatch.setattr(faiss, "StandardGpuResources", object)
     monkeypatch.setattr(faiss, "GpuIndexIVFPQ", full)
     with pytest.raises(DeviceError, match=r"cannot copy the index to GPU 1: out of memory on the card$"):
-        to_faiss_gpu(source, 1)
-    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", lambda _resources, index, _config: index)
-    with pytest.raises(DeviceError, match="left the index elsewhere instead of GPU 1"):
         to_faiss_gpu(source, 1)
     with pytest.raises(DeviceError, match="GPU 2 was requested, but Faiss sees 2"):
         to_faiss_gpu(source, 2)
