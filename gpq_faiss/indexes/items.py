@@ -58,15 +58,11 @@ class Items(IdMap):
 
     @classmethod
     def ordered(cls, codes: Codes, ids: Ids | None) -> Items:
-        """From checked arrays in any order."""
+        """From checked arrays in any order; no id occurs twice."""
         if ids is None or not len(ids):
             return cls(codes, None)
-        each = bool((ids[1:] > ids[:-1]).all())
-        if not each:
+        if not (ids[1:] > ids[:-1]).all():
             order = np.argsort(ids, kind="stable")
             ids, codes = ids[order], codes[order]
-            # Files searched in place are not checked for repeated ids.
-            each = bool((ids[1:] > ids[:-1]).all())
-        if each and ids[0] == 0 and ids[-1] == len(ids) - 1:
-            return cls(codes, None)
-        return cls(codes, ids)
+        counting = ids[0] == 0 and ids[-1] == len(ids) - 1
+        return cls(codes, None if counting else ids)

@@ -123,9 +123,6 @@ def test_extreme_ids_are_kept():
     codes = np.array([[1, 2], [3, 4], [5, 6]], np.uint8)
     found = MemoryIndex.build(codes, books(3), ids).search(queries(1, 12), 3)[1]
     assert sorted(found[0]) == sorted(ids.tolist())
-    items = Items.ordered(codes, np.array([2, 0, 0]))  # which are not positions
-    assert items.ids.tolist() == [0, 0, 2]
-    assert items.codes.tolist() == codes[[1, 2, 0]].tolist()
     assert Items.ordered(codes, np.array([2, 0, 1])).own is None
 
 
