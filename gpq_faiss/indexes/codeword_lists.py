@@ -79,13 +79,10 @@ def grouped(columns: Codes) -> tuple[Ids, Ids]:
 
 def names_of(keys: Ids, P: int) -> Codes:
     """The two bytes by which a list's score is looked up, uint8 [lists, 2], from its first P codewords (:func:`first_words`)."""
-    words = [(keys >> 4 * (P - 1 - m) & 15).astype(np.uint8) for m in range(P)]
+    packed = pack_codes(keys[:, None] >> 4 * np.arange(P)[::-1] & 15, 16)
     names = np.zeros((len(keys), 2), np.uint8)
-    if P >= 2:
-        names[:, 0] = words[0] | words[1] << 4
-    behind = words[2:] if P >= 2 else words
-    if behind:
-        names[:, 1] = behind[0] if len(behind) == 1 else behind[0] | behind[1] << 4
+    at = int(P == 1)  # a single codeword lies in the second byte
+    names[:, at : at + packed.shape[1]] = packed
     return names
 
 

@@ -13,24 +13,19 @@ import faiss
 
 FEW = 16
 """Queries for which another thread is worth its waking, of some 100 microseconds."""
+_CORES = os.cpu_count() or 1  # counted once, as the system reads a file to count them
 
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
     """Threads that stay, as those of Faiss do: starting one takes longer than many a search. A forked process has its own."""
-    return ThreadPoolExecutor(_cores(), f"gpq-search-{process}")
-
-
-@functools.cache
-def _cores() -> int:
-    """Processors. The system reads a file to count them."""
-    return os.cpu_count() or 1
+    return ThreadPoolExecutor(_CORES, f"gpq-search-{process}")
 
 
 def workers(n: int, threads: int | None, few: int = FEW) -> int:
     """How many threads answer n queries, each at least ``few``; of ``threads`` at most (default: Faiss' setting)."""
     most = n // few
-    return 1 if most < 2 else min(threads or faiss.omp_get_max_threads(), _cores(), most)
+    return 1 if most < 2 else min(threads or faiss.omp_get_max_threads(), _CORES, most)
 
 
 def in_parallel(run: Callable[..., None], arrays: Sequence[Any], count: int, step: int = 256) -> None:
