@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import images
-import numpy as np
 import pytest
 import torch
 
@@ -27,15 +26,6 @@ def test_every_script_says_how_to_call_it(name, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         importlib.import_module(name).main()
     assert f"python benchmarks/{name}.py" in capsys.readouterr().out
-
-
-def test_probabilities_are_ranked_by_the_chance_of_one_class():
-    rng = np.random.default_rng(0)
-    x, xq = (rng.dirichlet(np.ones(7), n).astype(np.float32) for n in (50, 4))
-    coder = images.ProbabilityCoder(7)
-    codes = coder.encode(x)
-    assert codes.shape == (50, coder.code_size)
-    np.testing.assert_allclose(coder.score(xq, codes), xq @ x.T, rtol=1e-5)
 
 
 def test_the_classifier_learns_the_shares_of_the_labels():

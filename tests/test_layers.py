@@ -64,19 +64,3 @@ def test_every_file_belongs_to_a_layer_imports_point_upward_and_libraries_stay_i
         if room not in ONLY_IN.get(top, {room}) or (top == "torch" and room in NO_TORCH):
             wrong.append(where)
     assert not wrong
-
-
-LONGEST = 80
-"""Lines of a function, its docstring and signature left out."""
-
-
-def test_no_function_is_too_long_to_read():
-    wrong = []
-    for file, tree in FILES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                body = node.body[1:] if ast.get_docstring(node) else node.body
-                lines = body[-1].end_lineno - body[0].lineno + 1 if body and body[-1].end_lineno else 0
-                if lines > LONGEST:
-                    wrong.append(f"{file}:{node.lineno} {node.name}: {lines} lines")
-    assert not wrong

@@ -102,17 +102,6 @@ def test_with_every_label_the_database_is_what_was_trained_on(tmp_path):
     assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
 
 
-def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path):
-    model = train(open_digits(), tmp_path / "m", config=FEW, protocol="2")
-    split = load_split(model / "split.json")
-    names = Encoder.load(model).model.class_names
-    assert len(names) == 7
-    labels = open_digits().require_labels()
-    queried = {labels.class_names[c] for c in labels.take(split.query).class_ids()}
-    assert queried.isdisjoint(names)
-    assert evaluate(model, open_digits()).ranking.n_queries == len(split.query)
-
-
 def test_rows_as_slices_and_lists():
     n = 20
     for text in ("0:8", "3,5,9", "10:20:3", ":4", "-1", "0,2:4"):

@@ -137,6 +137,8 @@ def test_every_protocol_trains_and_evaluates(shop, tmp_path, protocol):
     name = protocol.split(maxsplit=1)[0]
     found = answer(f"evaluate {tmp_path}/model {tmp_path}/x.npz --protocol {name}")
     assert (found["protocol"], 0 < found["map"] <= 1) == (name, True)
+    trained_on = json.loads((tmp_path / "model" / "config.json").read_text())["class_names"]
+    assert len(trained_on) == {"1": 4, "2": 3, "transfer": 3, "transfer:0,3": 2}[name]
     assert name != "1" or found["n_queries"] == 17 * 4
 
 

@@ -81,6 +81,7 @@ REFUSED = """
 2 experiment run table2 digits --seeds 100000000000000000000 | seeds.0 = 100000000000000000000:
 2 experiment run table2 digits --queries 7                | --queries 7: write N-per-class
 1 experiment run table2 digits --methods pq               | 500-per-class
+2 experiment run table2 digits --methods gpq-f --labelled 0.1 | nothing to run (gpq-f:
 1 experiment run table2 features:none.npy                 | none.npy
 2 fly                                                     | No such command 'fly'
 """

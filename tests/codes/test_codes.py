@@ -123,24 +123,6 @@ def test_fused_codebooks_read_the_same_bytes_and_give_the_same_scores(M):
     assert np.abs(np.take_along_axis(score_codes(xq, codes, Z), found, axis=1) - D).max() < 1e-5
 
 
-@pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 4), (12, 16), (5, 32), (4, 256)])
-def test_scores_are_the_table_sums_and_equal_codes_have_equal_ones(M, K):
-    """To the bit, in any company."""
-    rng = np.random.default_rng([M, K, 1])
-    Z = random_codebooks(rng, M, K)
-    assignment = rng.integers(0, K, (60, M))
-    codes, xq = pack_codes(assignment, K), (rng.normal(size=(9, M * 12)) * 3).astype(np.float32)
-    tables, scores = score_tables(xq, Z), score_codes(xq, codes, Z)
-    assert np.abs(tables - cosines(xq, Z)).max() < 2e-5
-    expected = [[sum(tables[q, m, a] for m, a in enumerate(row)) for row in assignment] for q in range(9)]
-    assert scores.dtype == np.float32
-    assert np.abs(scores - np.array(expected)).max() < 1e-4
-    assert np.abs(scores - xq @ decode(codes, Z).T).max() < 1e-4
-    shuffled = rng.permutation(np.repeat(np.arange(60), 10))
-    assert np.array_equal(score_codes(xq, codes[shuffled], Z), scores[:, shuffled])
-    assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
-
-
 def test_unfit_codebooks_are_refused():
     good = random_codebooks(np.random.default_rng(0), 3, 16)
     nan, long = good.copy(), good.copy()

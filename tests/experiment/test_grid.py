@@ -169,14 +169,6 @@ def test_settings_are_layered():
     assert dataclasses.replace(theirs.loss, lambda2=0.1) == preset("paper").loss
 
 
-def test_what_cannot_be_is_said_before_anything_runs():
-    """Also ``tests/cli/test_refused.py``."""
-    with pytest.raises(GpqError, match=r"nothing to run \(gpq-f: "):
-        specs_of(methods=["gpq-f"])
-    specs, left_out = plan(small_grid(methods=["gpq-f", "pq"]), DIGITS)
-    assert (set(left_out), {c.method for c in specs}) == ({"gpq-f"}, {"pq"})
-
-
 def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path):
     """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
     for name, colour in (("a", 50), ("b", 200)):
@@ -188,4 +180,6 @@ def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path):
     larger = grid.with_options({"network": {"image_size": 100}})
     for asked, expected in ((grid, {"gpq-f": 224, "gpq": 0}), (larger, {"gpq-f": 100, "gpq": 100})):
         specs, _ = plan(asked, images)
-        assert {spec.method: spec.settings["network"]["image_size"] for spec in specs} == expected
+        networks = {spec.method: spec.settings["network"] for spec in specs}
+        assert {method: network["image_size"] for method, network in networks.items()} == expected
+        assert networks["gpq-f"]["backbone"] == "cnnf"

@@ -26,7 +26,7 @@ from gpq_faiss.methods.gpq_soft import straight_through
 from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.augment import random_flip_crop
-from gpq_faiss.nn.backbones import CNNF, VGG, BackboneSpec, build_backbone
+from gpq_faiss.nn.backbones import VGG, BackboneSpec, build_backbone
 from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
@@ -226,13 +226,6 @@ def test_a_variant_is_its_losses(variant, base):
     parts["total"].backward()
     # Without a classifier the sub-prototypes still carry z' = s(z; α, W).
     assert net.classifier.raw.grad.any()
-
-
-def test_gpq_f_takes_cnn_f():
-    config = merge(preset("paper"), dict(METHODS["gpq-f"].changes))
-    network = build_network(config, {"kind": "images", "image_size": 64}, 4)
-    assert isinstance(network.backbone, CNNF)
-    assert network.eval()(torch.rand(2, 3, 64, 64)).shape == (2, config.quantizer.width)
 
 
 # The preset "authors" -------------------------------------------------------------------------------------------------

@@ -40,14 +40,10 @@ def index_file(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings(token=TOKEN, rate=0)
-
-
-@pytest.fixture
-def served(encoder: Encoder, index_file: Path, settings: Settings) -> Iterator[Served]:
+def served(encoder: Encoder, index_file: Path) -> Iterator[Served]:
     """The service in this process, writable, with the digits as its data."""
     live = open_live(index_file, writable=True)
     service = Service(encoder, live, open_digits())
-    with TestClient(create_app(service, settings), base_url="http://127.0.0.1") as client:
+    app = create_app(service, Settings(token=TOKEN, rate=0))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         yield Served(client, service, index_file)
