@@ -49,6 +49,7 @@ def test_a_model_folder_of_earlier_settings_opens(tmp_path):
     assert config.network.hidden == (7,)
     net = build_network(config, {"kind": "features", "width": 5}, 3).eval()
     state = {key.replace("classes.", "committee."): value for key, value in net.state_dict().items()}
+    state["committee.prototypes"] = torch.zeros(1, 3, 3)
     earlier = SimpleNamespace(
         state_dict=lambda: state, coder=net.coder, asymmetric=True, items_are_codewords=False
     )

@@ -101,7 +101,6 @@ class PosteriorCodes(CodeMethod):
         weights: float [2], of the class and feature parts of a query; for joint codebooks of queries and items.
         by_logits: bool [], whether class codes are chosen by logits.
         pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
-        prototypes: float [M, C, d], query vectors of a certain class with average features.
     """
 
     name = "posterior"
@@ -146,8 +145,9 @@ class PosteriorCodes(CodeMethod):
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
         self.pseudo_labels: PseudoLabels | None = None
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        state.pop(f"{prefix}prototypes", None)  # of earlier versions, which nothing read
+        super()._load_from_state_dict(state, prefix, *args)
         # Constants for exporters.
         self._by_logits, self._sharpened = bool(self.by_logits), bool(self.power > 1)
 
@@ -293,7 +293,6 @@ class PosteriorCodes(CodeMethod):
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
         tables = kept[: self.A, :, : self.C] * scales[0]
         weights = functional.normalize(weights.float(), dim=0)
-        certain = functional.pad(weights[0] * torch.eye(self.C, device=device), (0, after))
         self.logits = nn.Buffer(logits if classes.by_logits else tables)
         self.tables = nn.Buffer(tables)
         self.feature_codewords = nn.Buffer(kept[self.A :, :, own:] * scales[1])
@@ -302,7 +301,6 @@ class PosteriorCodes(CodeMethod):
         self.by_logits: Tensor = nn.Buffer(torch.tensor(classes.by_logits, device=device))
         self.basis = nn.Buffer(basis)
         self.pq_codewords = nn.Buffer(pq_codewords)
-        self.prototypes = nn.Buffer(query_form(certain, basis).transpose(0, 1).contiguous())
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]

@@ -28,7 +28,6 @@ from gpq_faiss.methods.posterior import (
     count_class_codebooks,
 )
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.additive import assign
 
 C, WIDTH, D = 5, 9, 18
 CLASS_CODEBOOKS = (3, 2)
@@ -325,20 +324,6 @@ def test_an_infinite_input_gives_no_vector(A):
         encode_vectors(net(x).numpy(), net.codebooks().numpy())
 
 
-@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
-def test_prototypes_are_queries_for_one_class(A):
-    net = network(A)
-    torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(3, C), rtol=0, atol=1e-5)
-    torch.testing.assert_close(net.prototypes[..., : D - 2], net.weights[0] * net.basis[:, :C])
-    assert not net.prototypes[..., D - 2].any()
-    # An item that is surely of a class is found by the query for it.
-    tables = fit_codewords(torch.eye(C).repeat(8, 1), A, 16, seed=0)
-    net.place(ClassCodebooks(False, tables, tables), net.feature_codewords, net.weights)
-    codes = torch.cat([assign(torch.eye(C), net.tables), torch.zeros(C, 3 - A, dtype=torch.long)], dim=1)
-    scores = torch.einsum("cmd,mqd->cq", net.pq_codewords[torch.arange(3), codes], net.prototypes)
-    assert scores.argmax(dim=1).tolist() == list(range(C))
-
-
 # The method -----------------------------------------------------------------------------------------------------------
 
 
@@ -386,8 +371,6 @@ def test_joint_codewords_add_up_to_class_and_features(w):
     torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     scores = scored(net, items(600), net.assign(*seen(net, items(600))))
     assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
-    # A query for a class alone is part of what a query holds.
-    torch.testing.assert_close(net.prototypes[:, :, : D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
