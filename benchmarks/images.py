@@ -181,8 +181,12 @@ def main() -> None:
     if results["steps"] != options.steps:
         raise UsageError(f"{options.out} has runs of {results['steps']} steps: give another --out")
     done = {(row["method"], row["seed"]) for row in results["runs"]}
+    methods = options.methods.split(",")
+    for method in methods:
+        if method != "classifier" and not find_method(method).deep:
+            raise UsageError(f"--methods {method}: it trains no network")
     for seed in options.seeds:
-        for method in options.methods.split(","):
+        for method in methods:
             if (NAMES.get(method, method), seed) not in done:
                 results["runs"].append(run(data, method, seed, options))
                 publish(results, options.out, markdown)

@@ -50,7 +50,7 @@ def connected(address: str | None) -> Iterator[Any]:
         raise DataError(
             f"no Ray cluster answers at {address} ({one_line(error)}): start one, or leave out --ray"
         ) from None
-    except SystemExit:  # raised by Ray's SIGTERM handler
+    except SystemExit:  # raised by Ray's SIGTERM handler, in the main thread
         signal.raise_signal(signal.SIGTERM)
         raise
     messages_to_log(ray)

@@ -60,8 +60,9 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True)
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
     worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
     if not abs(norms[worst] - 1.0) <= (NORM_TOLERANCE if unit else np.finfo(np.float32).max):  # NaN, too
+        wanted = "not 1" if unit else "which is not finite"
         raise DataError(
-            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
+            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, {wanted}: "
             "pass the normalised codewords (z') that training writes"
         )
     return np.ascontiguousarray(array)

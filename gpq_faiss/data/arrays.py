@@ -106,7 +106,7 @@ def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
     """An array of integers as int64 [n]. Raises DataError: it is none, or out of range."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         found = f"{ids.dtype} {list(ids.shape)}"
-        raise DataError(f"{what}: {found}, expected ids: whole numbers of 64 bits (texts may be names)")
+        raise DataError(f"{what}: {found}, expected ids: whole numbers of 64 bits")
     if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
         raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
     return ids.astype(np.int64, copy=False)

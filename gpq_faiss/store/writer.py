@@ -171,10 +171,15 @@ class RowWriter(RawRows):
             state: small JSON (source position, count of bad items), recorded together with these rows.
 
         Raises:
-            DataError: unusable values, see :meth:`.header.Header.check_rows`; or the disk is full.
+            DataError: wrong shape or type; unusable values, see :meth:`.header.Header.check_rows`; or the disk is full.
         """
         given: dict[str, Any] = {self.header.kind: values, "ids": ids, "labels": labels}
-        blocks = {name: given[name] for name in self.header.columns()}
+        blocks = {name: np.asarray(given[name]) for name in self.header.columns()}
+        for name, row in self.header.columns().items():
+            found = blocks[name]
+            if found.dtype != row.base or found.shape[1:] != row.shape:
+                needed = f"{row.base} {(len(values), *row.shape)} is needed"
+                raise DataError(f"{self.path}: {name}: {found.dtype} {found.shape}, {needed}")
         self.header.check_rows(blocks, f"{self.path} (from row {self.rows:,})")
         with writing(self.path):
             self.extend(blocks, state)

@@ -36,6 +36,7 @@ def test_codes_are_the_brute_force_argmax_cosine(M, K):
     rng = np.random.default_rng([M, K])
     Z, x = random_codebooks(rng, M, K), random_vectors(rng, 200, M)
     truth, codes = cosines(x, Z), encode(x, Z)
+    assert np.abs(score_tables(x, Z) - truth).max() < 2e-5
     assignment = unpack_codes(codes, M, K)
     ordered = np.sort(truth, axis=2)
     clear = ordered[..., -1] - ordered[..., -2] > 1e-5

@@ -188,6 +188,9 @@ def test_bad_rows_are_refused(tmp_path):
         for bad, message in [
             ((values[:, :5], ids, labels), r"features: float32 \(10, 5\)"),
             ((values, ids[:5], labels), "10 features, 5 ids, 10 labels"),
+            ((values, ids + 0.5, labels), r"ids: float64 \(10,\)"),
+            ((values, ids, labels[:, :1]), r"labels: uint8 \(10, 1\), uint8 \(10, 2\) is needed"),
+            ((values, ids, None), "labels: object"),
             ((values, ids, padded), "labels have bits set beyond the last class"),
             ((nan, ids, labels), "NaN.*row 3"),
         ]:
@@ -206,7 +209,7 @@ def test_headers_that_do_not_fit_together():
     for changes, message in (
         ({"codebooks": codebooks().astype(np.float64)}, "float64"),
         ({"codebooks": np.zeros((3, 15, 12), np.float32)}, "power of two"),
-        ({"codebooks": np.full((3, 16, 12), np.nan, np.float32)}, "norm nan"),
+        ({"codebooks": np.full((3, 16, 12), np.nan, np.float32)}, "norm nan, which is not finite"),
         ({"class_names": ("a", "a")}, "repeat"),
     ):
         with pytest.raises(DataError, match=message):
