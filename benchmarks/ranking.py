@@ -229,7 +229,7 @@ def measure(
     results: list[RankingResult] = []
     for threads, part in zip(options.threads, rounds[1:], strict=True):
         clock = Clock()
-        results.append(clock.run(partial(rank_codes, threads=threads), tables, codes, yq.packed, yb.packed))
+        results.append(clock.run(partial(rank_codes, tables, codes, yq.packed, yb.packed, threads=threads)))
         cell["runs"].append(
             {
                 "threads": threads,
