@@ -52,12 +52,6 @@ def _tables(query: Floats, ZT: Floats, tables: Floats) -> Number:
 
 
 @inner
-def _margin(M: Number, largest: Number) -> Number:
-    """What the order of additions can make of a score."""
-    return np.float32((2 * M + 8) * _EPS) * np.float32(largest)
-
-
-@inner
 def _cell(tables: Floats, name: Number, P: Number) -> Number:
     """The score of the first two codewords of a list, if two or more name it."""
     return tables[1, name >> 4] + tables[0, name & 15] if P >= 2 else np.float32(0)
@@ -169,12 +163,6 @@ def order(D: Floats, found: Ids, n: Number) -> None:
             D[at], found[at] = D[at - 1], found[at - 1]
             at -= 1
         D[at], found[at] = score, item
-
-
-@compiled
-def _held(k: Number) -> Any:
-    """Room for the results of a query: more than k, so that many are compared at once (:func:`_enter`)."""
-    return np.empty(2 * k + 8, np.float32), np.empty(2 * k + 8, np.int64)
 
 
 @inner
@@ -401,7 +389,8 @@ def _rows(
 def _begin(query: Floats, ZT: Floats, P: Number, room: Any) -> Any:
     """Fill the tables of a query; what any code can score at most, what :func:`_heads` returns, and the margin."""
     tables, heads, _, _ = room
-    margin = _margin(len(tables), _tables(query, ZT, tables))
+    # What the order of additions can make of a score.
+    margin = np.float32((2 * len(tables) + 8) * _EPS) * _tables(query, ZT, tables)
     behind, most = _heads(tables, margin, P, heads)
     top = margin
     for m in range(len(tables)):
@@ -586,7 +575,9 @@ def search(
         Rows of the lists that were visited.
     """
     K = ZT.shape[2]
-    room, held = _room(ZT.shape[1], K), _held(k)
+    room = _room(ZT.shape[1], K)
+    # More than k, so that many are compared at once (:func:`_enter`).
+    held = np.empty(2 * k + 8, np.float32), np.empty(2 * k + 8, np.int64)
     (value, first, codes), (begin, at), (tables, heads, steps, reach) = cells, pieces, room
     bounds, turn = np.empty(len(value), np.float32), np.empty(len(value) + 1, np.int64)
     done = np.int64(0)
