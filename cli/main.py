@@ -176,9 +176,8 @@ def _end(error: Exception) -> str:
     package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
     if package not in ("", "gpq_faiss", "gpq_cli"):
         return f"the package {package} is missing or damaged ({one_line(error)}): install gpq-faiss again"
-    if isinstance(
-        error, OSError
-    ):  # what no stage foresaw, a disk that fills up in the middle of a print, say
+    # What no stage foresaw, a disk that fills up in the middle of a print, say.
+    if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
     raise error  # a bug
 

@@ -68,9 +68,8 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
         ):
             if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise ValueError("its pages do not fit together")
-            if (
-                db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
-            ):  # new, or a crash while it was made
+            # New, or a crash while it was made.
+            if db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
                 return {}
             if not has_tables(db, _TABLES, _VERSION):
                 raise DataError(

@@ -132,9 +132,8 @@ def _factory_index(Z: Floats, factory: str | None) -> Any:
     if bits == 4:
         forms[M, 4, "fs"] = "fastscan"
         named += f", {own}fs"
-        if (
-            M % 2 == 0
-        ):  # else Faiss would fill the unused half byte at random, and no other form reads such codes
+        # Else Faiss would fill the unused half byte at random, and no other form reads such codes.
+        if M % 2 == 0:
             forms[M // 2, 8, None] = "fused"
             named += f", PQ{M // 2} (two share a byte)"
     found = _FACTORY.fullmatch(f"IDMap2,{own}" if factory is None else factory)
