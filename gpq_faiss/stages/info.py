@@ -14,9 +14,12 @@ from ..data.arrays import NpyArray, npy_header
 from ..data.protocols import load_split
 from ..encoder import METADATA_FILE, read_encoder_metadata
 from ..errors import DataError, MismatchError
+from ..faissio.header import is_faiss
+from ..faissio.io import load_index, sidecar_path
 from ..faissio.model import read_description, read_model
 from ..files import read_json
 from ..inputs import reading
+from ..store.reader import describe
 
 _KNOWN = (
     "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), "
@@ -69,9 +72,6 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    from ..faissio.header import is_faiss
-    from ..store.reader import describe
-
     with path.open("rb") as file:
         start = file.read(32)
     if start.startswith(b"\x93NUMPY"):
@@ -148,8 +148,6 @@ def _encoder(path: Path) -> dict[str, Any]:
 
 def _index(path: Path) -> dict[str, Any]:
     """A Faiss index and its sidecar."""
-    from ..faissio.io import load_index, sidecar_path
-
     held, sidecar = load_index(path)
     header, beside = held.header, sidecar_path(path)
     stated: dict[str, Any] = {"model_fingerprint": None, "sha256": None, "versions": {}, "extra": {}}
