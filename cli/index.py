@@ -24,11 +24,7 @@ from . import options as common
     show_default=True,
     help="Kind of the index: flat is a plain 4-bit IndexPQ; ivf has lists made of codewords, for search in place.",
 )
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Memory budget of the build, such as 2GB.  [default: 512MiB]",
-)
+@click.option("--memory", metavar="SIZE", help="Memory budget of the build, such as 2GB.  [default: 512MiB]")
 @click.option(
     "--no-names",
     is_flag=True,

@@ -49,11 +49,7 @@ from . import options as common
 @common.device_option
 @common.data_options
 def serve(
-    data: str | None,
-    config_file: str | None,
-    ray: dict[str, Any],
-    data_args: dict[str, Any],
-    **options: Any,
+    data: str | None, config_file: str | None, ray: dict[str, Any], data_args: dict[str, Any], **options: Any
 ) -> None:
     """Serve an index over HTTP, with a page to search it by images.
 

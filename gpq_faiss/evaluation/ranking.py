@@ -145,10 +145,7 @@ def rank_codes(
 
 
 def rank_scores(
-    scores: NDArray[Any],
-    query_labels: ArrayLike,
-    database_labels: ArrayLike,
-    **options: Unpack[Options],
+    scores: NDArray[Any], query_labels: ArrayLike, database_labels: ArrayLike, **options: Unpack[Options]
 ) -> RankingResult:
     """:func:`rank_codes` from scores [Q, N], without codes: for float features, class probabilities or distances.
 

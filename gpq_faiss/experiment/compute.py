@@ -88,12 +88,7 @@ def compute(
 
 
 def _train_and_encode(
-    spec: RunSpec,
-    dataset: Dataset,
-    split: Split,
-    partial: Path,
-    options: RunOptions,
-    keep: Rows,
+    spec: RunSpec, dataset: Dataset, split: Split, partial: Path, options: RunOptions, keep: Rows
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
     fitted = fit(

@@ -154,13 +154,7 @@ class MemoryIndex(Index):
         checked: Form = check_form(form, self.M, self.K)
         return faiss_index(self.codes, self.items.own, self.codebooks, checked)
 
-    def save(
-        self,
-        path: str | Path,
-        form: str = "flat",
-        *,
-        overwrite: bool = False,
-    ) -> Path:
+    def save(self, path: str | Path, form: str = "flat", *, overwrite: bool = False) -> Path:
         """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar.
 
         Raises:

@@ -78,11 +78,7 @@ def open_index(
 
 
 def open_shards(
-    manifest: Manifest,
-    memory: str | int | None = None,
-    *,
-    in_place: bool = False,
-    total: int | None = None,
+    manifest: Manifest, memory: str | int | None = None, *, in_place: bool = False, total: int | None = None
 ) -> ShardedIndex:
     """Open the shards of a manifest as one index.
 

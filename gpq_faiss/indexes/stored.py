@@ -14,15 +14,7 @@ from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, UsageError
 from ..faissio.header import Header
 from .base import too_many
-from .codeword_lists import (
-    NO_FILTER,
-    ListSearch,
-    all_reaching,
-    best_first,
-    columns_of,
-    grouped,
-    names_of,
-)
+from .codeword_lists import NO_FILTER, ListSearch, all_reaching, best_first, columns_of, grouped, names_of
 from .filters import Filter, mask_of
 from .items import IdMap
 from .near import BLOCK, put

@@ -37,13 +37,7 @@ from ..nn.additive import assign, assign_logits, product_form, query_form
 from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
-from ..nn.quantizer import (
-    Codebooks,
-    at_least_float32,
-    intra_normalize,
-    reverse_gradient,
-    subspace_cosine,
-)
+from ..nn.quantizer import Codebooks, at_least_float32, intra_normalize, reverse_gradient, subspace_cosine
 from .codewords import (
     ClassCodebooks,
     are_few,

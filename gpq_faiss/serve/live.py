@@ -76,10 +76,7 @@ class Snapshot:
     """
 
     def __init__(
-        self,
-        index: MemoryIndex | MergedIndex,
-        changes: Changes,
-        named: NamedItems | ShardItems | None = None,
+        self, index: MemoryIndex | MergedIndex, changes: Changes, named: NamedItems | ShardItems | None = None
     ) -> None:
         self.index, self.changes, self.named = index, changes, named
         self.hidden = np.array(sorted(changes), np.int64)
