@@ -35,11 +35,6 @@ _MANY = 1 << 24  # bytes of codes that come from memory, not from a processor's 
 _ANY = np.full(1, -np.inf, np.float32)
 
 
-def columns_per_code(M: int, K: int) -> int:
-    """T, the tables of a code: of two codebooks each where K <= 16."""
-    return M if K > 16 else (M + 1) // 2
-
-
 def columns_of(codes: Codes, M: int, K: int) -> Codes:
     """Codes, one byte a table: two codewords where K <= 16, else one."""
     if K == 16:
@@ -109,7 +104,7 @@ class ListSearch:
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self.P, self.names, self.sizes, self.lists = P, names, sizes, len(names)
-        self.T = columns_per_code(self.M, self.K)
+        self.T = self.M if self.K > 16 else (self.M + 1) // 2  # tables of a code (:func:`columns_of`)
         self.scored = self.searched = 0
         self._ZT = np.ascontiguousarray(Z.transpose(2, 0, 1))
         cells = np.zeros(1, np.int64)
