@@ -92,7 +92,7 @@ def save_index(
             "codebooks_fingerprint": header.fingerprint,
             "model_fingerprint": model_fingerprint,
             "bytes": source.size,
-            "sha256": _sha256(temporary),
+            "sha256": file_sha256(temporary),
             "versions": versions("faiss", "numpy"),
             "extra": extra or {},
         }
@@ -100,9 +100,10 @@ def save_index(
     return path
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file, in hex digits. Raises DataError: it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
@@ -166,7 +167,7 @@ def read_sidecar(path: str | Path) -> dict[str, Any] | None:
 
 def check_stated(path: Path, stated: Mapping[str, Any]) -> None:
     """Check size and SHA-256 of an index file against the sidecar ``stated``. Raises MismatchError: they differ."""
-    if check_file(path, INDEX_FILE) != stated["bytes"] or _sha256(path) != stated["sha256"]:
+    if check_file(path, INDEX_FILE) != stated["bytes"] or file_sha256(path) != stated["sha256"]:
         raise _another(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..build.stream import build_index
 from ..cluster.tasks import run_all
 from ..data.paths import replaces
 from ..errors import OutputExistsError, UsageError
-from ..faissio.io import Beside
+from ..faissio.io import Beside, file_sha256
 from ..faissio.model import read_model
 from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
@@ -160,10 +159,8 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
     kind, memory, names = settings
     model = read_model(model_dir)
     items = items_key([open_shard(source, model)]) if names else None
-    with open(source, "rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
     of = model.model_fingerprint, model.codebooks_fingerprint
-    key = fingerprint("shard", content, *of, kind, items or "")
+    key = fingerprint("shard", file_sha256(source), *of, kind, items or "")
     path = Path(folder) / f"shard-{key}.faiss"
     recover(path)
     # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
