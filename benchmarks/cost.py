@@ -33,7 +33,7 @@ from common import (
     use_threads,
 )
 
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
@@ -104,7 +104,7 @@ def memory_cost(scratch: Path, sizes: tuple[int, ...]) -> list[Row]:
     data = save_features(scratch, *clusters(2000, 10, WIDTH, 1.0))
     changes = {"network": {"backbone": "linear"}, "training": {"steps": 2, "validation": 0.0}}
     model = scratch / "linear"
-    train(data, model, config=merge(preset("paper"), changes), labelled="all", protocol="none")
+    train(data, model, config=preset("paper").with_settings(changes), labelled="all", protocol="none")
     block = np.random.default_rng(0).standard_normal((BLOCK, WIDTH)).astype(np.float16)
     rows: list[Row] = []
     for n in sizes:

@@ -29,7 +29,7 @@ from common import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpq_faiss.config import Config, codebooks_for_bits, merge, preset, validate
+from gpq_faiss.config import Config, codebooks_for_bits, preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
@@ -99,9 +99,9 @@ def build_classifier(config: Config, dataset: Dataset, image_size: int, n_classe
 
 def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> Row:
     """Train and rank."""
-    config = merge(preset("paper" if method == "gpq" else "recommended"), CHANGES)
-    config = merge(config, {"training": {"seed": seed, "steps": options.steps}})
-    config = merge(config, {"quantizer": {"codebooks": codebooks_for_bits(BITS)}})
+    config = preset("paper" if method == "gpq" else "recommended").with_settings(CHANGES)
+    config = config.with_settings({"training": {"seed": seed, "steps": options.steps}})
+    config = config.with_settings({"quantizer": {"codebooks": codebooks_for_bits(BITS)}})
     split = make_split(data, "1", seed=seed, labelled=LABELLED)
     device = resolve_device(options.device)
     fitted = fit(

@@ -32,7 +32,7 @@ import ray
 
 from gpq_faiss.cluster.connect import kept_sigterm, messages_to_log
 from gpq_faiss.cluster.search import ClusterIndex
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.errors import DataError
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.encode import encode_shards
@@ -150,7 +150,7 @@ class Jobs:
         self.folder = folder
         self.data = save_features(folder, *clusters(ITEMS, 4, WIDTH, 0.5))
         self.arguments = {"labels": f"{folder}/x-labels.npy"}
-        config = merge(preset("paper"), {"training": {"steps": 20}, "network": {"backbone": "linear"}})
+        config = preset("paper").with_settings({"training": {"steps": 20}, "network": {"backbone": "linear"}})
         self.model = train(self.data, folder / "model", config=config, labelled="20-per-class")
         self.codes = self._encode(folder / "plain", None)
         self.manifest = self._build(folder / "plain-index" / "m.json", None)

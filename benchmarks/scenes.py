@@ -35,7 +35,7 @@ from common import (
 )
 from numpy.typing import NDArray
 
-from gpq_faiss.config import codebooks_for_bits, merge, preset, to_dict, validate
+from gpq_faiss.config import codebooks_for_bits, preset, to_dict, validate
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
@@ -148,7 +148,7 @@ def run_trained(name: str, bits: int, task: Task) -> RankingResult:
         "quantizer": {"codebooks": codebooks_for_bits(bits)},
         "training": {"seed": task.seed, "validation": 0.0},
     }
-    config = validate(merge(preset(TRAINED[name]), changes))
+    config = validate(preset(TRAINED[name]).with_settings(changes))
     names = task.folder / "labelled.txt"
     names.write_text("".join(f"{row}\n" for row in task.labelled))
     split = make_split(task.data, "none", seed=task.seed, labelled=str(names))

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from gpq_faiss.codes.bits import code_size, pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.faissio.io import save_index
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.serve import service
@@ -58,7 +58,7 @@ def make_model(folder: Path, bits: int) -> Path:
         "network": {"backbone": "linear"},
         "training": {"steps": 20, "batch_labelled": 30, "batch_unlabelled": 30},
     }
-    config = merge(preset("paper"), changes)
+    config = preset("paper").with_settings(changes)
     data = save_features(folder, *clusters(300, 3, 16, 0.4))
     return train(data, folder / "model", config=config, labelled="20-per-class")
 

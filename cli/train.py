@@ -91,14 +91,14 @@ def _settings(
                 f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
     changed = settings.parse_settings([*changes, *([] if seed is None else [f"training.seed={seed}"])])
-    base = settings.merge(base, changed)
+    base = base.with_settings(changed)
     if bits is not None:
         if "codebooks" in changed.get("quantizer", {}):
             raise UsageError(
                 "--bits and --set quantizer.codebooks both set the code length: give one of them"
             )
         M = settings.codebooks_for_bits(bits, base.quantizer.codewords)
-        base = settings.merge(base, {"quantizer": {"codebooks": M}})
+        base = base.with_settings({"quantizer": {"codebooks": M}})
     return settings.validate(base)
 
 

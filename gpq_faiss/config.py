@@ -171,9 +171,6 @@ class Config(_Section):
             raise UsageError(f"settings that cannot be read: {error}") from None
 
 
-merge = Config.with_settings
-"""As a function of a config and its changes."""
-
 CLASS_BETA = 20.0
 """β of class networks."""
 
@@ -278,7 +275,8 @@ def _message(error: ValidationError) -> str:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Nested changes of ``section.key=value`` texts, for :func:`merge`; values as in TOML, or plain text. The last of a name counts.
+    """Nested changes of ``section.key=value`` texts, for :meth:`Config.with_settings`; values as in TOML, or plain text. The last of a
+    name counts.
 
     Raises:
         UsageError: a text of another form.
@@ -311,7 +309,7 @@ def from_dict(values: dict[str, Any]) -> Config:
     for key, value in kept.items():
         if isinstance(value, dict) and dataclasses.is_dataclass(known := getattr(base, key)):
             kept[key] = {name: value[name] for name in vars(known) if name in value}
-    return validate(merge(base, kept))
+    return validate(base.with_settings(kept))
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
@@ -341,7 +339,7 @@ def read_toml(path: str | Path, base: Config) -> Config:
     """Read a run's TOML, which changes its ``preset``, or without one ``base``. Raises DataError: not TOML."""
     values = read_input(Path(path), "the settings of a run (--config)")
     try:
-        return merge(preset(str(values["preset"])) if "preset" in values else base, values)
+        return (preset(str(values["preset"])) if "preset" in values else base).with_settings(values)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
@@ -352,7 +350,7 @@ def validate(config: Config) -> Config:
         raise UsageError(
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
         )
-    config = merge(config, {})
+    config = config.with_settings({})
     method, wrong = config.method, None
     if not config.class_networks:
         if method == "gpq-authors" and config.training.batch_unlabelled == 1:

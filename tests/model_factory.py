@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gpq_faiss import __version__
-from gpq_faiss.config import Config, merge, preset, to_dict, validate
+from gpq_faiss.config import Config, preset, to_dict, validate
 from gpq_faiss.data.protocols import Split
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import save_model
@@ -22,7 +22,7 @@ def own_settings() -> Config:
         "method": "gpq-printed",
         "training": {"learning_rate": 1e-3},
     }
-    return validate(merge(preset("paper"), changes))
+    return validate(preset("paper").with_settings(changes))
 
 
 def make_model(
@@ -56,7 +56,7 @@ def make_model(
     }
     if kind == "images":
         settings["network"]["image_size"] = image_size
-    config = merge(Config(preset="paper"), settings)
+    config = Config(preset="paper").with_settings(settings)
     images = {"kind": "images", "image_size": image_size}
     input_ = images if kind == "images" else {"kind": "features", "width": width}
     network = build_network(config, input_, len(class_names))

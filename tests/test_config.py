@@ -14,7 +14,6 @@ from gpq_faiss.config import (
     Config,
     codebooks_for_bits,
     from_dict,
-    merge,
     parse_settings,
     preset,
     read_toml,
@@ -77,12 +76,12 @@ def test_variants_and_schedules_of_earlier_settings(tmp_path):
     ):
         saved = to_dict(preset("paper")) | {"gpq": gpq}
         saved["training"]["schedule"] = "cosine"
-        assert from_dict(saved) == merge(preset("paper"), {"method": method})
+        assert from_dict(saved) == preset("paper").with_settings({"method": method})
     saved = to_dict(preset("gpq")) | {"gpq": {"variant": "authors"}}
     with pytest.raises(UsageError, match=r"gpq\.variant = authors: .*: train again"):
         from_dict(saved)
     saved["network"]["backbone"] = "mlp"  # which it left alone
-    assert from_dict(saved) == merge(preset("gpq"), {"network": {"backbone": "mlp"}})
+    assert from_dict(saved) == preset("gpq").with_settings({"network": {"backbone": "mlp"}})
 
 
 def test_a_file_changes_single_settings_of_its_preset(tmp_path):
@@ -91,7 +90,7 @@ def test_a_file_changes_single_settings_of_its_preset(tmp_path):
     file.write_text(f'preset = "recommended"\n{training}[network]\nhidden = [3, 4]\n')
     config = read_toml(file, preset("paper"))
     changes = {"training": {"steps": 7, "learning_rate": 1.0}, "network": {"hidden": (3, 4)}}
-    assert config == merge(preset("recommended"), changes)
+    assert config == preset("recommended").with_settings(changes)
     assert isinstance(config.training.learning_rate, float)
 
 
@@ -147,7 +146,7 @@ def test_the_fingerprint_sees_every_setting():
 
 def test_settings_on_the_command_line_are_typed_and_checked():
     texts = ["training.steps=4", "network.backbone=vgg", "network.hidden=[3, 4]", "network.noise=0.25"]
-    config = merge(preset("recommended"), parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"]))
+    config = preset("recommended").with_settings(parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"]))
     assert (config.training.steps, config.network.backbone, config.network.hidden) == (4, "vgg", (3, 4))
     assert (config.network.noise, config.loss.lambda2, config.method) == (0.25, 1.0, "gpq")
     assert parse_settings(["network.weights=a=b"]) == {"network": {"weights": "a=b"}}
@@ -168,14 +167,14 @@ def test_settings_on_the_command_line_are_typed_and_checked():
 )
 def test_settings_that_do_not_go_together_are_refused(name, changes, message):
     with pytest.raises(UsageError, match=message):
-        validate(merge(preset(name), changes))
-    assert validate(merge(preset("paper"), changes)), "sections of other methods have no effect"
+        validate(preset(name).with_settings(changes))
+    assert validate(preset("paper").with_settings(changes)), "sections of other methods have no effect"
 
 
 def test_bits_and_codebooks_agree_or_are_refused():
     for M, nbits in itertools.product(range(1, 65), range(2, 9)):
         assert codebooks_for_bits(M * nbits, 1 << nbits) == M
-        config = merge(Config(), {"quantizer": {"codebooks": M, "codewords": 1 << nbits}})
+        config = Config().with_settings({"quantizer": {"codebooks": M, "codewords": 1 << nbits}})
         assert config.quantizer.bits == M * nbits
     for bits, K in ((13, 16), (0, 16), (-4, 16), (12, 32)):
         with pytest.raises(UsageError, match="do not divide"):

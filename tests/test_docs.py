@@ -20,7 +20,7 @@ from gpq_cli.main import cli
 from model_factory import make_model
 
 import gpq_faiss as gpq
-from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.config import Config, preset
 from gpq_faiss.methods.uncompressed import Classifier
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,7 @@ def shop(tmp_path, monkeypatch):
     for name, array in arrays.items():
         np.save(f"{name}.npy", array)
     short = {"training": {"steps": 4}, "posterior": {"networks": 1}, "network": {"backbone": "mlp"}}
-    config = merge(preset("recommended"), short)
+    config = preset("recommended").with_settings(short)
     monkeypatch.setattr(gpq, "train", functools.partial(gpq.train, config=config), raising=False)
     monkeypatch.setattr(Classifier, "steps", 4)
     return tmp_path

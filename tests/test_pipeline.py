@@ -13,7 +13,7 @@ from gpq_faiss import Encoder, RowReader, evaluate, rank_codes, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import MismatchError, UsageError
@@ -28,7 +28,7 @@ def quick():
         "quantizer": {"codebooks": 6},
         "training": {"steps": 100, "learning_rate": 3e-3},
     }
-    return merge(preset("recommended"), changes)
+    return preset("recommended").with_settings(changes)
 
 
 class Products(NamedTuple):
@@ -86,7 +86,7 @@ def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_sp
     assert result.split_hash != products.evaluation.split_hash
 
 
-FEW = merge(preset("paper"), {"training": {"steps": 5}})
+FEW = preset("paper").with_settings({"training": {"steps": 5}})
 
 
 def test_a_model_without_queries_cannot_be_evaluated(tmp_path):
@@ -145,7 +145,7 @@ def test_the_path_on_a_gpu(tmp_path, amp):
 def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path):
     training = {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64}
     changes = {"network": {"backbone": "vgg", "image_size": 32}, "training": training}
-    made = {"config": merge(preset("paper"), changes), "labelled": "20-per-class", "amp": True}
+    made = {"config": preset("paper").with_settings(changes), "labelled": "20-per-class", "amp": True}
     model = train(open_digits(), tmp_path / "m", device="cuda", **made)
     _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(open_digits(), np.arange(64))
     assert np.isfinite(vectors).all()

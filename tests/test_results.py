@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpq_faiss import evaluate, train
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.standard import open_digits
 
 ROOT = Path(__file__).parent.parent
@@ -184,6 +184,6 @@ def test_the_sizes_of_the_installations_are_the_committed_ones():
 )
 def test_short_trainings_of_the_presets_rank_as_before(tmp_path, name, changes, expected):
     """On digits, 20 labels per class, 12 bits: cheaper than the presets, but by the same code."""
-    config = merge(merge(preset(name), {"quantizer": {"codebooks": 3}}), changes)
+    config = preset(name).with_settings({"quantizer": {"codebooks": 3}}).with_settings(changes)
     train(open_digits(), tmp_path / "model", config=config, labelled="20-per-class")
     assert evaluate(tmp_path / "model", open_digits()).ranking.map == pytest.approx(expected, abs=0.02)

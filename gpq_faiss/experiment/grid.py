@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ..config import MOST_SEED, Config, merge, preset, to_dict, updated
+from ..config import MOST_SEED, Config, preset, to_dict, updated
 from ..data.protocols import check_protocol
 from ..errors import UsageError, unknown
 from ..inputs import read_toml
@@ -100,7 +100,7 @@ class Grid(_Strict):
             for name in (*self.methods, *(variation.methods or ())):
                 find_method(name)
             for changes in (self.config, variation.config):
-                merge(base, changes)
+                base.with_settings(changes)
                 for name, key in _OF_THE_GRID.items():
                     section, dot, setting = name.partition(".")
                     if section in changes and (not dot or setting in changes[section]):
@@ -176,8 +176,8 @@ def baseline_config(config: Config, *, perceptron: bool) -> Config:
         "method": Config().method if config.class_networks else config.method,
         "quantizer": {"codewords": config.quantizer.codewords},
     }
-    own = merge(Config(preset=config.preset), changes)
-    return merge(own, BASELINE_PERCEPTRON) if perceptron else own
+    own = Config(preset=config.preset).with_settings(changes)
+    return own.with_settings(BASELINE_PERCEPTRON) if perceptron else own
 
 
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool) -> Config:
@@ -191,18 +191,18 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     entry = find_method(method)
     config = preset(variation.preset or grid.preset)
     own = (entry.changes, grid.config, variation.config)
-    perceptron = perceptron or reduce(merge, own, config).network.backbone == "mlp"
+    perceptron = perceptron or reduce(Config.with_settings, own, config).network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif entry.changes.keys() & {"loss", "method"}:
         # GPQ's variants of the paper: the losses as printed, where the preset has class networks with the network of the others.
         if config.class_networks:
-            config = merge(config, {"method": "gpq", "loss": to_dict(Config().loss)})
-            config = merge(config, BASELINE_PERCEPTRON) if perceptron else config
+            config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
+            config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
     elif (config.method == "posterior") != (method == "posterior"):
         # Two methods, each with its own preset if the grid has the other's.
         config = preset("recommended" if method == "posterior" else "gpq")
-    config = reduce(merge, own, config)
+    config = reduce(Config.with_settings, own, config)
     if entry.convolutional and not config.network.image_size:
-        config = merge(config, {"network": {"image_size": 224}})
+        config = config.with_settings({"network": {"image_size": 224}})
     return config

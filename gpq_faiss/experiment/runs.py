@@ -39,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
-from ..config import codebooks_for_bits, merge, to_dict, validate
+from ..config import codebooks_for_bits, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
 from ..errors import DataError, MismatchError, UsageError
@@ -111,7 +111,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                     config = method_config(grid, variation, method, perceptron=perceptron)
                     M = codebooks_for_bits(bits, config.quantizer.codewords)
                     own = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
-                    settings = to_dict(validate(merge(config, own)))
+                    settings = to_dict(validate(config.with_settings(own)))
                 else:
                     settings = make_method(method, bits or 32, seed).settings()
                 revision = f"{method} {entries[method].revision}"

@@ -17,7 +17,7 @@ from sklearn.datasets import dump_svmlight_file
 
 import gpq_faiss
 from gpq_faiss import plugins
-from gpq_faiss.config import from_dict, merge, preset, to_dict
+from gpq_faiss.config import from_dict, preset, to_dict
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
@@ -29,8 +29,8 @@ SHORT = (
     "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
 )
 LINEAR = "--set network.backbone=linear"
-WITH_LOSS = merge(
-    preset("paper"), {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}
+WITH_LOSS = preset("paper").with_settings(
+    {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}
 )
 
 
@@ -197,7 +197,9 @@ def centres(method):
 @pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
 def test_parameters_of_a_loss_are_trained_once_and_kept(install, chosen):
     install("centres", {"losses": {"centres": "broken_module:Centres"}})
-    config = merge(preset(chosen), {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}})
+    config = preset(chosen).with_settings(
+        {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}}
+    )
     data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
     method = build_gpq(config, data, 0, 3)
     (centre,) = centres(method)

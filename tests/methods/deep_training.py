@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.config import Config, preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
@@ -46,7 +46,7 @@ def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any
         "network": {"hidden": [64], "noise": 0.0},
         "training": {**quick, "learning_rate": 3e-3, **training},
     }
-    return validate(merge(baseline_config(preset("recommended"), perceptron=True), changes))
+    return validate(baseline_config(preset("recommended"), perceptron=True).with_settings(changes))
 
 
 def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options: Any) -> Fitted:

@@ -12,7 +12,7 @@ from deep_training import codes_of, digits, features, fitted, made, quick_config
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
@@ -132,7 +132,7 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name
     config, often = quick_config(12, 8, validation=0.2), {"checkpoint_seconds": 0.0, "validate_every": 4}
     if name == "gpq":  # with soft targets
         small = {"quantizer": {"codebooks": 3}, "posterior": {"networks": 2}, "network": {"hidden": [16]}}
-        config = merge(preset("gpq"), {**small, "training": {"steps": 8, "validation": 0.2}})
+        config = preset("gpq").with_settings({**small, "training": {"steps": 8, "validation": 0.2}})
     whole = fitted(name, digits(), config, tmp_path / "whole", validate_every=4)
     with pytest.raises(InterruptedError):
         fitted(name, digits(), config, tmp_path / "cut", progress=cut, **often)
@@ -143,7 +143,7 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
     codes = codes_of(whole.method, digits())
     np.testing.assert_array_equal(codes, codes_of(again.method, digits()))
-    other = fitted(name, digits(), merge(config, {"training": {"seed": 2}}), tmp_path / "other")
+    other = fitted(name, digits(), config.with_settings({"training": {"seed": 2}}), tmp_path / "other")
     assert (codes != codes_of(other.method, digits())).any()
 
 

@@ -15,7 +15,7 @@ from model_factory import own_settings
 from safetensors.torch import load_file
 
 from gpq_faiss import encode, evaluate, search, train
-from gpq_faiss.config import merge, preset, validate
+from gpq_faiss.config import preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.encoder import Encoder
@@ -43,7 +43,7 @@ def method(classes=C, **sections):
         "network": {"hidden": [16], "noise": 0.0},
         "posterior": {"networks": 2},
     }
-    config = merge(merge(preset("gpq"), small), sections)
+    config = preset("gpq").with_settings(small).with_settings(sections)
     return build_network(config, {"kind": "features", "width": WIDTH}, classes).train()
 
 
@@ -125,7 +125,7 @@ def test_digits_are_found_by_their_class_and_faiss_makes_the_codes(tmp_path):
         "network": {"hidden": [64]},
         "training": {"steps": 60, "learning_rate": 3e-3},
     }
-    digits, config = open_digits(), merge(preset("gpq"), changes)
+    digits, config = open_digits(), preset("gpq").with_settings(changes)
     model = train(digits, tmp_path / "model", config=config, labelled="20-per-class")
     assert evaluate(model, digits, protocol="1").ranking.map > 0.8, "chance is 0.1"
     last = json.loads((model / "metrics.jsonl").read_text().splitlines()[-1])
@@ -197,7 +197,7 @@ def test_straight_through_gives_codewords_and_the_gradient_of_their_mean():
 @pytest.mark.parametrize("variant", ["gpq", "gpq-h", "gpq-t"])
 def test_a_variant_is_its_losses(variant, base):
     small = {"quantizer": {"codebooks": 3, "subdim": 6}, "network": {"hidden": [24]}}
-    config = merge(merge(base, small), dict(METHODS[variant].changes))
+    config = base.with_settings(small).with_settings(dict(METHODS[variant].changes))
     data = open_data(np.eye(8, WIDTH, dtype=np.float32), labels=np.arange(8) % C)
     gpq = METHODS[variant].load()(config, data, 0, C).eval()
     x, y, net = batch().x, batch().y, gpq
@@ -240,7 +240,7 @@ def small(variant="gpq-authors"):
         "network": {"backbone": "mlp", "hidden": [HIDDEN], "weights": "none"},
         "method": variant,
     }
-    config = validate(merge(preset("authors"), changes))
+    config = validate(preset("authors").with_settings(changes))
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     norm = torch.nn.BatchNorm1d(HIDDEN)
     net.backbone.layers.insert(1, norm)
@@ -314,7 +314,7 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
 
     monkeypatch.setattr("gpq_faiss.training.loop.random_flip_crop", spy)
     training = {"steps": 1, "batch_unlabelled": 20, "learning_rate": 1e-9, "augment": "crop"}
-    config = merge(preset("authors"), {"quantizer": {"codebooks": 2}, "training": training})
+    config = preset("authors").with_settings({"quantizer": {"codebooks": 2}, "training": training})
     model = train(pictures, tmp_path / "model", config=config, labelled="5-per-class")
     torch.testing.assert_close(seen, [torch.tensor([0.485, 0.456, 0.406])], check_dtype=False)
     trained = load_file(model / "model.safetensors")

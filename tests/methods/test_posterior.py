@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
-from gpq_faiss.config import merge, preset, validate
+from gpq_faiss.config import preset, validate
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods import codewords, posterior
@@ -47,11 +47,11 @@ def config_of(A=3):
     features = {"feature_weight": 0.0} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
     changes = {"quantizer": {"codebooks": 3}, "loss": {"lambda2": 0.1}, "network": {"hidden": [16]}}
     changes |= {"posterior": {"networks": 4, **features}}
-    return validate(merge(preset("recommended"), changes))
+    return validate(preset("recommended").with_settings(changes))
 
 
 def method(A=3, *, width=WIDTH, **changes):
-    config = merge(config_of(A), changes)
+    config = config_of(A).with_settings(changes)
     return build_network(config, {"kind": "features", "width": width}, C)
 
 
@@ -249,7 +249,7 @@ def test_of_images_the_residual_is_that_of_evened_features():
 def test_class_codebooks_grow_with_the_bits_of_the_class(n, expected):
     assert count_class_codebooks(12, n) == expected
     assert count_class_codebooks(3, n) == min(expected, 3)
-    config = merge(preset("recommended"), {"posterior": {"networks": 1}, "network": {"hidden": [4]}})
+    config = preset("recommended").with_settings({"posterior": {"networks": 1}, "network": {"hidden": [4]}})
     if n <= 242:
         net = build_network(config, {"kind": "features", "width": 4}, n)
         assert net.tables.shape == (expected, 16, n)
@@ -425,7 +425,7 @@ def test_the_class_networks_move_faster_than_a_trunk():
     assert len(slow["params"]) > 0
     assert fast["times"] == 2.0
     # Over convolutions they are linear, and move as slowly as these; the seed alone gives their weights.
-    config = merge(config_of(), {"network": {"backbone": "vgg"}})
+    config = config_of().with_settings({"network": {"backbone": "vgg"}})
     net, again = (build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2))
     assert isinstance(net.backbone.head, torch.nn.Linear)
     assert all(map(torch.equal, net.state_dict().values(), again.state_dict().values()))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import RidgeCV
 
 from gpq_faiss import evaluate, open_data, train
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.losses.classification import subspace_classification
@@ -171,7 +171,7 @@ def config_of(propagation=20.0, seed=0, unlabelled=60, **network):
         "network": {"hidden": [64], **network},
         "training": {"steps": 150, "batch_labelled": 20, "batch_unlabelled": unlabelled, "seed": seed},
     }
-    return merge(preset("recommended"), changes)
+    return preset("recommended").with_settings(changes)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpq_faiss import encode, open_data, train
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError, MismatchError
 from gpq_faiss.faissio.model import read_description
@@ -23,7 +23,7 @@ def few_steps(name, codebooks=3):
         "quantizer": {"codebooks": codebooks},
         "training": {"steps": 10},
     }
-    return merge(preset(name), changes)
+    return preset(name).with_settings(changes)
 
 
 @pytest.fixture(scope="module")

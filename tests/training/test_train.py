@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpq_faiss.config import NetworkConfig, QuantizerConfig, TrainingConfig, merge, preset
+from gpq_faiss.config import NetworkConfig, QuantizerConfig, TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.standard import open_digits
@@ -64,7 +64,7 @@ def test_hold_out_is_a_share_of_every_class(share, classes, seed):
 
 def test_steps_and_learning_rates():
     config = preset("paper")
-    cosine = merge(config, {"network": {"noise": 0.5}})
+    cosine = config.with_settings({"network": {"noise": 0.5}})
     assert [learning_rate(config, step, 1000) for step in (0, 99)] == [2e-4, 2e-4]
     assert learning_rate(config, 250, 1000) == pytest.approx(2e-4 * 0.95**2)
     assert [learning_rate(cosine, step, 10) for step in (0, 5)] == pytest.approx([2e-4, 1e-4])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
@@ -78,10 +78,10 @@ CLASSES = {"network": {"backbone": "mlp", "hidden": [16, 8], "noise": 0.2}}
 SMALL = {"quantizer": {"codebooks": 2}, "posterior": {"networks": 2}}
 CONFIGS = {
     "npair": (preset("paper"), MLP),
-    "triplet": (merge(preset("paper"), {"method": "gpq-triplet"}), MLP),
+    "triplet": (preset("paper").with_settings({"method": "gpq-triplet"}), MLP),
     "npair, batch norm": (preset("paper"), VGG),
-    "printed": (merge(preset("paper"), {"method": "gpq-printed"}), MLP),
-    "authors, batch norm apart": (merge(preset("authors"), {"network": {"weights": "none"}}), VGG),
+    "printed": (preset("paper").with_settings({"method": "gpq-printed"}), MLP),
+    "authors, batch norm apart": (preset("authors").with_settings({"network": {"weights": "none"}}), VGG),
     "class networks": (preset("recommended"), CLASSES),
     "soft targets": (preset("gpq"), CLASSES),
 }
@@ -107,7 +107,7 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
     """By configuration: the largest difference of any number from that of one process, and the number of gradients."""
     out = {}
     for name, (base, network) in CONFIGS.items():
-        config = merge(merge(base, SMALL), network)
+        config = base.with_settings(SMALL).with_settings(network)
         dataset, labels = open_digits(), open_digits().require_labels()
         rows, n = np.arange(ITEMS), LABELLED
         size = 16 if network is VGG else 8
