@@ -1,7 +1,9 @@
 """Codewords whose sums approximate given vectors, and the class codebooks of class-posterior codes. Not in the paper.
 
-Every codebook starts with the same k-means centroids, each at a smaller scale than the one before, like the digits of a number. Then
-codes (beam search) and codewords are updated alternately (Babenko and Lempitsky, "Additive quantization", CVPR 2014). For classes they are
+Every codebook starts with the same k-means centroids, each at a smaller scale than the one before, like the digits of a number; or, where
+centroids merge classes, with those of what the codebooks before it leave, as a residual quantiser (Chen, Guan and Wang, "Approximate
+nearest neighbor search by residual vector quantization", Sensors 2010). Then codes (beam search) and codewords are updated alternately
+(Babenko and Lempitsky, "Additive quantization", CVPR 2014). For classes they are
 
 *sums of probabilities*, if classes are few, at most twice as many as a codebook has codewords: M codewords add up to the tempered
 posterior (least squares), and the score is Σ_m p_q·S_m;
@@ -48,15 +50,28 @@ _NUMBERS = 1 << 24
 """Bytes of temporary arrays."""
 
 
-def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
-    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets`` float [n, E]; ``seed`` of k-means."""
+def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool = False) -> Tensor:
+    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets`` float [n, E]; ``seed`` of k-means;
+    ``residual``: they start as a residual quantiser, as they should where K centroids merge what must be told apart."""
     x = targets.float().cpu()
-    scales = PLACE ** np.arange(M, dtype=np.float32)
-    start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
-    codewords = torch.from_numpy(start)
+    if residual:
+        codewords = residual_codewords(x, M, K, seed=seed)
+    else:
+        scales = PLACE ** np.arange(M, dtype=np.float32)
+        start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
+        codewords = torch.from_numpy(start)
     for _ in range(_ITERATIONS):
         codewords = least_squares(x, assign(x, codewords), K)
     return codewords
+
+
+def residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
+    """M codebooks of K codewords, float32 [M, K, E], of a residual quantiser of x float32 [n, E]: k-means of what those before it leave."""
+    words: list[Tensor] = []
+    for _ in range(M):
+        words.append(torch.from_numpy(kmeans(x.numpy(), K, seed, nredo=STARTS)))
+        x = x - words[-1][assign(x, words[-1][None])[:, 0]]
+    return torch.stack(words)
 
 
 def least_squares(targets: Tensor, codes: Tensor, K: int) -> Tensor:
@@ -101,7 +116,7 @@ def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, 
     """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the ``tempered`` ones are coded."""
     p, t = posterior.float().cpu(), tempered.float().cpu()
     if are_few(p.shape[1], K):
-        words = fit_codewords(t, A, K, seed=seed)
+        words = fit_codewords(t, A, K, seed=seed, residual=p.shape[1] > K)
         return ClassCodebooks(False, words, words)
     every = -(-len(p) // _ITEMS)
     p, t = p[::every], t[::every]

@@ -118,6 +118,12 @@ def test_turns_end_no_worse_than_they_began(make, M, monkeypatch):
     assert error(x, found) < error(x, start) * (1 + 1e-6 if M == 1 else 0.8)
 
 
+def test_more_classes_than_codewords_are_told_apart_though_items_are_few():
+    noise = torch.randn(240, 30, generator=torch.Generator().manual_seed(0))
+    x = (6 * torch.eye(30).repeat(8, 1) + noise).softmax(dim=1)
+    assert error(x, fit_class_codebooks(x, x, 6, 16, seed=0).tables) < 0.01
+
+
 def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
     """No other codewords are nearer to the vectors with these codes, but for the small weight on their length."""
     x = posteriors(400)
