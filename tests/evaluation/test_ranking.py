@@ -51,10 +51,8 @@ def plain_ap(relevant, k=None, denominator="relevant"):
 
 
 def naive(scores, relevant, ties="expected", k=None, denominator="relevant", ids=None):
-    """Average precision, and the expected relevant items among the first 1, 2, ... of one ranking, rank by rank.
-
-    Not for expected ties with the denominator "relevant-in-top-k", an expectation of quotients.
-    """
+    """Average precision, and the expected relevant items among the first 1, 2, ... of one ranking, rank by rank; not for
+    expected ties with the denominator "relevant-in-top-k", an expectation of quotients."""
     n = len(scores)
     inside = {"id": np.arange(n) if ids is None else ids, "best": ~relevant, "worst": relevant}
     order = np.lexsort((inside.get(ties, np.arange(n)), -scores))

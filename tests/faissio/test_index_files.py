@@ -271,10 +271,8 @@ def model(request, tmp_path_factory):
 
 
 def vectors(Z, n, seed):
-    """Vectors near the codewords of random codes, float32 [n, M*d], sub-vectors of unit norm.
-
-    Each is clearly nearer to one codeword than to the next, so that rounding decides no code.
-    """
+    """Vectors near the codewords of random codes, float32 [n, M*d], sub-vectors of unit norm: each is clearly
+    nearer to one codeword than to the next, so that rounding decides no code."""
     M, K, d = Z.shape
     rng = np.random.default_rng([seed, n])
     x = Z[np.arange(M), rng.integers(0, K, (4 * n, M))] + 0.2 * rng.standard_normal((4 * n, M, d))

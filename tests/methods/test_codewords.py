@@ -119,8 +119,7 @@ def test_turns_end_no_worse_than_they_began(make, M, monkeypatch):
 
 
 def test_more_classes_than_codewords_are_told_apart_though_items_are_few():
-    noise = torch.randn(240, 30, generator=torch.Generator().manual_seed(0))
-    x = (6 * torch.eye(30).repeat(8, 1) + noise).softmax(dim=1)
+    x = posteriors(240, 30)
     assert error(x, fit_class_codebooks(x, x, 6, 16, seed=0).tables) < 0.01
 
 
