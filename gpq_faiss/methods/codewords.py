@@ -55,7 +55,7 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool 
     ``residual``: they start as a residual quantiser, as they should where K centroids merge what must be told apart."""
     x = targets.float().cpu()
     if residual:
-        codewords = residual_codewords(x, M, K, seed=seed)
+        codewords = _residual_codewords(x, M, K, seed=seed)
     else:
         scales = PLACE ** np.arange(M, dtype=np.float32)
         start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
@@ -65,7 +65,7 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool 
     return codewords
 
 
-def residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
+def _residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """M codebooks of K codewords, float32 [M, K, E], of a residual quantiser of x float32 [n, E]: k-means of what those before it leave."""
     words: list[Tensor] = []
     for _ in range(M):
