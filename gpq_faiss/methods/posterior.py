@@ -287,7 +287,8 @@ class PosteriorCodes(CodeMethod):
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
         tables = kept[: self.A, :, : self.C] * scales[0]
         weights = functional.normalize(weights.float(), dim=0)
-        self.logits = nn.Buffer(logits if classes.by_logits else tables)
+        # A copy: where both shared their memory, a file's logits were overwritten by its tables.
+        self.logits = nn.Buffer(logits if classes.by_logits else tables.clone())
         self.tables = nn.Buffer(tables)
         self.feature_codewords = nn.Buffer(kept[self.A :, :, own:] * scales[1])
         self.weights: Tensor = nn.Buffer(weights)

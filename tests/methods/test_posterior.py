@@ -203,12 +203,14 @@ def test_a_known_accuracy_tempers_what_is_coded():
 
 def test_power_and_kind_of_codes_are_kept_with_the_weights():
     net, other = network(2), network(2)
-    net.place(ClassCodebooks(True, net.tables, net.tables), net.feature_codewords, net.weights)
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=net.tables.shape)).float()
+    net.place(ClassCodebooks(True, logits, net.tables), net.feature_codewords, net.weights)
     other.power.fill_(1.0)
     x = items(40, 1)
     assert not torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
     other.load_state_dict(net.state_dict())
     assert torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
+    assert torch.equal(other.logits, logits)
     for missing in ("power", "by_logits"):
         state = {name: value for name, value in net.state_dict().items() if name != missing}
         with pytest.raises(RuntimeError, match=missing):
