@@ -42,7 +42,7 @@ _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
 """Items for weighting class and features."""
 _FLOOR = 1e-3
 """Added to probabilities before taking logarithms for the initial codewords."""
-_LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 30, 0.05, 1e-4
+_LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 10, 0.05, 1e-4
 _TABLE_STEPS, _TABLE_RATE, _TABLE_BATCH = 300, 0.02, 1000
 _LIMIT = 20.0
 """Limit of logits: exponentials of larger sums could overflow."""
@@ -70,7 +70,8 @@ def _residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     words: list[Tensor] = []
     for _ in range(M):
         words.append(torch.from_numpy(kmeans(x.numpy(), K, seed, nredo=STARTS)))
-        x = x - words[-1][assign(x, words[-1][None])[:, 0]]
+        nearest = ClassCodebooks(False, words[-1][None], words[-1][None]).assign(x)
+        x = x - words[-1][nearest[:, 0]]
     return torch.stack(words)
 
 
@@ -162,9 +163,7 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated alternately."""
     logits = (targets + _FLOOR).log()
     logits = logits - logits.mean(dim=1, keepdim=True)
-    scales = PLACE ** torch.arange(M, dtype=torch.float32)
-    start = torch.from_numpy(kmeans(logits.numpy(), K, seed, nredo=STARTS))
-    codewords = (scales / scales.sum())[:, None, None] * start
+    codewords = _residual_codewords(logits, M, K, seed=seed)
     for _ in range(_ITERATIONS):
         codes = ClassCodebooks(True, codewords, codewords).assign(targets)
         trained = codewords.clone().requires_grad_(True)

@@ -159,6 +159,14 @@ def test_turns_lower_the_cross_entropy_below_that_of_one_codebook():
     assert costs[0] - entropy > 2 * (costs[1] - entropy) > -1e-4
 
 
+def test_sums_of_logits_start_by_telling_classes_apart_that_one_codebook_merges(monkeypatch):
+    """Equal centroids at smaller scales start with an excess of 1.9."""
+    monkeypatch.setattr(module, "_ITERATIONS", 0)
+    p = posteriors(300, 60)
+    entropy = float(-(p * p.log()).sum(dim=1).mean())
+    assert cross_entropy(p, fit_logit_codewords(p, 2, 16, seed=0)) - entropy < 1.5
+
+
 def test_tables_lower_the_n_pair_loss_of_fixed_codes(monkeypatch):
     monkeypatch.setattr(module, "_TABLE_STEPS", 100)
     monkeypatch.setattr(module, "_ITERATIONS", 3)

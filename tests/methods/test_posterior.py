@@ -39,7 +39,6 @@ def few_steps():
     """Score tables are fitted in fewer steps than by default: the tests ask what they are, not how good."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(codewords, "_TABLE_STEPS", 60)
-        patched.setattr(codewords, "_LOGIT_STEPS", 10)
         yield
 
 
