@@ -38,7 +38,7 @@ from ..losses.npair import soft_npair
 from ..nn.additive import missing
 from ..nn.backbones import Backbone
 from ..nn.quantizer import Codebooks, intra_normalize, reverse_gradient, subspace_cosine, unit
-from .codewords import are_few, least_squares
+from .codewords import least_squares
 from .posterior import PosteriorCodes
 from .trainable import CodeMethod, TrainingBatch, weighted
 
@@ -179,7 +179,7 @@ class SoftGPQ(CodeMethod):
         """Use W for queries; after the training, with few classes, score tables fitted to the codes."""
         _, K, d = self.eval().codebooks().shape
         tables = None
-        if final and are_few(self.classifier.raw.shape[1], K) and d > K:
+        if final and self.classifier.raw.shape[1] <= 2 * K < 2 * d:
             p = torch.cat([self.posterior(x) for x in sample(_ITEMS)])
             tables = least_squares(p, self.codes(p), K)
         self.set_queries(tables)

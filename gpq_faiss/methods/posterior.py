@@ -38,14 +38,7 @@ from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import Codebooks, at_least_float32, intra_normalize, reverse_gradient, subspace_cosine
-from .codewords import (
-    ClassCodebooks,
-    are_few,
-    check_targets,
-    fit_class_codebooks,
-    fit_codewords,
-    weights_of_parts,
-)
+from .codewords import ClassCodebooks, check_targets, fit_class_codebooks, fit_codewords, weights_of_parts
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainingBatch, weighted
@@ -65,7 +58,7 @@ LEAST_POWER, MOST_POWER = 0.25, 8.0
 MOST_CONFIDENCE = 0.9
 """Networks are not sharpened beyond this mean confidence: 10 simulated classes, told apart without error, lost 0.1 mAP by it."""
 _CLASS_CODEBOOKS_PER_BIT = 1.2
-"""Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100."""
+"""Class codebooks per bit of an item's labels, log2 C for each: of one label 4 for 10 classes, 8 for 100."""
 _ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
 _CLASS_RATE = 2.0
@@ -74,16 +67,19 @@ _CONVOLUTION_RATE = 0.5
 """Factor on the learning rate of class networks over convolutions, and of these."""
 
 
-def count_class_codebooks(M: int, C: int) -> int:
-    """Number of class codebooks out of M, for C classes; all of them if codes are short."""
-    return min(M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * math.log2(C))))
+def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
+    """Number of class codebooks out of M, for C classes and a mean number of labels an item; all if codes are short or labels many."""
+    M, own = config.quantizer.codebooks, config.posterior.class_codebooks
+    if not config.posterior.feature_weight:
+        return M
+    return min(M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(C))) if own == "auto" else own)
 
 
 class PosteriorCodes(CodeMethod):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
     The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM]. Of the M codebooks of K codewords of d dimensions A
-    are for the C classes, and M - A for the features; with A = 0, all encode class and features jointly.
+    are for the C classes, a number that follows from the labels, and M - A for the features; with A = 0, all encode both jointly.
 
     Attributes:
         power: float [], exponent of class probabilities: of items (tempering), or of queries and items (sharpening) if it is more than 1.
@@ -104,10 +100,7 @@ class PosteriorCodes(CodeMethod):
     def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
         super().__init__(config)
         M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
-        n, N, A = config.network, config.posterior.networks, M
-        if config.posterior.feature_weight:
-            own = config.posterior.class_codebooks
-            A = count_class_codebooks(M, C) if own == "auto" else min(M, own)
+        n, N = config.network, config.posterior.networks
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
             sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
@@ -119,16 +112,9 @@ class PosteriorCodes(CodeMethod):
             backbone.head = make_head(width, N * CLASS_DIM, generator)
         self.backbone = backbone
         self.classifier = Codebooks(N, C, CLASS_DIM, generator=generator)
-        self.N, self.M, self.A, self.d, self.C, self.beta = N, M, A, d, C, config.beta
-        E = min(DIRECTIONS, width) if A < M else 0
-        # Buffers, to be saved with the weights: codewords fit these weights only.
-        self.principal_axes = nn.Buffer(torch.eye(width, E))
-        self.offset = nn.Buffer(torch.zeros(E))
-        self.prediction = nn.Buffer(torch.zeros(C, E))
+        self.N, self.M, self.K, self.d, self.C, self.width, self.beta = N, M, K, d, C, width, config.beta
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
-        tables = torch.randn(A, K, C, generator=generator)
-        coded = torch.randn(M - A, K, E if A else C + E, generator=generator)
-        self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
+        self._make_codebooks(count_class_codebooks(config, C), generator)
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
@@ -139,8 +125,24 @@ class PosteriorCodes(CodeMethod):
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
         self.pseudo_labels: PseudoLabels | None = None
 
+    def _make_codebooks(self, A: int, generator: torch.Generator | None = None) -> None:
+        """Make codebooks for classes, A of them, and for features, to be fitted later."""
+        generator = generator or torch.Generator().manual_seed(self.config.training.seed)
+        device, E = self.classifier.raw.device, min(DIRECTIONS, self.width) if A < self.M else 0
+        self.A = A
+        # Buffers, to be saved with the weights: codewords fit these weights only.
+        self.principal_axes = nn.Buffer(torch.eye(self.width, E, device=device))
+        self.offset = nn.Buffer(torch.zeros(E, device=device))
+        self.prediction = nn.Buffer(torch.zeros(self.C, E, device=device))
+        tables = torch.randn(A, self.K, self.C, generator=generator)
+        coded = torch.randn(self.M - A, self.K, E if A else self.C + E, generator=generator)
+        self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
+
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         state.pop(f"{prefix}prototypes", None)  # of earlier versions, which nothing read
+        tables = state.get(f"{prefix}tables", self.tables)
+        if tables.shape[1:] == self.tables.shape[1:] and self.A != len(tables) <= self.M:
+            self._make_codebooks(len(tables))  # as many as followed from the labels
         super()._load_from_state_dict(state, prefix, *args)
         # Constants for exporters.
         self._by_logits, self._sharpened = bool(self.by_logits), bool(self.power > 1)
@@ -225,9 +227,8 @@ class PosteriorCodes(CodeMethod):
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
         """Set the power, from :data:`LEAST_POWER` to :data:`MOST_POWER`, for which the mean of the largest class probability (of
-        :meth:`mean_posterior`, float [n, C]) equals ``accuracy``; above 1 only with many classes (not :func:`.codewords.are_few`), and
-        up to :data:`MOST_CONFIDENCE`. With feature codebooks, which separate confident items, the square root of a power below 1 is
-        used."""
+        :meth:`mean_posterior`, float [n, C]) equals ``accuracy``; above 1 only with more than 2 K classes, and up to
+        :data:`MOST_CONFIDENCE`. With feature codebooks, which separate confident items, the square root of a power below 1 is used."""
         log_p = posterior.double().clamp_min(1e-30).log()
 
         def confidence(power: float) -> float:
@@ -236,7 +237,7 @@ class PosteriorCodes(CodeMethod):
         # Not joint codebooks: the accuracy is that of classes with labels, and they are for items of others. Nor to certainty: codes would
         # be the same for all items of a class, and few classes have nothing to gain.
         sharp = min(accuracy, MOST_CONFIDENCE)
-        many = self.A > 0 and not are_few(self.C, self.config.quantizer.codewords)
+        many = self.A > 0 and self.C > 2 * self.K
         self._sharpened = many and confidence(1.0) < sharp
         accuracy = sharp if self._sharpened else accuracy
         low, high = (1.0, MOST_POWER) if self._sharpened else (LEAST_POWER, 1.0)
@@ -300,15 +301,17 @@ class PosteriorCodes(CodeMethod):
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Estimate the accuracy from the labels, propagate them to unlabelled items, and choose the noise, if ``network.noise`` is ``auto``
-        and class networks take the input directly. With convolutions nothing is estimated, as pixel distances mean little."""
+        """Count the labels of an item, estimate the accuracy from them, propagate them to unlabelled items, and choose the noise, if
+        ``network.noise`` is ``auto`` and class networks take the input directly. With convolutions they are only counted, as pixel
+        distances mean little."""
         backbone, config = self.backbone, self.config
+        learnt: dict[str, Any] = {"labels": float(y.sum() / max(1, y.any(axis=1).sum()))}
         if not isinstance(backbone, MLP):
-            return {}
+            return learnt
         every = -(-len(rows) // MOST_ROWS)
         x, there = self._vectors(reader, rows[::every])
         noise, accuracy = leave_one_out(x, y[::every][there])
-        learnt: dict[str, Any] = {"accuracy": accuracy}
+        learnt["accuracy"] = accuracy
         log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * accuracy)
         if config.network.noise == "auto" and not backbone.spec.hidden:
             learnt["noise"] = noise
@@ -329,6 +332,8 @@ class PosteriorCodes(CodeMethod):
 
     def take_labels(self, found: dict[str, Any]) -> None:
         self.accuracy = found.get("accuracy")
+        if (A := count_class_codebooks(self.config, self.C, found["labels"])) != self.A:
+            self._make_codebooks(A)
         if "noise" in found:
             cast(SubspaceHeads, self.backbone.head).noise = found["noise"]
         if "told" in found:

@@ -194,6 +194,8 @@ def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch):
     many = fit_class_codebooks(p, p, 2, 16, seed=0)
     assert many.by_logits
     assert not torch.equal(many.tables, many.logits)
+    some = posteriors(300, 40, 3.0)  # five codebooks have two codewords for each class
+    assert [fit_class_codebooks(some, some, A, 16, seed=0).by_logits for A in (4, 5)] == [True, False]
     targets = torch.cat([posteriors(50, 50, seed=3), torch.eye(50)])
     alone = torch.cat([many.assign(t.unsqueeze(0)) for t in targets])
     assert torch.equal(many.assign(targets), alone), "codes do not depend on the batch"

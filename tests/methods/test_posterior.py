@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import preset, validate
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
-from gpq_faiss.methods import codewords, posterior
+from gpq_faiss.methods import codewords
 from gpq_faiss.methods.codewords import ClassCodebooks, fit_class_codebooks, fit_codewords
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.posterior import (
@@ -135,7 +137,7 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     p[0] = torch.eye(C)[0]  # some probabilities are 0
     for each in (net, beside):
         each.mean_posterior = lambda raw: p
-        with mock.patch.object(posterior, "are_few", return_value=False):
+        with mock.patch.object(each, "K", 2):  # five classes are many then
             each.fit_power(p, aim)
 
     def sureness(at):
@@ -163,7 +165,7 @@ def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(m
     draw = Sampler(items(600))
     made.fit_codebooks(draw)
     assert float(made.power) <= 1
-    monkeypatch.setattr(posterior, "are_few", lambda *_: False)
+    monkeypatch.setattr(made, "K", 2)  # five classes are many then
     made.fit_codebooks(draw)
     x = items(40, 1)
     xq = made.raw(x, queries=True)
@@ -248,13 +250,31 @@ def test_of_images_the_residual_is_that_of_evened_features():
     ("n", "expected"), [(1, 1), (2, 1), (5, 3), (10, 4), (21, 5), (100, 8), (242, 10), (1100, 12)]
 )
 def test_class_codebooks_grow_with_the_bits_of_the_class(n, expected):
-    assert count_class_codebooks(12, n) == expected
-    assert count_class_codebooks(3, n) == min(expected, 3)
     config = preset("recommended").with_settings({"posterior": {"networks": 1}, "network": {"hidden": [4]}})
+    assert count_class_codebooks(config, n) == expected
+    short = config.with_settings({"quantizer": {"codebooks": 3}})
+    assert count_class_codebooks(short, n) == min(expected, 3)
     if n <= 242:
         net = build_network(config, {"kind": "features", "width": 4}, n)
         assert net.tables.shape == (expected, 16, n)
         assert net.feature_codewords.shape == (12 - expected, 16, 4)
+
+
+@pytest.mark.parametrize(("own", "expected"), [("auto", 11), (2, 2)])
+def test_items_of_several_labels_have_more_class_codebooks_also_in_a_file(own, expected):
+    settings = {"networks": 1, "propagation": 0, "class_codebooks": own}
+    config = preset("recommended").with_settings({"posterior": settings, "network": {"hidden": [4]}})
+    made, other = (build_network(config, {"kind": "features", "width": 4}, 21) for _ in range(2))
+    x, y, rows = items(600, width=4), np.zeros((600, 21), np.float32), np.arange(600)
+    for of_one in (rows, rows + 1 + rows % 19):  # two labels each
+        y[rows, of_one % 21] = 1
+    with Reader(open_data(x.numpy()), 0) as reader:
+        made.fit_inputs(reader, rows)
+        made.take_labels(made.fit_labels(reader, rows, y, rows[:0]))
+    made.fit_codebooks(Sampler(x))
+    other.load_state_dict(made.state_dict())
+    assert made.A == other.A == expected
+    assert torch.equal(other.eval().raw(x), made.eval().raw(x))
 
 
 def costs(net, features, p, codes):
