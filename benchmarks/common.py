@@ -82,6 +82,19 @@ def clusters(
     return x.astype(np.float32), y
 
 
+def sums(
+    x: NDArray[Any], y: NDArray[np.integer[Any]], items: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Items of several labels: each is the sum of one to three rows of x over the root of their number; and 0/1 for each class."""
+    rng, found = np.random.default_rng(seed), np.zeros((items, x.shape[1]), np.float32)
+    labels = np.zeros((items, int(y.max()) + 1), np.uint8)
+    for i in range(items):
+        rows = rng.choice(len(x), rng.integers(1, 4), replace=False)
+        labels[i, y[rows]] = 1
+        found[i] = x[rows].astype(np.float32).sum(axis=0) / len(rows) ** 0.5
+    return found, labels
+
+
 def gpq(
     *arguments: object, python: object = sys.executable, cwd: Path | None = None, check: bool = True
 ) -> Any:
