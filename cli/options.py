@@ -77,21 +77,14 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "the items: .npy with class numbers (-1: none) or 0/1 per class, or text with one line per item. "
         "Separate several labels by |; an empty entry means none.",
     )
-    @click.option(
-        "--ids",
-        metavar="FILE",
-        help="Ids of the items, which searches return: .npy, or text with one per line.  [default: those in the file, "
-        "else row numbers]",
-    )
     @read_option
     @functools.wraps(command)
-    def wrapper(
-        *args: Any, labels: str | None, ids: str | None, data_args: dict[str, Any], **kwargs: Any
-    ) -> Any:
-        own = {name: value for name, value in (("labels", labels), ("ids", ids)) if value is not None}
-        for name in own.keys() & data_args.keys():
-            raise UsageError(f"--{name} and --read {name}= are the same: give one of them")
-        return command(*args, data_args=own | data_args, **kwargs)
+    def wrapper(*args: Any, labels: str | None, data_args: dict[str, Any], **kwargs: Any) -> Any:
+        if labels is not None:
+            if "labels" in data_args:
+                raise UsageError("--labels and --read labels= are the same: give one of them")
+            data_args = {"labels": labels} | data_args
+        return command(*args, data_args=data_args, **kwargs)
 
     return wrapper
 

@@ -234,7 +234,7 @@ def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
 def _with_ids(dataset: Dataset, ids: Any) -> Dataset:
     """``dataset`` with other ids: a file of them (:func:`.arrays.read_ids`) or the ids themselves, one per item."""
     numbers = None if isinstance(ids, str) else np.asarray(without_gradient(ids))
-    new = read_ids(ids, "--ids") if numbers is None else whole_numbers(numbers, "ids")
+    new = read_ids(ids) if numbers is None else whole_numbers(numbers, "ids")
     return dataset.having("ids", new.tobytes(), ids=new)
 
 

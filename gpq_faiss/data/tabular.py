@@ -81,7 +81,7 @@ def open_features(path: str, o: Options = PLAIN) -> FeatureDataset:
         found.labels = read_labels(o.label_file, n)
         found.notes.append(told(o.label_file, found.labels))
     if o.id_file is not None:
-        found.ids = read_ids(o.id_file, "--ids")
+        found.ids = read_ids(o.id_file)
     return features(name, matrix, found, fingerprint("several", *marks) if several else marks[0])
 
 

@@ -116,7 +116,7 @@ READERS = {
     "vectors": "index MODEL BAD | info BAD",
     "index": "search MODEL BAD QUERIES | info BAD",
     "npy": "encode MODEL features:BAD | search MODEL INDEX BAD | evaluate MODEL features:BAD --labels LABELS"
-    f" | train features:BAD --labels LABELS {TRAIN} | info BAD | encode MODEL DATA --ids BAD",
+    f" | train features:BAD --labels LABELS {TRAIN} | info BAD | encode MODEL DATA --read ids=BAD",
     "labels": f"train DATA --labels BAD {TRAIN} | evaluate MODEL DATA --labels BAD",
     "parquet": f"train parquet:BAD {TRAIN}",
     "csv": f"train csv:BAD --read root=IMAGES {TRAIN}",

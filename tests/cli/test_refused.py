@@ -36,7 +36,7 @@ REFUSED = """
 2 encode MODEL DATA --batch-size -1
 2 encode MODEL DATA --read rot=x
 2 encode MODEL DATA --read root
-2 encode MODEL DATA --ids x --read ids=x
+2 encode MODEL DATA --labels x --read labels=x
 1 encode MODEL folder:IMAGES                              | takes features, but
 1 encode IMAGE_MODEL DATA                                 | takes images, but
 2 search MODEL INDEX QUERIES -k 0

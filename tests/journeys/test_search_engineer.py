@@ -41,7 +41,7 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(tmp_path, monkeypatch):
     write_table("queries.csv", np.arange(QUERIES), y[N + MORE :])
 
     # Codes of the items, by the categories that some of them have.
-    items = "'features:vectors-*.npy' --ids ids.npy --labels items.csv"
+    items = "'features:vectors-*.npy' --read ids=ids.npy --labels items.csv"
     done(f"train {items} --labelled all {TRAINING} --out model")
     done(f"encode model {items} --read names=names.txt --out codes.h5")
     done("index model codes.h5 --out index.faiss")
@@ -63,7 +63,7 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(tmp_path, monkeypatch):
     assert first["names"][0] == f"sku-{ids.tolist().index(first['ids'][0]):06d}"
 
     # A second batch, with the same model, and no id twice.
-    done("encode model features:more.npy --ids more-ids.npy --read names=more-names.txt --out more.h5")
+    done("encode model features:more.npy --read ids=more-ids.npy --read names=more-names.txt --out more.h5")
     done("index model index.faiss more.h5 --out all.faiss")
     assert faiss.read_index("all.faiss").ntotal == N + MORE
     twice = refused("index model index.faiss codes.h5 --out twice.faiss")
