@@ -1,10 +1,10 @@
 """Training in several processes is that of one: batches, losses, gradients, batch norm, the command, whatever ends a process."""
 
-import itertools
 import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -66,11 +66,11 @@ def done(tmp_path_factory):
     whole, killed = folder / "whole", folder / "killed" / "model"
     killed.parent.mkdir()
     commands = arguments(whole), arguments(killed, "--checkpoint-seconds", "0")
-    first, second = together.start("gradients,talk", "cpu", *commands)
-    seen = (line for line in first.stderr if line.startswith("step 8 "))
-    assert len(list(itertools.islice(seen, 2))) == 2, second.communicate()[1]
-    second.kill()
-    (code, out, said), (other, *heard) = together.ends([first, second])
+    first, second = together.start(folder, "gradients,talk", "cpu", *commands)
+    while first.process.is_alive() and first.said[1].read_text().count("\nstep 8 ") < 2:
+        time.sleep(0.02)
+    second.process.kill()
+    (code, out, said), (other, *heard) = first.ended(), second.ended()
     assert (other, heard[0]) == (-signal.SIGKILL, "")
     assert "step 4 of" not in heard[1], "process 0 reports"
     found, about = out.splitlines()
@@ -125,9 +125,18 @@ def test_a_training_whose_process_is_killed_resumes(done, tmp_path, monkeypatch)
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-    workers = ["--nproc-per-node", "2", "--master-port", environment["MASTER_PORT"], "-m", "gpq_cli"]
+    workers = ["--nproc-per-node", "2", "--master-port", environment["MASTER_PORT"]]
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    torchrun([*workers, *arguments(out, "--resume")])
+    torchrun(
+        [
+            *workers,
+            "--start-method",
+            "forkserver",
+            "--run-path",
+            str(together.FILE),
+            *arguments(out, "--resume"),
+        ]
+    )
     for number, handler in before.items():  # torchrun's would stay
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
@@ -260,9 +269,10 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_gradients_are_those_of_the_joint_batch_on_gpus():
+def test_gradients_are_those_of_the_joint_batch_on_gpus(tmp_path):
     """By NCCL, with torch's SyncBatchNorm."""
-    (code, out, said), _ = together.ends(together.start("gradients", "cuda"))
+    first, second = together.start(tmp_path, "gradients", "cuda")
+    (code, out, said), _ = first.ended(), second.ended()
     assert code == 0, said
     found = json.loads(out)
     assert {name: apart for name, (apart, _) in found["gradients"].items() if not apart < 1e-9} == {}

@@ -1,13 +1,13 @@
-"""What processes of one training do together: a script for :func:`start`, which starts it as ``torchrun`` would."""
+"""What processes of one training do together, which :func:`start` starts as ``torchrun`` would; as a script, ``gpq`` with its arguments."""
 
 import json
+import multiprocessing
 import os
 import runpy
 import socket
-import subprocess
 import sys
 from pathlib import Path
-from subprocess import PIPE
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from gpq_faiss.config import preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
+from gpq_faiss.experiment.run import PRELOADED
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.propagation import PseudoLabels
@@ -53,21 +54,34 @@ def environments(size: int) -> list[dict[str, str]]:
     ]
 
 
-Process = subprocess.Popen[str]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([*PRELOADED, "gpq_cli.main"])
 
 
-def start(work: str, device: str, *commands: list[str]) -> list[Process]:
-    """Two processes: each calls the functions ``work`` (separated by commas) with a :class:`Group` and a device, process 0 prints by name
-    what they return, and the arguments ``commands`` of ``gpq`` are run one after the other."""
-    given = work, device, json.dumps([(free_port(), command) for command in commands])
-    words = [sys.executable, str(FILE), *given]
-    return [subprocess.Popen(words, env=e, stdout=PIPE, stderr=PIPE, text=True) for e in environments(2)]
+class Child(NamedTuple):
+    """A process, and the files of its output and its error output."""
+
+    process: Any
+    said: tuple[Path, Path]
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code, output and error output."""
+        self.process.join(120)
+        out, err = self.said
+        return self.process.exitcode, out.read_text(), err.read_text()
 
 
-def ends(children: list[Process]) -> list[tuple[int, str, str]]:
-    """Exit code, output and error output of each."""
-    said = [child.communicate(timeout=120) for child in children]
-    return [(child.returncode, *text) for child, text in zip(children, said, strict=True)]
+def start(folder: Path, work: str, device: str, *commands: list[str]) -> list[Child]:
+    """Two processes, forks of one that has loaded torch: each calls the functions ``work`` (separated by commas) with a :class:`Group` and
+    a device, process 0 prints by name what they return, and the arguments ``commands`` of ``gpq`` are run one after the other."""
+    children, calls = [], [(free_port(), command) for command in commands]
+    for environment in environments(2):
+        said = folder / f"out{environment['RANK']}", folder / f"err{environment['RANK']}"
+        said[1].touch()
+        process = FORKS.Process(target=_run, args=(environment, said, work, device, calls))
+        process.start()
+        children.append(Child(process, said))
+    return children
 
 
 # What the processes do ----------------------------------------------------------------------------------------------------
@@ -104,7 +118,7 @@ def _gradients(method: TrainableMethod, batch: TrainingBatch, group: Group) -> d
 
 
 def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
-    """By configuration: the largest difference of any number from that of one process, and the number of gradients."""
+    """By configuration, in process 0: the largest difference of any number from that of one process, and the number of gradients."""
     out = {}
     for name, (base, network) in CONFIGS.items():
         config = base.with_settings(SMALL).with_settings(network)
@@ -118,7 +132,7 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
         start, stop = ((0, SHARE), (SHARE, ITEMS))[group.rank]
         share = Share(start, stop, ITEMS)
         results = []
-        for several in (False, True):
+        for several in (False, True) if group.main else (True,):
             method = build_gpq(config, dataset, size, labels.n_classes).double().to(device)
             classes = getattr(method, "classes", method)
             if isinstance(classes, PosteriorCodes):
@@ -137,6 +151,8 @@ def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
             results.append(_gradients(method, batch, group if part else Group()))
             with torch.no_grad():  # by the statistics that are kept, without the other process
                 results[-1]["vectors"] = method.eval()(x[:2])
+        if not group.main:
+            continue
         one, two = results
         assert one.keys() == two.keys()
         scale = max(float(one[k].abs().max()) for k in one if k.startswith("gradient"))
@@ -160,18 +176,35 @@ def talk(group: Group, device: torch.device) -> str:
     return ""
 
 
-if __name__ == "__main__":
-    with joined(sys.argv[2]) as (group, device):
-        results = {work: globals()[work](group, device) for work in sys.argv[1].split(",")}
+def _gpq(command: list[str]) -> None:
+    sys.argv = ["gpq", *command]
+    try:
+        runpy.run_module("gpq_cli", run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def _run(
+    environment: dict[str, str],
+    said: tuple[Path, Path],
+    work: str,
+    device: str,
+    calls: list[tuple[int, list[str]]],
+) -> None:
+    for number, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(environment)
+    with joined(device) as (group, own):
+        results = {name: globals()[name](group, own) for name in work.split(",")}
     if group.main:
         print(json.dumps(results), flush=True)
-    for port, command in json.loads(sys.argv[3]):
+    for port, command in calls:
         os.environ["MASTER_PORT"] = str(port)
-        sys.argv = ["gpq", *command]
-        try:
-            runpy.run_module("gpq_cli", run_name="__main__")
-        except SystemExit as end:
-            if end.code:
-                raise
+        _gpq(command)
         threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
         assert not [name for name in threads if "gloo" in name], threads
+
+
+if __name__ == "__main__":  # by torchrun
+    _gpq(sys.argv[1:])
