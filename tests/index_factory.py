@@ -46,10 +46,10 @@ def queries(Q: int, width: int, seed: int = 1) -> np.ndarray:
 
 def score_codes(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray) -> np.ndarray:
     """Brute force: float32 [Q, n] = sum_m q_m . Z[m, code_m], in the order of codes.scores: (t0 + t1) + (t2 + t3) + ..."""
-    words = unpack_codes(codes, *Z.shape[:2])
-    books = np.arange(words.shape[1])
-    pairs = [np.add.reduceat(table[books, words], books[::2], axis=1) for table in score_tables(xq, Z)]
-    return np.stack([np.cumsum(some, axis=1)[:, -1] for some in pairs])
+    words, tables = unpack_codes(codes, *Z.shape[:2]).T, score_tables(xq, Z)
+    parts = [tables[:, m, word] for m, word in enumerate(words)]
+    pairs = [sum(parts[m + 1 : m + 2], parts[m]) for m in range(0, len(parts), 2)]
+    return np.asarray(sum(pairs[1:], pairs[0]))
 
 
 def best(
