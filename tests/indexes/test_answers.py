@@ -53,7 +53,7 @@ def make(rng, M, K, d, n, distinct, case):
     return Z, pack_codes(few[rows], K), xq
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     form=st.sampled_from(FORMS),

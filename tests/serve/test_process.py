@@ -60,7 +60,7 @@ def test_requests_of_any_form_get_documented_answers_and_sigterm_leaves_all_chan
     limits.write_text("rate = 0")
     with process(index_file, made / "model", "--data", "digits", "--config", limits) as (popen, port):
         options = (
-            "--max-examples 5 --seed 1 --phases coverage,fuzzing --exclude-checks positive_data_acceptance"
+            "--max-examples 2 --seed 1 --phases coverage,fuzzing --exclude-checks positive_data_acceptance"
         )
         options += " --continue-on-failure --generation-database none --warnings off"
         call = [str(Path(sys.executable).parent / "st"), "run", f"http://127.0.0.1:{port}/openapi.json"]
