@@ -1,6 +1,7 @@
 """Small model folders without a training: real networks with random weights, for tests of what comes after it."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,9 +10,17 @@ import torch
 
 from gpq_faiss import __version__
 from gpq_faiss.config import Config, preset, to_dict, validate
+from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.protocols import Split
+from gpq_faiss.data.standard import open_digits
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import save_model
+
+
+@cache
+def digits() -> ImageDataset:
+    """They are read once."""
+    return open_digits()
 
 
 def own_settings() -> Config:

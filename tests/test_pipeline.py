@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from model_factory import digits
 
 import gpq_faiss as gpq
 from gpq_faiss import Encoder, RowReader, evaluate, rank_codes, train
@@ -15,7 +16,6 @@ from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.config import preset
 from gpq_faiss.data.protocols import load_split
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import MismatchError, UsageError
 from gpq_faiss.stages.evaluate import Evaluation
 from gpq_faiss.stages.search import SearchResult, parse_rows
@@ -26,6 +26,7 @@ def quick():
     changes = {
         "network": {"backbone": "mlp", "hidden": [64]},
         "quantizer": {"codebooks": 6},
+        "posterior": {"networks": 2},
         "training": {"steps": 100, "learning_rate": 3e-3},
     }
     return preset("recommended").with_settings(changes)
@@ -41,7 +42,7 @@ class Products(NamedTuple):
 
 
 def run(folder, *, compare=(), device="cpu", amp=False):
-    data = open_digits()
+    data = digits()
     model = train(data, folder / "model", config=quick(), labelled="20-per-class", amp=amp, device=device)
     codes = gpq.encode(model, data, folder / "codes.h5", device=device)
     index = gpq.index(model, codes, folder / "index.faiss")
@@ -63,8 +64,8 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     split = load_split(products.model / "split.json")
     encoder = Encoder.load(products.model)
     Z = encoder.model.codebooks
-    labels = open_digits().require_labels()
-    _, xq = encoder.embed_rows(open_digits(), split.query, queries=True)
+    labels = digits().require_labels()
+    _, xq = encoder.embed_rows(digits(), split.query, queries=True)
     with RowReader(products.codes) as reader:
         codes = reader.block()[split.database]
     relevant = labels.take(split.query).packed, labels.take(split.database).packed
@@ -76,11 +77,10 @@ def test_the_path_ends_in_figures_far_above_chance(products):
 
 def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_split_anew(products):
     with pytest.raises(MismatchError, match="protocol 1"):
-        evaluate(products.model, open_digits(), protocol="2")
-    same = evaluate(products.model, open_digits(), protocol="1")
+        evaluate(products.model, digits(), protocol="2")
+    same = evaluate(products.model, digits(), protocol="1")
     assert same.ranking.map == products.evaluation.ranking.map
-    digits = open_digits()
-    other = replace(digits, fingerprint="another", name="copy")
+    other = replace(digits(), fingerprint="another", name="copy")
     result = evaluate(products.model, other, protocol="transfer")
     assert any("drawn from it" in note for note in result.notes)
     assert result.split_hash != products.evaluation.split_hash
@@ -90,14 +90,14 @@ FEW = preset("paper").with_settings({"training": {"steps": 5}})
 
 
 def test_a_model_without_queries_cannot_be_evaluated(tmp_path):
-    model = train(open_digits(), tmp_path / "m", config=FEW, labelled="0.5", protocol="none")
+    model = train(digits(), tmp_path / "m", config=FEW, labelled="0.5", protocol="none")
     with pytest.raises(UsageError, match="protocol none"):
-        evaluate(model, open_digits())
+        evaluate(model, digits())
 
 
 def test_with_every_label_the_database_is_what_was_trained_on(tmp_path):
-    model = train(open_digits(), tmp_path / "m", config=FEW)
-    result = evaluate(model, open_digits())
+    model = train(digits(), tmp_path / "m", config=FEW)
+    result = evaluate(model, digits())
     assert any("trained on" in note for note in result.notes)
     assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
 
@@ -122,16 +122,14 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     out = run(tmp_path, device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
     for k in (None, 50):
-        found, expected = (
-            evaluate(out.model, open_digits(), k=k, device=device) for device in ("cuda", "cpu")
-        )
+        found, expected = (evaluate(out.model, digits(), k=k, device=device) for device in ("cuda", "cpu"))
         assert found.device == "cuda:0"
         assert found.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
         assert found.ranking.precision == pytest.approx(expected.ranking.precision, abs=2e-2)
     # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a close one.
     rows = np.arange(500)
-    _, on_gpu = Encoder.load(out.model, "cuda").embed_rows(open_digits(), rows)
-    _, on_cpu = Encoder.load(out.model, "cpu").embed_rows(open_digits(), rows)
+    _, on_gpu = Encoder.load(out.model, "cuda").embed_rows(digits(), rows)
+    _, on_cpu = Encoder.load(out.model, "cpu").embed_rows(digits(), rows)
     np.testing.assert_allclose(on_gpu, on_cpu, atol=2e-3)
     Z = Encoder.load(out.model).model.codebooks
     M, K, _ = Z.shape
@@ -146,6 +144,6 @@ def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path):
     training = {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64}
     changes = {"network": {"backbone": "vgg", "image_size": 32}, "training": training}
     made = {"config": preset("paper").with_settings(changes), "labelled": "20-per-class", "amp": True}
-    model = train(open_digits(), tmp_path / "m", device="cuda", **made)
-    _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(open_digits(), np.arange(64))
+    model = train(digits(), tmp_path / "m", device="cuda", **made)
+    _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(digits(), np.arange(64))
     assert np.isfinite(vectors).all()

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from model_factory import make_model
+from model_factory import digits, make_model
 from served import TOKEN, Served, open_live
 from starlette.testclient import TestClient
 
 from gpq_faiss import Encoder, encode, index
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.service import Service
@@ -43,7 +42,7 @@ def index_file(made: Path, tmp_path: Path) -> Path:
 def served(encoder: Encoder, index_file: Path) -> Iterator[Served]:
     """The service in this process, writable, with the digits as its data."""
     live = open_live(index_file, writable=True)
-    service = Service(encoder, live, open_digits())
+    service = Service(encoder, live, digits())
     app = create_app(service, Settings(token=TOKEN, rate=0))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield Served(client, service, index_file)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model_factory import digits
 
 from gpq_faiss import encode, open_data, train
 from gpq_faiss.config import preset
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError, MismatchError
 from gpq_faiss.faissio.model import read_description
 from gpq_faiss.stages.evaluate import evaluate, model_name
@@ -35,7 +35,7 @@ def models(tmp_path_factory):
         ("printed", few_steps("paper")),
         ("longer", few_steps("paper", codebooks=6)),
     ):
-        train(open_digits(), root / name, config=config, labelled="20-per-class")
+        train(digits(), root / name, config=config, labelled="20-per-class")
     return root
 
 
@@ -43,24 +43,24 @@ def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
     """``gpq`` is a folder where there is one, since no method of that name is fitted here; ``pq`` is always the method."""
     monkeypatch.chdir(models)
     Path("pq").symlink_to("gpq")
-    together = evaluate("ours", open_digits(), compare=["printed", "pq", "gpq", "longer", "float"])
+    together = evaluate("ours", digits(), compare=["printed", "pq", "gpq", "longer", "float"])
     rows = {row["method"]: row for row in together.rows((1, 10))}
     printed, longer = (f"gpq (paper): {name}" for name in ("printed", "longer"))
     assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "float"], "in the requested order"
     for name, folder in (("posterior", "ours"), (printed, "printed"), ("gpq", "gpq"), (longer, "longer")):
-        (alone,) = evaluate(folder, open_digits()).rows((1, 10))
+        (alone,) = evaluate(folder, digits()).rows((1, 10))
         assert rows[name] == alone | {"method": name}
     assert [row["bits"] for row in rows.values()] == [12, 12, 12, 12, 24, "-"]
     told = together.to_dict()["compared"]
     fingerprint = read_description(models / "gpq")["model_fingerprint"]
     assert [told[name]["model_fingerprint"] for name in ("pq", "gpq")] == [None, fingerprint]
     Path("pq").unlink()
-    alone = evaluate("ours", open_digits(), compare=["pq"])
+    alone = evaluate("ours", digits(), compare=["pq"])
     assert {row["method"]: row for row in alone.rows((1, 10))}.items() <= rows.items()
 
 
 def test_json_and_plot_have_the_names_of_the_table(models, tmp_path):
-    found = evaluate(models / "ours", open_digits(), compare=[str(models / "printed"), "pq"])
+    found = evaluate(models / "ours", digits(), compare=[str(models / "printed"), "pq"])
     told = found.to_dict()
     assert [told["method"], *told["compared"]] == ["posterior", "gpq (paper)", "pq"]
     assert told["compared"]["gpq (paper)"]["bits"] == 12
@@ -91,10 +91,10 @@ def test_a_model_of_another_split_or_of_none_is_refused(models, tmp_path, sectio
             with pytest.raises(
                 DataError, match=r"bad: config\.json does not say what the model was trained on"
             ):
-                evaluate(model, open_digits(), compare=compare)
+                evaluate(model, digits(), compare=compare)
         return
     with pytest.raises(MismatchError) as caught:
-        evaluate(models / "ours", open_digits(), compare=["pq", str(bad)])
+        evaluate(models / "ours", digits(), compare=["pq", str(bad)])
     line = str(caught.value)
     assert line.startswith(f"--compare {bad}: it was trained on other data or another split ({says})")
     assert "train" in line.rpartition(":")[2], "what to do"
@@ -110,7 +110,7 @@ def test_what_is_no_row_of_its_own_is_refused(models, tmp_path):
         ([str(tmp_path)], "is not a model folder"),
     ):
         with pytest.raises(GpqError, match=message):
-            evaluate(models / "ours", open_digits(), compare=compare)
+            evaluate(models / "ours", digits(), compare=compare)
 
 
 def test_codes_that_are_no_database_are_refused(shop, tmp_path):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from model_factory import digits
 
 from gpq_faiss.config import NetworkConfig, QuantizerConfig, TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, OutputExistsError
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import load_model
@@ -86,7 +86,7 @@ def train_digits(out, *, stop=0, seen=None, config=None, **options):
     how = {"progress": progress, "checkpoint_seconds": 0.0, "labelled": "30-per-class"}
     names = ("resume", "overwrite", "progress", "checkpoint_seconds", "labelled")
     how |= {name: options.pop(name) for name in names if name in options}
-    return train(open_digits(), out, config=config or small(**options), validate_every=4, **how)
+    return train(digits(), out, config=config or small(**options), validate_every=4, **how)
 
 
 def same_bytes(a, b):
@@ -117,7 +117,7 @@ def test_the_folder_holds_what_it_should(trained):
 
 def test_hidden_labels_do_not_matter(trained, tmp_path):
     """Labels outside the labelled set are scrambled; the model is the same to the bit."""
-    dataset, split = open_digits(), load_split(trained / "split.json")
+    dataset, split = digits(), load_split(trained / "split.json")
     labels = dataset.require_labels()
     packed = labels.packed.copy()
     hidden = np.setdiff1d(np.arange(len(dataset)), np.concatenate([split.labelled, split.query]))
