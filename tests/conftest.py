@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,6 +78,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items += rest[:room]
         rest = rest[room:]
     items += rest
+
+
+@pytest.fixture(scope="session")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A model of features, and its network in ONNX and for torch."""
+    from model_factory import make_model
+
+    from gpq_faiss import export_encoder
+
+    model, folder = make_model(tmp_path_factory.mktemp("model") / "m", M=5), tmp_path_factory.mktemp("files")
+    return model, *(export_encoder(model, folder / f"encoder.{suffix}") for suffix in ("onnx", "pt2"))
 
 
 @pytest.fixture(scope="session")

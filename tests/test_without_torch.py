@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,11 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory):
+def shop(tmp_path_factory, encoders):
     """A folder with what a machine with torch made: codes, an index and the encoder in ONNX; and labelled queries."""
     here = tmp_path_factory.mktemp("shop")
-    make_model(here / "model", "features", M=5, K=16, d=12, seed=3)
+    shutil.copytree(encoders[0], here / "model")
+    shutil.copy(encoders[1], here)
     for name, n in (("items", N), ("queries", Q)):
         values = random_input("features", n, seed=n)
         np.save(here / f"{name}.npy", values)
@@ -52,7 +54,6 @@ def shop(tmp_path_factory):
         data = gpq.open_data(f"features:{here}/{name}.npy", labels=f"{here}/{name}-labels.npy")
         gpq.encode(here / "model", data, here / f"{name}.h5")
     gpq.index(here / "model", here / "items.h5", here / "index.faiss")
-    gpq.export_encoder(here / "model", here / "encoder.onnx")
     return here
 
 
@@ -123,17 +124,20 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop, tmp_
     mean = np.asarray(gpq.load_model(shop / "model").network.backbone.input.mean)
     assert encoder.embed(mean[None], queries=True)[1].shape == (1,)
     assert encoder.embed(np.empty((0, WIDTH)), queries=True)[0].shape == (0, 60)
-    make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
-    gpq.export_encoder(tmp_path / "other", tmp_path / "other.onnx")
+    other = make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
     own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
-    made = shop / "index.faiss", shop / "items.h5"
-    mine, other, index, codes = (shop / "encoder.onnx", tmp_path / "other.onnx", *made)
+    others = gpq.encode(other, own, tmp_path / "other.h5")
+    index, mine, codes = (
+        gpq.index(other, others, tmp_path / "i.faiss"),
+        shop / "encoder.onnx",
+        shop / "items.h5",
+    )
     calls = [
         (UsageError, "queries only", lambda: encoder.embed(queries)),
         (UsageError, "runs on the CPU", lambda: gpq.open_encoder(mine, "cuda")),
         (UsageError, "queries only", lambda: gpq.evaluate(mine, f"features:{shop}/queries.npy")),
-        (MismatchError, "other codebooks", lambda: gpq.search(other, index, f"{shop}/queries.npy")),
-        (MismatchError, "encode the data again", lambda: gpq.evaluate(other, own, codes=codes)),
+        (MismatchError, "other codebooks", lambda: gpq.search(mine, index, f"{shop}/queries.npy")),
+        (MismatchError, "encode the data again", lambda: gpq.evaluate(mine, own, codes=others)),
         (UsageError, "leave out --compare", lambda: gpq.evaluate(mine, own, codes=codes, compare=["pq"])),
     ]
     for error, message, call in calls:

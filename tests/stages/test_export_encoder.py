@@ -24,21 +24,23 @@ MADE = [("features", "onnx"), ("features", "pt2"), ("images", "onnx"), ("asymmet
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory, encoders):
     """A features model with all that an mlp can have, a VGG at 32 pixels, and class networks, whose queries are no items."""
     root = tmp_path_factory.mktemp("models")
     return {
-        "features": make_model(root / "mlp", "features", M=M, K=K, d=D, seed=3),
+        "features": encoders[0],
         "images": make_model(root / "vgg", "images", M=M, K=K, d=D, backbone="vgg", seed=4),
         "asymmetric": make_model(root / "own", M=M, d=D, hidden=(), backbone="linear", networks=4),
     }
 
 
 @pytest.fixture(scope="module")
-def exports(models, tmp_path_factory):
+def exports(models, encoders, tmp_path_factory):
     """(kind, suffix) to its file."""
-    root = tmp_path_factory.mktemp("exports")
-    return {(kind, suffix): export_encoder(models[kind], root / f"{kind}.{suffix}") for kind, suffix in MADE}
+    root, made = tmp_path_factory.mktemp("exports"), dict(zip(MADE, encoders[1:], strict=False))
+    for kind, suffix in MADE[2:]:
+        made[kind, suffix] = export_encoder(models[kind], root / f"{kind}.{suffix}")
+    return made
 
 
 def inputs(kind, n, seed=99):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from commands import done
-from model_factory import make_model, random_input
+from model_factory import random_input
 
 import gpq_faiss as gpq
-from gpq_faiss import Encoder, MemoryIndex, RowReader, export_encoder, export_faiss, info, load_model
+from gpq_faiss import Encoder, MemoryIndex, RowReader, export_faiss, info, load_model
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import read_encoder_metadata
 from gpq_faiss.errors import DataError, MismatchError, UsageError
@@ -26,10 +26,10 @@ CLASSES = ("cat", "dog", "owl")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def files(tmp_path_factory, encoders):
     """One of everything, of one model."""
     root = tmp_path_factory.mktemp("files")
-    model = make_model(root / "model", M=M, K=K, d=D, class_names=CLASSES)
+    model, onnx, torch = encoders
     x, labels = random_input("features", N), [0] * 7 + [-1] * (N - 7)
     np.savez(root / "data.npz", features=x, labels=labels, class_names=CLASSES, ids=np.arange(1000, 1000 + N))
     gpq.encode(model, f"features:{root}/data.npz", root / "codes.h5")
@@ -39,8 +39,8 @@ def files(tmp_path_factory):
     built = {
         "index": build_index(model, root / "codes.h5", root / "index.faiss"),
         "empty index": export_faiss(model, root / "empty.faiss"),
-        "torch": export_encoder(model, root / "encoder.pt2"),
-        "onnx": export_encoder(model, root / "encoder.onnx"),
+        "torch": torch,
+        "onnx": onnx,
     }
     plain = root / "plain.faiss"
     shutil.copy(built["index"], plain)
