@@ -40,12 +40,12 @@ serve-demo: $(VENV)/.ready
 	@test -f $(DEMO)/index.faiss || $(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
 	$(BIN)/gpq serve $(DEMO)/index.faiss --model $(DEMO)/model --data digits
 
-# Workers of one thread each, twice as many as two cores have: some tests wait for processes that were killed. The package is compiled once
+# Workers of one thread each, one more than two cores have: some tests wait for processes that were killed. The package is compiled once
 # for all processes, as are the tests from the second time on, and plugins that no test uses are not loaded in each of them.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q gpq_faiss cli
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not notebook" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not notebook" \
 	  --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
 
 # The notebooks run from top to bottom, and show what their texts say: about a minute.

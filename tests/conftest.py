@@ -19,6 +19,8 @@ from gpq_faiss.errors import GpqError
 
 _FIRST = ("cluster", "test_several_processes", "experiment", "test_notebooks", "test_benchmarks", "serve")
 """Folders and files whose tests wait for others, or share what takes long to start: a cluster, processes, a kernel, services."""
+_LAST = ("losses", "codes", "evaluation", "store", "data")
+"""Folders whose tests start from little: what one worker makes for all tests of a file, another need not make again."""
 
 MEMORY = "/dev/shm"  # noqa: S108  (a file system in memory: on a disk, every output waits for it)
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 2 << 30:
@@ -58,25 +60,30 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Nothing that was imported is looked at again."""
+    """Nothing that was imported is looked at again, and what tests make seldom."""
     gc.freeze()
+    gc.set_threshold(20_000, 10, 50)
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # what is not selected is not in the list
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker begins with some of ``_FIRST``, whole: at the end none is left, and no other worker starts the same again."""
-    groups: dict[str, list[pytest.Item]] = {name: [] for name in (*_FIRST, "")}
+    """Each worker begins with some of ``_FIRST``, whole, and ends with some of ``_LAST``, of which idle workers take over what is left."""
+    groups: dict[str, list[pytest.Item]] = {name: [] for name in (*_FIRST, *_LAST, "")}
     for item in items:
         names = {item.path.stem, item.path.parent.name}
-        groups[next((name for name in _FIRST if name in names), "")].append(item)
-    rest, workers = groups.pop(""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    size, first = -(-len(items) // workers), list(groups.values())
+        groups[next((name for name in groups if name in names), "")].append(item)
+    last, rest = [item for name in _LAST for item in groups.pop(name)], groups.pop("")
+    first, workers = list(groups.values()), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    total, end = len(items), 0
     items.clear()
     for worker in range(workers):  # which xdist gives equal parts of the list
+        end += (total - end) // (workers - worker)
         items += itertools.chain.from_iterable(first[worker::workers])
-        room = max(0, (worker + 1) * size - len(items))
-        items += rest[:room]
-        rest = rest[room:]
+        share = len(last) // (workers - worker)
+        room = max(0, end - share - len(items))
+        items += rest[:room] + last[:share]
+        rest, last = rest[room:], last[share:]
     items += rest
 
 
