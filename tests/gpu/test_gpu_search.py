@@ -25,6 +25,13 @@ from gpq_faiss.gpu.index import DeviceIndex, to_gpu
 from gpq_faiss.gpu.kernel import source_of
 
 
+@pytest.fixture
+def place(device):
+    """The device to ask for."""
+    with placed(device) as there:
+        yield there
+
+
 def ranking(made, allowed, k):
     """The k best allowed items by a full sort, equal scores by id; -inf and -1 beyond them."""
     codes, Z, ids, xq = made
@@ -70,7 +77,7 @@ def test_any_way_gives_the_ranking_of_what_passes(device, seed, shape, n, distin
 
 
 @pytest.mark.parametrize("device", [KERNEL, pytest.param("cuda:0", marks=ON_GPU)])
-def test_lists_that_cannot_hold_a_result_are_not_read(device, monkeypatch):
+def test_lists_that_cannot_hold_a_result_are_not_read(place, monkeypatch):
     """Codes of lists whose bound is below all scores of the best list are overwritten by the best codes."""
     codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=1)
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
@@ -80,18 +87,17 @@ def test_lists_that_cannot_hold_a_result_are_not_read(device, monkeypatch):
     far = heads + 0.01 < heads.max() - spread
     assert far.mean() > 0.8
     monkeypatch.setattr(device_index, "_PARTS", 1)  # each part reads its own best list
-    with placed(device) as place:
-        index = to_gpu(MemoryIndex.build(codes, Z, ids), place)
-        words = tables.argmax(axis=1).astype(np.uint8)
-        best = torch.from_numpy(words[0::2] | words[1::2] << 4).to(index.device)
-        rows = np.argsort(ids)[index._members.cpu().numpy()]
-        index._columns[:, torch.from_numpy(far[rows]).to(index.device)] = best[:, None]
-        found = index.search(xq, 10)
-        assert same(found, ranking(made, np.ones(20_000, bool), 10))
-        least = float(found[0][0, -1])
-        assert same(index.range_search(xq, least), within(made, np.ones(20_000, bool), least))
-        index._lists[0][:] = 0  # all read the first items, which are not the best
-        assert not same(index.search(xq, 10), found)
+    index = to_gpu(MemoryIndex.build(codes, Z, ids), place)
+    words = tables.argmax(axis=1).astype(np.uint8)
+    best = torch.from_numpy(words[0::2] | words[1::2] << 4).to(index.device)
+    rows = np.argsort(ids)[index._members.cpu().numpy()]
+    index._columns[:, torch.from_numpy(far[rows]).to(index.device)] = best[:, None]
+    found = index.search(xq, 10)
+    assert same(found, ranking(made, np.ones(20_000, bool), 10))
+    least = float(found[0][0, -1])
+    assert same(index.range_search(xq, least), within(made, np.ones(20_000, bool), least))
+    index._lists[0][:] = 0  # all read the first items, which are not the best
+    assert not same(index.search(xq, 10), found)
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA")
@@ -108,15 +114,10 @@ def test_torch_compiles_the_kernel(M, K, d):
 
 
 @on_devices
-def test_tensors_in_tensors_out(device):
+def test_tensors_in_tensors_out(place):
     codes, Z, ids, xq = items(3, 8, distinct=200)
-    with placed(device) as place:
-        tensors_in_tensors_out(codes, Z, ids, xq, place)
-
-
-def tensors_in_tensors_out(codes, Z, ids, xq, device):
     held = MemoryIndex.build(codes, Z, ids)
-    exact, queries = to_gpu(held.to_faiss("ivf"), device), torch.from_numpy(xq).to(device)
+    exact, queries = to_gpu(held.to_faiss("ivf"), place), torch.from_numpy(xq).to(place)
     D, found = exact.search(queries, 30)
     assert D.device == found.device == exact.device
     assert same((D.cpu().numpy(), found.cpu().numpy()), held.search(xq, 30))
@@ -124,7 +125,7 @@ def tensors_in_tensors_out(codes, Z, ids, xq, device):
     assert torch.equal(exact.search(whole.double(), 9)[1], exact.search(queries, 9)[1])
     xq.setflags(write=False)
     assert same(exact.search(xq, 30), held.search(xq, 30))
-    bare = to_gpu(MemoryIndex.build(codes, Z), device)  # row numbers serve as ids
+    bare = to_gpu(MemoryIndex.build(codes, Z), place)  # row numbers serve as ids
     allowed = np.arange(1500) % 5 != 0
     made, denied = (codes, Z, np.arange(1500), xq), Deny(np.arange(0, 1500, 5))
     expected = ranking(made, allowed, 1300)
@@ -138,7 +139,7 @@ def tensors_in_tensors_out(codes, Z, ids, xq, device):
 
 @pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)])
 @pytest.mark.parametrize("device", [KERNEL])
-def test_memory_bounds_the_blocks(device, memory, k, monkeypatch):
+def test_memory_bounds_the_blocks(place, memory, k, monkeypatch):
     codes, Z, ids, xq = items(14, 6, n=5000, queries=100)
     held = MemoryIndex.build(codes, Z, ids)
     seen = []
@@ -151,18 +152,17 @@ def test_memory_bounds_the_blocks(device, memory, k, monkeypatch):
 
     monkeypatch.setattr(DeviceIndex, "_best", watched)
     allowed = np.random.default_rng(0).random(5000) < 0.4
-    with placed(device) as place:
-        index = to_gpu(held, place, memory=memory)
-        for where in (None, Allow(ids[allowed])):
-            seen.clear()
-            assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
-            assert sum(seen) == 100
-            most = memory // (2 * k * device_index._RESULT)
-            assert max(seen) == min(100, max(1, most))
+    index = to_gpu(held, place, memory=memory)
+    for where in (None, Allow(ids[allowed])):
+        seen.clear()
+        assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
+        assert sum(seen) == 100
+        most = memory // (2 * k * device_index._RESULT)
+        assert max(seen) == min(100, max(1, most))
 
 
 @on_devices
-def test_an_index_on_a_device_is_a_snapshot(device):
+def test_an_index_on_a_device_is_a_snapshot(place):
     """Neither the owner of the ids nor a filter function can alter it; what passes is asked anew."""
     codes, Z, _, xq = items(10, 6, n=300)
     ids = np.arange(300, dtype=np.int64) * 3
@@ -173,21 +173,15 @@ def test_an_index_on_a_device_is_a_snapshot(device):
         i[:] = 0
         return passes
 
-    with placed(device) as place:
-        before = to_gpu(MemoryIndex.build(codes, Z, ids), place)
-        ids[:] = 7  # the caller's array
-        for divisor in (2, 2, 5):
-            expected = ranking(made, made[2] % divisor == 0, 30)
-            assert same(before.search(xq, 30, where=divided), expected)
+    before = to_gpu(MemoryIndex.build(codes, Z, ids), place)
+    ids[:] = 7  # the caller's array
+    for divisor in (2, 2, 5):
+        expected = ranking(made, made[2] % divisor == 0, 30)
+        assert same(before.search(xq, 30, where=divided), expected)
 
 
 @on_devices
-def test_unfit_queries_arguments_and_sources_are_one_line_errors(device, monkeypatch):
-    with placed(device) as place:
-        unfit(place, monkeypatch)
-
-
-def unfit(place, monkeypatch):
+def test_unfit_queries_arguments_and_sources_are_one_line_errors(place, monkeypatch):
     codes, Z, ids, xq = items(11, 6, n=300)
     source = MemoryIndex.build(codes, Z, ids)
     index, small = (to_gpu(source, place, memory=memory) for memory in (1 << 20, 1000))
