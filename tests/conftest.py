@@ -17,8 +17,9 @@ from PIL import Image
 
 from gpq_faiss.errors import GpqError
 
-_FIRST = ("cluster", "test_several_processes", "experiment", "test_notebooks", "test_benchmarks", "serve")
-"""Folders and files whose tests wait for others, or share what takes long to start: a cluster, processes, a kernel, services."""
+_FIRST = ("cluster", "test_several_processes", "serve", "test_notebooks", "experiment", "test_benchmarks")
+"""Folders and files whose tests wait for others, or share what takes long to start: a cluster, processes, a kernel, services. Of three
+workers one has those of several processes and of experiments, which are forks of the same."""
 _LAST = ("losses", "codes", "evaluation", "store", "data")
 """Folders whose tests start from little: what one worker makes for all tests of a file, another need not make again."""
 

@@ -86,20 +86,14 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(shop, kind, options, m
     assert found.description.endswith("on cpu")
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"nprobe": 3}, UsageError, "on a device it is exact"),
-        ({"memory": "1kB", "k": 5000}, UsageError, "of working memory, 1,000 are allowed: raise memory"),
-        ({"memory": "many"}, UsageError, "many"),
-        ({"k": N + 1}, UsageError, "an index of 6,000 items: k = 6001"),
-        ({"device": "abacus"}, UsageError, "abacus"),
-    ],
-    ids=str,
-)
-def test_what_a_device_cannot_do_is_refused(shop, on_device, options, error, match):
-    with pytest.raises(error, match=match):
-        asked(shop, "flat", **options)
+def test_what_a_device_cannot_do_is_refused(shop, on_device):
+    working = "of working memory, 1,000 are allowed: raise memory"
+    for options, match in (
+        ({"nprobe": 3}, "on a device it is exact"),
+        ({"memory": "1kB", "k": 5000}, working),
+    ):
+        with pytest.raises(UsageError, match=match):
+            asked(shop, "flat", **options)
 
 
 def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(shop, monkeypatch):

@@ -47,6 +47,7 @@ REFUSED = """
 1 search MODEL INDEX QUERIES --format png --out x.png --images folder:IMAGES     | has no image with id
 1 search IMAGE_MODEL IMAGE_INDEX PHOTO --format png --out x.png --images DATA -k 2 | a picture needs images
 2 search MODEL INDEX QUERIES --threads 0
+2 search MODEL INDEX QUERIES --device abacus
 2 search MODEL INDEX QUERIES --nprobe 0
 2 search MODEL INDEX QUERIES --nprobe 3 --min-score 1
 2 search MODEL INDEX QUERIES --memory much
