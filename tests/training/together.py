@@ -78,7 +78,7 @@ def start(folder: Path, work: str, device: str, *commands: list[str]) -> list[Ch
     for environment in environments(2):
         said = folder / f"out{environment['RANK']}", folder / f"err{environment['RANK']}"
         said[1].touch()
-        process = FORKS.Process(target=_run, args=(environment, said, work, device, calls))
+        process = FORKS.Process(target=_run, args=(environment, said, work, device, calls), daemon=True)
         process.start()
         children.append(Child(process, said))
     return children
