@@ -65,14 +65,22 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     encoder = Encoder.load(products.model)
     Z = encoder.model.codebooks
     labels = digits().require_labels()
-    _, xq = encoder.embed_rows(digits(), split.query, queries=True)
     with RowReader(products.codes) as reader:
-        codes = reader.block()[split.database]
-    relevant = labels.take(split.query).packed, labels.take(split.database).packed
-    result = rank_codes(score_tables(xq, Z), unpack_codes(codes, *Z.shape[:2]), *relevant)
+        codes = unpack_codes(reader.block(), *Z.shape[:2])
+
+    def ranked(queries, database):
+        _, xq = encoder.embed_rows(digits(), queries, queries=True)
+        relevant = labels.take(queries).packed, labels.take(database).packed
+        return rank_codes(score_tables(xq, Z), codes[database], *relevant)
+
+    result = ranked(split.query, split.database)
     assert result.map == products.evaluation.ranking.map
     assert products.evaluation.queries.tolist() == split.query.tolist()
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
+    # So is that of a file of codes, which all items are ranked against.
+    every = np.arange(len(labels))
+    whole = evaluate(products.model, digits(), codes=products.codes)
+    assert whole.ranking.map == ranked(every, every).map
 
 
 def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_split_anew(products):
