@@ -18,7 +18,7 @@ from gpq_faiss.config import preset
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import MismatchError, UsageError
 from gpq_faiss.stages.evaluate import Evaluation
-from gpq_faiss.stages.search import SearchResult, parse_rows
+from gpq_faiss.stages.search import SearchResult
 
 
 def quick():
@@ -108,19 +108,6 @@ def test_with_every_label_the_database_is_what_was_trained_on(tmp_path):
     result = evaluate(model, digits())
     assert any("trained on" in note for note in result.notes)
     assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
-
-
-def test_rows_as_slices_and_lists():
-    n = 20
-    for text in ("0:8", "3,5,9", "10:20:3", ":4", "-1", "0,2:4"):
-        expected = []
-        for part in text.split(","):
-            numbers = [int(x) if x else None for x in part.split(":")]
-            expected += np.arange(n)[slice(*numbers)].tolist() if ":" in part else [np.arange(n)[int(part)]]
-        assert parse_rows(text, n).tolist() == expected
-    for text in ("20", "a", "5:2", "1:2:3:4", ""):
-        with pytest.raises(UsageError, match="rows"):
-            parse_rows(text, n)
 
 
 @pytest.mark.gpu

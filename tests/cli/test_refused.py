@@ -43,6 +43,8 @@ REFUSED = """
 2 search MODEL INDEX QUERIES -k 100000
 2 search MODEL INDEX QUERIES --rows 100
 2 search MODEL INDEX QUERIES --rows ::0
+2 search MODEL INDEX QUERIES --rows 5:2
+2 search MODEL INDEX QUERIES --rows 1:2:3:4
 2 search MODEL INDEX QUERIES --format png
 1 search MODEL INDEX QUERIES --format png --out x.png --images folder:IMAGES     | has no image with id
 1 search IMAGE_MODEL IMAGE_INDEX PHOTO --format png --out x.png --images DATA -k 2 | a picture needs images
