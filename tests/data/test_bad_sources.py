@@ -139,6 +139,7 @@ GIVEN = [
     ("features:x.npy", {"keep": "title"}, "x.npy has no column 'title'"),
     ("features:x.npy", {"vectors": ["x", "y"]}, "only of a table in memory"),
     ("features:x.npy", {"labels": "no.npy"}, "not found"),
+    ("features:C:/x.npy", {}, "C:/x.npy not found"),
     ("features:x.npy", {"ids": "one.txt"}, "ids.*not a list of ids"),
     ("features:x.npy", {"names": "one.txt"}, "1 name, features:x.npy has 4 items"),
     ("webdataset:x-{3..1}.tar", {}, "no file matches"),

@@ -62,7 +62,7 @@ def roots(tmp_path_factory):
         for k in range(3):
             part = range(8 * k, 8 * k + 8)
             members = {f"{i}.png": png(i, 8) for i in part} | {f"{i}.cls": KINDS[Y[i]].encode() for i in part}
-            shard(root / f"x-{k + 8}.tar", dict(sorted(members.items(), key=lambda m: int(m[0][:-4]))))
+            shard(root / f"x-{k + 8:02}.tar", dict(sorted(members.items(), key=lambda m: int(m[0][:-4]))))
         table = {"image": [f"images/{name}" for name in NAMES], "label": [KINDS[y] for y in Y]}
         save(root / "t.parquet", table)
         lines = ["image,label", *map(",".join, zip(*table.values(), strict=True))]
@@ -88,7 +88,7 @@ OBJECTS = {
     "planes": PLANES.numpy,
 }
 FILES = {"images": "folder", "a.tar": "folder", "a.tar.gz": "folder", "t.csv": "csv", "hub": "hf"}
-FILES |= {"x-{8..10}.tar": "webdataset", "t.parquet": "parquet", "l.txt": "list"}
+FILES |= {"x-{08..10}.tar": "webdataset", "t.parquet": "parquet", "l.txt": "list"}
 
 
 @pytest.mark.parametrize("form", [*FILES, *OBJECTS])
@@ -424,13 +424,14 @@ def test_rows_of_several_files_are_rows_of_their_concatenation(tmp_path_factory,
 
 def test_files_that_do_not_fit_are_named(tmp_path):
     two = np.ones((2, 3))
-    for name, content in (("a-1", two), ("a-2", np.ones((2, 4))), ("x[1]", two)):
+    for name, content in (("a-1", two), ("a-2", np.ones((2, 4))), ("x[1]", two), ("{1..2}", two)):
         save(tmp_path / f"{name}.npy", content)
     save(tmp_path / "c-1.npz", {"features": two, "labels": np.array([0, 1])})
     save(tmp_path / "c-2.npz", {"features": two})
     refused(f"{tmp_path}/a-*.npy", r"a-1\.npy is \[2, 3\], .*a-2\.npy \[2, 4\]")
     refused(f"{tmp_path}/c-{{1..2}}.npz", r"c-1\.npz and .*c-2\.npz do not fit: one has labels")
-    assert len(open_data(f"features:{tmp_path}/x[1].npy")) == 2, "a name like a pattern"
+    for name in ("x[1]", "{1..2}"):
+        assert len(open_data(f"features:{tmp_path}/{name}.npy")) == 2, "a name like a pattern"
 
 
 def test_fingerprints_follow_content(tmp_path):
