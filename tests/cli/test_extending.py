@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from gpq_faiss.methods.registry import make_method
 from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
-Install = Callable[[str, Mapping[str, Mapping[str, str]]], Path]
 SHORT = (
     "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
 )

@@ -9,7 +9,6 @@ import torch
 from array_data import WIDTH, XB, XQ, YB, X, Y, clusters, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
 from gpq_faiss.codes.bits import unpack_codes
@@ -23,8 +22,6 @@ from gpq_faiss.methods.pq import OPQ, PQ
 from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
 from gpq_faiss.methods.sh import SH, smallest_modes
 from gpq_faiss.methods.uncompressed import FloatFeatures, dot_rows
-
-Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
 
 
 @pytest.mark.parametrize(

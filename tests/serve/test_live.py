@@ -3,7 +3,6 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from gpq_faiss.serve.live import ChangeError
 from gpq_faiss.store.items import Item
 
 M, K, D = 4, 16, 5
-Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]
 
 
 Z, OTHER = books(M, K, D), books(M, K, D, 1)
