@@ -99,8 +99,6 @@ def trained(tmp_path_factory):
 
 
 def test_the_folder_holds_what_it_should(trained):
-    files = {"model.safetensors", "config.json", "metrics.jsonl", "split.json"}
-    assert {p.name for p in trained.iterdir()} == files
     assert not list(trained.parent.glob(".*"))
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, 12]
