@@ -1,6 +1,8 @@
-"""CIFAR-10 images from random weights: the default and the paper's method beside a supervised classifier of the same network, protocol 1.
+"""Images from random weights: the default and the paper's method beside a supervised classifier of the same network, protocol 1.
 
-    python benchmarks/images.py --device cuda --steps 7000    # images: $GPQ_DATA/cifar10-jpeg.tar.gz
+    python benchmarks/images.py --device cuda --steps 7000           # CIFAR-10: $GPQ_DATA/cifar10-jpeg.tar.gz
+    python benchmarks/images.py --steps 800 --size 16 --out small.json    # on a CPU: ten minutes a run and core
+    python benchmarks/images.py --steps 300 --size 32 --data list:multilabel-scenes.txt --labelled 50% --out scenes.json
 
 The network is VGG. The classifier keeps no code: it ranks by its class probabilities, p(query) · p(item). An interrupted training continues
 from its checkpoint in ``--work``; finished runs are in the JSON and are not made again.
@@ -48,7 +50,6 @@ Row = dict[str, Any]
 NAMES = {"posterior": "default", "gpq": "GPQ, preset paper"}
 
 
-LABELLED = "500-per-class"
 BITS = 48
 CHANGES = {
     "network": {"backbone": "vgg"},
@@ -97,21 +98,27 @@ def build_classifier(config: Config, dataset: Dataset, image_size: int, n_classe
     return SupervisedClassifier(backbone, n_classes)
 
 
+def conditions(options: argparse.Namespace) -> dict[str, Any]:
+    """What all runs of a results file share, besides the data."""
+    return {"steps": options.steps, "size": options.size, "labelled": options.labelled}
+
+
 def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> Row:
     """Train and rank."""
     config = preset("paper" if method == "gpq" else "recommended").with_settings(CHANGES)
     config = config.with_settings({"training": {"seed": seed, "steps": options.steps}})
+    config = config.with_settings({"network": {"image_size": options.size}})
     config = config.with_settings({"quantizer": {"codebooks": codebooks_for_bits(BITS)}})
-    split = make_split(data, "1", seed=seed, labelled=LABELLED)
+    split = make_split(data, "1", seed=seed, labelled=options.labelled)
     device = resolve_device(options.device)
     fitted = fit(
         build_classifier if method == "classifier" else find_method(method).load(),
         data,
         split,
         validate(config),
-        folder=options.work / f"{method}-{seed}-{options.steps}",
+        folder=options.work / "-".join(map(str, (method, seed, *conditions(options).values()))),
         identity=fingerprint(method, data.fingerprint, split.hash),
-        options=RunOptions(device, resume=True, amp=True, validate_every=max(50, options.steps // 10)),
+        options=RunOptions(device, resume=True, amp=True, validate_every=max(400, options.steps // 10)),
     )
     labels, coder = data.require_labels(), fitted.method.coder()
     ranking = rank_vectors(
@@ -150,13 +157,14 @@ def markdown(results: dict[str, Any]) -> str:
         }
         for row in results["runs"]
     ]
-    first = results["runs"][0]
+    first, side = results["runs"][0], results["size"]
+    size = f" of {side} x {side} pixels" if side else ""
     return "\n".join(
         [
-            f"# CIFAR-10 (JPEG) images, VGG from random weights, {results['steps']:,} steps",
+            f"# {results['data']}: images{size}, VGG from random weights, {results['steps']:,} steps",
             "",
             render(table, "markdown", digits=3),
-            f"Batches of 64 labelled images (and 64 without label, for methods that use them), labelled {LABELLED}, bf16. The "
+            f"Batches of 64 labelled images (and 64 without label, for methods that use them), labelled {results['labelled']}, bf16. The "
             f"classifier keeps no code. {first['convention']}. {first['queries']:,} queries and {first['database']:,} images in the "
             "database, drawn by the seed.",
         ]
@@ -172,14 +180,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", help="default: folder: and the archive below $GPQ_DATA")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gpq-images")
+    parser.add_argument("--labelled", default="500-per-class")
+    parser.add_argument("--size", type=int, default=0, help="pixels of a side; 0: the images' own")
     options = parser.parse_args()
     archive = data_path("cifar10-jpeg.tar.gz")
     spec = options.data or (f"folder:{archive}" if archive else None)
     require_data(spec, "folder:PATH", "cifar10-jpeg.tar.gz")
     data = open_data(spec)
-    results = read_results(options.out, {"steps": options.steps, "runs": []})
-    if results["steps"] != options.steps:
-        raise UsageError(f"{options.out} has runs of {results['steps']} steps: give another --out")
+    asked = conditions(options) | {"data": Path(data.name.split(":", 1)[-1]).name}
+    results = read_results(options.out, asked | {"runs": []})
+    if any(results[key] != value for key, value in asked.items()):
+        raise UsageError(f"{options.out} has runs of other data, labels, sizes or steps: give another --out")
     done = {(row["method"], row["seed"]) for row in results["runs"]}
     methods = options.methods.split(",")
     for method in methods:

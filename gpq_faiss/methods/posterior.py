@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from ..config import Config
 from ..data.reader import Reader
-from ..losses.classification import shares, subspace_classification, subspace_entropy
+from ..losses.classification import cross_entropy, shares, subspace_entropy
 from ..losses.extra import ExtraLosses
 from ..nn.additive import assign, assign_logits, product_form, query_form
 from ..nn.backbones import MLP, Backbone, make_head
@@ -64,7 +64,7 @@ _ITEMS = 10_000
 _CLASS_RATE = 2.0
 """Factor on the learning rate of class networks that are perceptrons."""
 _CONVOLUTION_RATE = 0.5
-"""Factor on the learning rate of class networks over convolutions, and of these."""
+"""Factor on the learning rate of cosine classifiers over convolutions, and of these."""
 
 
 def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
@@ -101,6 +101,8 @@ class PosteriorCodes(CodeMethod):
         super().__init__(config)
         M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
         n, N = config.network, config.posterior.networks
+        # Over convolutions logits learn few classes faster; cosines learn many classes of few items better. The entropy needs cosines.
+        linear = not isinstance(backbone, MLP) and C <= 2 * K and not config.loss.lambda2
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
             sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
@@ -109,9 +111,9 @@ class PosteriorCodes(CodeMethod):
             )
         else:
             # Convolutions learn the features; perceptrons on top would slow this down.
-            backbone.head = make_head(width, N * CLASS_DIM, generator)
+            backbone.head = make_head(width, C if linear else N * CLASS_DIM, generator)
         self.backbone = backbone
-        self.classifier = Codebooks(N, C, CLASS_DIM, generator=generator)
+        self.classifier = None if linear else Codebooks(N, C, CLASS_DIM, generator=generator)
         self.N, self.M, self.K, self.d, self.C, self.width, self.beta = N, M, K, d, C, width, config.beta
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
         self._make_codebooks(count_class_codebooks(config, C), generator)
@@ -128,7 +130,7 @@ class PosteriorCodes(CodeMethod):
     def _make_codebooks(self, A: int, generator: torch.Generator | None = None) -> None:
         """Make codebooks for classes, A of them, and for features, to be fitted later."""
         generator = generator or torch.Generator().manual_seed(self.config.training.seed)
-        device, E = self.classifier.raw.device, min(DIRECTIONS, self.width) if A < self.M else 0
+        device, E = self.power.device, min(DIRECTIONS, self.width) if A < self.M else 0
         self.A = A
         # Buffers, to be saved with the weights: codewords fit these weights only.
         self.principal_axes = nn.Buffer(torch.eye(self.width, E, device=device))
@@ -162,10 +164,19 @@ class PosteriorCodes(CodeMethod):
         """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
         return intra_normalize(raw, self.N)
 
+    def class_logits(self, raw: Tensor) -> Tensor:
+        """Logits of the class networks, float [B, N, C]; of a linear layer [B, 1, C]."""
+        if self.classifier is None:
+            return raw.unsqueeze(1)
+        return self.beta * subspace_cosine(self.directions(raw), self.classifier.raw)
+
+    def _cross_entropy(self, raw: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of the class networks (eq. 3), a scalar, for targets float [B, C]."""
+        return cross_entropy(self.class_logits(raw).log_softmax(dim=2).mean(dim=1), targets)
+
     def mean_posterior(self, raw: Tensor) -> Tensor:
         """Mean class probabilities of the class networks, float [B, C]."""
-        cosine = subspace_cosine(self.directions(raw), self.classifier.raw)
-        return (self.beta * cosine).softmax(dim=2).mean(dim=1)
+        return self.class_logits(raw).softmax(dim=2).mean(dim=1)
 
     def posterior(self, raw: Tensor) -> Tensor:
         """Class probabilities, float [B, C]: the mean of the class networks, sharpened if :attr:`power` is more than 1."""
@@ -273,7 +284,7 @@ class PosteriorCodes(CodeMethod):
     @torch.no_grad()
     def place(self, classes: ClassCodebooks, feature_codewords: Tensor, weights: Tensor) -> None:
         """Set the codewords; see the attributes for their shapes. ``weights`` are scaled to norm 1."""
-        device, own = self.classifier.raw.device, self.C if self.A else 0
+        device, own = self.power.device, self.C if self.A else 0
         logits, tables, feature_codewords, weights = (
             t.to(device) for t in (classes.logits, classes.tables, feature_codewords, weights)
         )
@@ -354,11 +365,14 @@ class PosteriorCodes(CodeMethod):
         return self.pseudo_labels is not None or self.config.loss.lambda2 > 0
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
-        """Adam, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
+        """Adam, with larger steps for class networks that are perceptrons, and smaller ones for cosines over convolutions."""
         trained = [p for p in self.parameters() if p.requires_grad]
-        groups: list[dict[str, Any]] = [{"params": trained, "times": _CONVOLUTION_RATE}]
-        if isinstance(self.backbone.head, SubspaceHeads):
-            own = {id(p) for part in (self.backbone.head, self.classifier) for p in part.parameters()}
+        head, classifier = self.backbone.head, self.classifier
+        groups: list[dict[str, Any]] = [
+            {"params": trained, "times": _CONVOLUTION_RATE if classifier else 1.0}
+        ]
+        if isinstance(head, SubspaceHeads) and classifier:
+            own = {id(p) for part in (head, classifier) for p in part.parameters()}
             rest, mine = ([p for p in trained if (id(p) in own) == is_own] for is_own in (False, True))
             groups = [{"params": rest}, {"params": mine, "times": _CLASS_RATE}]
         # One pass over the memory instead of several.
@@ -370,15 +384,14 @@ class PosteriorCodes(CodeMethod):
         """Loss terms with non-zero weight and their sum."""
         loss, n = self.config.loss, len(batch.y)
         raw = batch.joint(lambda x: self.features(x, amp)[1])
-        W, beta = self.classifier.raw, self.config.beta
-        labelled, y = self.directions(raw[:n]), shares(batch.y, raw)
-        parts = {"classification": subspace_classification(labelled, W, y, beta)}
+        parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
         told = self.pseudo_labels
         if told is not None and len(raw) > n:
             p = torch.from_numpy(told.of(batch.unlabelled_rows)).to(raw.device)
-            parts["propagation"] = subspace_classification(self.directions(raw[n:]), W, p, beta)
-        if loss.lambda2 and len(raw) > n:
-            parts["entropy"] = subspace_entropy(self.directions(reverse_gradient(raw[n:])), W, beta)
+            parts["propagation"] = self._cross_entropy(raw[n:], p)
+        if self.classifier is not None and loss.lambda2 and len(raw) > n:
+            others = self.directions(reverse_gradient(raw[n:]))
+            parts["entropy"] = subspace_entropy(others, self.classifier.raw, self.beta)
         share = loss.lambda1 * (told.weight if told is not None else 0)
         found = weighted(parts, classification=loss.lambda1, propagation=share, entropy=-loss.lambda2)
         return self.extra_losses.add(found, raw, batch.y)

@@ -452,3 +452,18 @@ def test_the_class_networks_move_faster_than_a_trunk():
     assert all(map(torch.equal, net.state_dict().values(), again.state_dict().values()))
     (group,) = net.optimizer(config).param_groups
     assert (group["times"], len(group["params"])) == (0.5, len(list(net.parameters())))
+
+
+@pytest.mark.parametrize("n", [C, 32, 33])
+def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
+    config = config_of().with_settings({"network": {"backbone": "vgg"}, "loss": {"lambda2": 0}})
+    net = build_network(config, {"kind": "images", "image_size": 16}, n).eval()
+    assert (net.classifier is None) == (n <= 32)
+    x, y = torch.rand(6, 3, 16, 16), torch.eye(n)[torch.arange(6) % n]
+    raw = net.features(x)[1]
+    if net.classifier is None:
+        torch.testing.assert_close(net.posterior(raw), raw.softmax(dim=1))
+        loss = net.losses(TrainingBatch(x, y, 3, 10, torch.Generator()), amp=False)["total"]
+        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(raw, y))
+    (group,) = net.optimizer(config).param_groups
+    assert (group["times"], raw.shape[1]) == ((1.0, n) if n <= 32 else (0.5, 4 * CLASS_DIM))
