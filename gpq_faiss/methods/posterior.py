@@ -3,12 +3,12 @@
     x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks: sums of codewords approximate p or its logits
                 └─► features minus their prediction from p: r ─► feature codebooks: sums of codewords approximate r
 
-The class networks learn the labels by the cosine classifiers of the paper (eq. 3) and, where labels are few, pseudo-labels propagated from
-the labels to unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max (eq. 4) has a weight, do steps have
-unlabelled items. By their mean posterior two items share a class with the probability p·p'. Codewords are then fitted so that their
-sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability, plus a small
-weight times the similarity of the features. Both parts are additive quantisers (:mod:`gpq_faiss.nn.additive`), which an inner-product
-``IndexPQ`` can represent. Reasons and figures: ``docs/recommended.md``.
+The class networks learn the labels by the cosine classifiers of the paper (eq. 3; few classes of images by plain logits) and, where labels
+are few, pseudo-labels propagated from the labels to unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max
+(eq. 4) has a weight, do steps have unlabelled items. By their mean posterior two items share a class with the probability p·p'. Codewords
+are then fitted so that their sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly
+that probability, plus a small weight times the similarity of the features. Both parts are additive quantisers
+(:mod:`gpq_faiss.nn.additive`), which an inner-product ``IndexPQ`` can represent. Reasons and figures: ``docs/recommended.md``.
 
 p is tempered (p') because networks are mostly overconfident after training: fitted to p itself, most codewords would be spent on uncertain
 items, and confident items would share a handful of codes. With hundreds of classes and few labels they may be too cautious instead: then p
@@ -78,7 +78,8 @@ def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
 class PosteriorCodes(CodeMethod):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
-    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM]. Of the M codebooks of K codewords of d dimensions A
+    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over convolutions for up to 2 K classes without the
+    entropy by one linear layer of logits, float [B, C]; ``classifier`` is None then. Of the M codebooks of K codewords of d dimensions A
     are for the C classes, a number that follows from the labels, and M - A for the features; with A = 0, all encode both jointly.
 
     Attributes:

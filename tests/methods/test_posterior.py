@@ -170,9 +170,8 @@ def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(m
     x = items(40, 1)
     xq = made.raw(x, queries=True)
     assert float(made.power) > 1
-    assert float(seen(made, x)[1].amax(dim=1).mean()) > float(
-        made.mean_posterior(made.features(x)[1]).amax(dim=1).mean()
-    )
+    mean = made.mean_posterior(made.features(x)[1])
+    assert seen(made, x)[1].amax(dim=1).mean() > mean.amax(dim=1).mean()
     other.load_state_dict(made.state_dict())
     assert torch.equal(other.eval().raw(x, queries=True), xq)
     # Fitted again, it begins with what the networks say.
