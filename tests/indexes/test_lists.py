@@ -97,6 +97,13 @@ def test_codes_are_near_up_to_254_steps_on_every_processor(processor, monkeypatc
             assert np.array_equal(found[70:370], sums < 255)
 
 
+@pytest.mark.parametrize(("M", "K", "n", "Q"), [(4, 4, 100, 20_000), (3, 16, 3000, 5000)])
+def test_the_threshold_to_begin_with_is_reached(M, K, n, Q):
+    """It is counted in rounded steps: one too many would lose the best item of a few queries in ten thousand."""
+    Z, codes, xq = books(M, K), random_codes(n, M, K), queries(Q, 4 * M)
+    assert same(CodewordLists(codes, Z).search(xq, 1), best(xq, codes, Z, 1))
+
+
 def test_only_few_codes_are_visited_where_the_first_codebooks_decide():
     weights = np.repeat([0.8, 0.5, 0.3, 0.2, *[0.02] * 8], 3).astype(np.float32)
     index = CodewordLists(of_classes(100_000), books(12, d=3))
