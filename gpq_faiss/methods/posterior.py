@@ -63,8 +63,10 @@ _ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
 _CLASS_RATE = 2.0
 """Factor on the learning rate of class networks that are perceptrons."""
+_FEW_CLASSES = 32
+"""So many classes are learnt by one linear layer over convolutions."""
 _CONVOLUTION_RATE = 0.5
-"""Factor on the learning rate of cosine classifiers over convolutions, and of these."""
+"""Factor on the learning rate of cosine classifiers over convolutions, and of these; also of convolutions that have learnt before."""
 
 
 def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
@@ -78,7 +80,7 @@ def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
 class PosteriorCodes(CodeMethod):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
-    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over convolutions for up to 2 K classes without the
+    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over convolutions for up to 32 classes without the
     entropy by one linear layer of logits, float [B, C]; ``classifier`` is None then. Of the M codebooks of K codewords of d dimensions A
     are for the C classes, a number that follows from the labels, and M - A for the features; with A = 0, all encode both jointly.
 
@@ -103,7 +105,8 @@ class PosteriorCodes(CodeMethod):
         M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
         n, N = config.network, config.posterior.networks
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items better. The entropy needs cosines.
-        linear = not isinstance(backbone, MLP) and C <= 2 * K and not config.loss.lambda2
+        few = config.method == "posterior" and C <= _FEW_CLASSES and not config.loss.lambda2
+        linear = few and not isinstance(backbone, MLP)
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
             sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
@@ -154,7 +157,7 @@ class PosteriorCodes(CodeMethod):
         return self.pq_codewords
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
-        """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]; with ``amp`` by bf16."""
+        """The trunk's features float [B, width], and the outputs of the head (above) float [B, any]; with ``amp`` by bf16."""
         # No more than the backbone: scaled cosines need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             features = self.backbone.trunk_features(self.backbone.input(x))
@@ -162,7 +165,7 @@ class PosteriorCodes(CodeMethod):
         return at_least_float32(features), at_least_float32(raw)
 
     def directions(self, raw: Tensor) -> Tensor:
-        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
+        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]; not of a linear layer."""
         return intra_normalize(raw, self.N)
 
     def class_logits(self, raw: Tensor) -> Tensor:
@@ -369,9 +372,8 @@ class PosteriorCodes(CodeMethod):
         """Adam, with larger steps for class networks that are perceptrons, and smaller ones for cosines over convolutions."""
         trained = [p for p in self.parameters() if p.requires_grad]
         head, classifier = self.backbone.head, self.classifier
-        groups: list[dict[str, Any]] = [
-            {"params": trained, "times": _CONVOLUTION_RATE if classifier else 1.0}
-        ]
+        careful = classifier is not None or config.network.weights != "none"
+        groups: list[dict[str, Any]] = [{"params": trained, "times": _CONVOLUTION_RATE if careful else 1.0}]
         if isinstance(head, SubspaceHeads) and classifier:
             own = {id(p) for part in (head, classifier) for p in part.parameters()}
             rest, mine = ([p for p in trained if (id(p) in own) == is_own] for is_own in (False, True))

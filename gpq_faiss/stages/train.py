@@ -95,7 +95,8 @@ def train(
             )
             # Everything that must be equal to continue a checkpoint.
             often = f"amp {options.amp}, validation every {options.validate_every} steps"
-            computing = torch.__version__, str(METHODS["gpq"].revision)
+            method = METHODS["posterior" if config.method == "posterior" else "gpq"]
+            computing = torch.__version__, str(method.revision)
             identity = fingerprint(config.fingerprint(), often, dataset.fingerprint, split.hash, *computing)
         if len(set(group.gather(identity))) > 1:
             raise DataError(

@@ -111,7 +111,7 @@ def problem(seed, *, n=70, q=9, m=3, size=4, classes=5, share=None, spread=3):
     r = np.random.default_rng(seed)
     codes = r.integers(0, size, (n, m)).astype(np.uint8)
     if m > 8:  # which one word does not hold: the next one tells them apart
-        codes[:, :-2] = 0
+        codes[:, :8] = 0
     tables = r.integers(-spread, spread + 1, (q, m, size)) if spread else r.standard_normal((q, m, size))
     if share is not None:
         yq, yb = r.random((q, classes)) < share, r.random((n, classes)) < share

@@ -455,7 +455,8 @@ def test_the_class_networks_move_faster_than_a_trunk():
 
 @pytest.mark.parametrize("n", [C, 32, 33])
 def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
-    config = config_of().with_settings({"network": {"backbone": "vgg"}, "loss": {"lambda2": 0}})
+    changes = {"network": {"backbone": "vgg"}, "loss": {"lambda2": 0}, "quantizer": {"codewords": 8}}
+    config = config_of().with_settings(changes)
     net = build_network(config, {"kind": "images", "image_size": 16}, n).eval()
     assert (net.classifier is None) == (n <= 32)
     x, y = torch.rand(6, 3, 16, 16), torch.eye(n)[torch.arange(6) % n]
@@ -466,3 +467,5 @@ def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
         torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(raw, y))
     (group,) = net.optimizer(config).param_groups
     assert (group["times"], raw.shape[1]) == ((1.0, n) if n <= 32 else (0.5, 4 * CLASS_DIM))
+    learnt = config.with_settings({"network": {"weights": "imagenet"}})
+    assert net.optimizer(learnt).param_groups[0]["times"] == 0.5

@@ -97,6 +97,7 @@ CONFIGS = {
     "printed": (preset("paper").with_settings({"method": "gpq-printed"}), MLP),
     "authors, batch norm apart": (preset("authors").with_settings({"network": {"weights": "none"}}), VGG),
     "class networks": (preset("recommended"), CLASSES),
+    "linear layer, batch norm": (preset("recommended"), VGG),
     "soft targets": (preset("gpq"), CLASSES),
 }
 ITEMS, LABELLED, SHARE = 16, 8, 5
