@@ -42,6 +42,19 @@ def test_the_path_leaves_its_files(shop, tmp_path):
     }
 
 
+def test_ids_and_names_of_files_are_those_of_results(shop, tmp_path):
+    ids = np.arange(ITEMS)[::-1] * 3 + (1 << 40)
+    np.save(tmp_path / "ids.npy", ids)
+    (tmp_path / "names.txt").write_text("".join(f"item {row}\n" for row in range(ITEMS)))
+    read = f"--read ids={tmp_path}/ids.npy --read names={tmp_path}/names.txt"
+    done(f"encode {shop.model} {shop.data} {read} --out {tmp_path}/codes.h5")
+    done(f"index {shop.model} {tmp_path}/codes.h5 --out {tmp_path}/index.faiss")
+    found = answer(f"search {shop.model} {tmp_path}/index.faiss {shop.queries} -k 5")
+    for query in found["queries"]:
+        rows = [ids.tolist().index(item) for item in query["ids"]]
+        assert query["names"] == [f"item {row}" for row in rows]
+
+
 def test_search_in_every_form(shop, tmp_path):
     search = f"search {shop.model} {shop.index} {shop.queries} -k 5"
     found = answer(search)
