@@ -1,7 +1,7 @@
 """Images from random weights: the default and the paper's method beside a supervised classifier of the same network, protocol 1.
 
     python benchmarks/images.py --device cuda --steps 7000           # CIFAR-10: $GPQ_DATA/cifar10-jpeg.tar.gz
-    python benchmarks/images.py --steps 800 --size 16 --out small.json    # on a CPU: ten minutes a run and core
+    python benchmarks/images.py --steps 800 --size 16 --out small.json    # on a CPU: some minutes a run
     python benchmarks/images.py --steps 300 --size 32 --data list:multilabel-scenes.txt --labelled 50% --out scenes.json
 
 The network is VGG. The classifier keeps no code: it ranks by its class probabilities, p(query) · p(item). An interrupted training continues
@@ -98,9 +98,10 @@ def build_classifier(config: Config, dataset: Dataset, image_size: int, n_classe
     return SupervisedClassifier(backbone, n_classes)
 
 
-def conditions(options: argparse.Namespace) -> dict[str, Any]:
-    """What all runs of a results file share, besides the data."""
-    return {"steps": options.steps, "size": options.size, "labelled": options.labelled}
+def conditions(data: Dataset, options: argparse.Namespace) -> dict[str, Any]:
+    """What all runs of a results file share."""
+    name = Path(data.name.split(":", 1)[-1]).name
+    return {"data": name, "steps": options.steps, "size": options.size, "labelled": options.labelled}
 
 
 def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> Row:
@@ -116,7 +117,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
         data,
         split,
         validate(config),
-        folder=options.work / "-".join(map(str, (method, seed, *conditions(options).values()))),
+        folder=options.work / "-".join(map(str, (method, seed, *conditions(data, options).values()))),
         identity=fingerprint(method, data.fingerprint, split.hash),
         options=RunOptions(device, resume=True, amp=True, validate_every=max(400, options.steps // 10)),
     )
@@ -187,7 +188,7 @@ def main() -> None:
     spec = options.data or (f"folder:{archive}" if archive else None)
     require_data(spec, "folder:PATH", "cifar10-jpeg.tar.gz")
     data = open_data(spec)
-    asked = conditions(options) | {"data": Path(data.name.split(":", 1)[-1]).name}
+    asked = conditions(data, options)
     results = read_results(options.out, asked | {"runs": []})
     if any(results[key] != value for key, value in asked.items()):
         raise UsageError(f"{options.out} has runs of other data, labels, sizes or steps: give another --out")

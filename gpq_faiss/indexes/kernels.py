@@ -314,7 +314,7 @@ def _floor(blocks: Codes, first: Number, last: Number, query: Any, k: Number) ->
             top += most
             reach += most - fewest
     places = block, end, max(np.int64(1), (end - block) // (k + 8))
-    # 63 steps: four times as fine, they are at most 252.
+    # Codes with at most 63 steps have at most 252 of a quarter of the size, so ``low`` = 0 holds after every round.
     finest, low, high = reach / np.float32(1 << 20), np.int64(0), np.int64(191)
     while True:
         factor = np.float32(254 - M) / reach  # all codes have at most 254 then, as rounding adds less than M

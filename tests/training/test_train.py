@@ -19,6 +19,7 @@ from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import DataError, OutputExistsError
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import load_model
+from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train
 from gpq_faiss.training import loop
@@ -206,6 +207,16 @@ def test_a_run_that_replaces_a_model_can_be_resumed(trained, tmp_path):
     assert not same_bytes(out, trained)
     assert sorted(os.listdir(tmp_path)) == ["m", "other"]
     assert train_digits(out, seed=1, resume=True) == out
+
+
+@pytest.mark.parametrize(("base", "name"), [("paper", "gpq"), ("recommended", "posterior")])
+def test_a_model_of_an_earlier_revision_of_its_method_is_not_finished(base, name, tmp_path, monkeypatch):
+    changes = {"quantizer": {"codebooks": 2}, "training": {"steps": 2}, "posterior": {"networks": 1}}
+    out, config = tmp_path / "m", preset(base).with_settings(changes)
+    assert train_digits(out, config=config) == train_digits(out, config=config, resume=True)
+    monkeypatch.setitem(METHODS, name, replace(METHODS[name], revision=METHODS[name].revision + 1))
+    with pytest.raises(OutputExistsError, match="finished model of other settings"):
+        train_digits(out, config=config, resume=True)
 
 
 def test_one_training_at_a_time_into_a_folder(tmp_path):
