@@ -28,14 +28,6 @@ def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
     return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
 
 
-def soft_npair_of_posteriors(p: Tensor, r: Tensor, sums: Tensor) -> Tensor:
-    """:func:`soft_npair` of the scores S = p · sums, for positive class probabilities p float [A, C] of queries and r float [B, C] of
-    items, in half the time: Σ_j t_ij S_ij needs no matrix t."""
-    matched = (p @ (r.T @ sums) * p).sum(dim=1) / (p @ r.sum(dim=0)).clamp_min(torch.finfo(p.dtype).tiny)
-    loss: Tensor = ((p @ sums.T).logsumexp(dim=1) - matched).mean()
-    return loss
-
-
 def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy between similarity by label and asymmetric similarity (eq. 2), a scalar.
 

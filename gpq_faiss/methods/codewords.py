@@ -9,8 +9,8 @@ nearest neighbor search by residual vector quantization", Sensors 2010). Then co
 squares), and the score is Σ_m p_q·S_m;
 
 *sums of logits* otherwise: codewords add up to logits (codes by the least cross entropy), so that they multiply probabilities, as the
-digits of an error-correcting code do. Their score tables are then fitted to the codes by the N-pair loss of the paper (eq. 2) with
-soft targets: pairs of items are similar with the probability p_i·p_j.
+digits of an error-correcting code do. Their score tables are then fitted to the codes by logistic regression: pairs of items are similar
+with the probability p_i·p_j. (The N-pair loss, eq. 2, asks for their order among the items of a query alone, and ranks worse.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import DataError
-from ..losses.npair import soft_npair_of_posteriors
 from ..nn.additive import assign, assign_logits
 from .pq import check_rows, kmeans
 
@@ -177,16 +176,25 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
 
 
 def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) -> Tensor:
-    """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float [n, C], from ``start`` on, by the N-pair
-    loss (eq. 2) with soft targets, in batches by ``seed``."""
+    """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float [n, C], from ``start`` on: the logistic
+    function of a score and an offset is the probability p_i·p_j that two items share a class. In batches by ``seed``."""
     tables = start.clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([tables], lr=_TABLE_RATE)
     generator = torch.Generator().manual_seed(seed)
-    batch = min(_TABLE_BATCH, len(posterior))
+
+    def pairs() -> tuple[Tensor, Tensor]:
+        """Scores of random pairs, and the probabilities that they share a class."""
+        q, i = torch.randint(len(posterior), (2, min(_TABLE_BATCH, len(posterior))), generator=generator)
+        return posterior[q] @ _add_codewords(tables, codes[i]).T, posterior[q] @ posterior[i].T
+
+    with torch.no_grad():
+        scores, shared = pairs()
+        # Few pairs share a class: exp(score + offset) has the mean of their probabilities.
+        offset = shared.mean().log() - scores.flatten().logsumexp(dim=0) + math.log(scores.numel())
+    optimizer = torch.optim.Adam([tables, offset.requires_grad_(True)], lr=_TABLE_RATE)
     for step in range(_TABLE_STEPS):
         optimizer.param_groups[0]["lr"] = _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
-        q, i = torch.randint(len(posterior), (2, batch), generator=generator)
-        loss = soft_npair_of_posteriors(posterior[q], posterior[i], _add_codewords(tables, codes[i]))
+        scores, shared = pairs()
+        loss = functional.binary_cross_entropy_with_logits(scores + offset, shared)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

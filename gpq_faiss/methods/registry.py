@@ -103,7 +103,7 @@ METHODS: dict[str, MethodEntry] = {
         "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}),
     "posterior": _gpq(
         "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
-        "this package", departs="not GPQ: class networks come first, their codes after", revision=9),
+        "this package", departs="not GPQ: class networks come first, their codes after", revision=10),
     "ssgah": _deep("ssgah", "semi-supervised", "binary",
         "semi-supervised generative adversarial hashing", "Wang, Hu, Cheng and Hou, ECCV 2018",
         "the synthetic triplets weigh 0.03"),
