@@ -298,41 +298,13 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def from_dict(values: dict[str, Any]) -> Config:
-    """The config that :func:`to_dict` wrote, in this or an earlier version; missing keys take the preset's value.
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """The config that :func:`to_dict` wrote; missing keys take the preset's value.
 
     Raises:
-        UsageError: bad value, or one that this version cannot compute with.
+        UsageError: a bad value, or a setting that this version does not have.
     """
-    base, found = preset(str(values.get("preset", "paper"))), _renamed(values)
-    kept = {key: found[key] for key in vars(base) if key in found}
-    for key, value in kept.items():
-        if isinstance(value, dict) and dataclasses.is_dataclass(known := getattr(base, key)):
-            kept[key] = {name: value[name] for name in vars(known) if name in value}
-    return validate(base.with_settings(kept))
-
-
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings of earlier versions under their present names; those that only a training needs are left out."""
-    found = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
-    network, loss, gpq, own = (found.setdefault(key, {}) for key in ("network", "loss", "gpq", "posterior"))
-    if not all(isinstance(part, dict) for part in (network, loss, gpq, own)):
-        return found
-    if "committee" in own:
-        own["networks"] = own["committee"]
-    variant = "authors" if gpq.get("details") == "authors" else gpq.get("variant", "paper")
-    if found.get("method", "gpq") in ("gpq-soft", "posterior"):
-        if variant == "authors" and network.get("backbone", "auto") in ("vgg", "auto"):
-            raise UsageError(
-                "gpq.variant = authors: this version has it for the paper's method only: train again"
-            )
-        if loss.get("beta", CLASS_BETA) != CLASS_BETA:
-            raise UsageError(f"loss.beta = {loss['beta']}: this version has {CLASS_BETA:g}: train again")
-        if "committee_hidden" in own:
-            network["hidden"] = [*network.get("hidden", ()), own["committee_hidden"]]
-    elif variant != "paper":
-        found["method"] = f"gpq-{variant}"
-    return found
+    return validate(preset(str(values.get("preset", "paper"))).with_settings(values))
 
 
 def read_toml(path: str | Path, base: Config) -> Config:

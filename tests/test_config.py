@@ -3,11 +3,8 @@
 import dataclasses
 import itertools
 import json
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 from gpq_faiss.config import (
     PRESETS,
@@ -20,11 +17,7 @@ from gpq_faiss.config import (
     to_dict,
     validate,
 )
-from gpq_faiss.data.labels import Labels
-from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.gpq import build_network
-from gpq_faiss.methods.model import load_model, save_model
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -34,54 +27,16 @@ def test_every_preset_is_valid_and_survives_json(name):
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_a_model_folder_of_earlier_settings_opens(tmp_path):
+def test_settings_that_this_version_does_not_have_are_named():
     saved = to_dict(preset("gpq"))
-    saved["training"] |= {"epochs": 0.0, "seed": 5}
-    saved["network"]["dropout"] = 0.5
-    saved["loss"]["beta"] = 20.0
-    saved["quantizer"] = {"codebooks": 2, "codewords": 4, "subdim": 6, "alpha": 8.0}
-    saved["posterior"] = {"committee": 3, "committee_hidden": 7}
-    saved["gpq"] = {"classification": "code", "variant": "printed"}
-    saved["gone"] = {"x": 1}
-    config = from_dict(saved)
-    assert (config.training.seed, config.posterior.networks) == (5, 3)
-    assert config.network.hidden == (7,)
-    net = build_network(config, {"kind": "features", "width": 5}, 3).eval()
-    state = {key.replace("classes.", "committee."): value for key, value in net.state_dict().items()}
-    state["committee.prototypes"] = torch.zeros(1, 3, 3)
-    earlier = SimpleNamespace(
-        state_dict=lambda: state, coder=net.coder, asymmetric=True, items_are_codewords=False
-    )
-    split = make_split(Labels.from_ids(np.arange(60) % 3), labelled="5-per-class")
-    about = {"config": saved, "input": {"kind": "features", "width": 5}, "class_names": ["a", "b", "c"]}
-    save_model(tmp_path / "m", earlier, about, extra={}, split=split, overwrite=False)
-    x = torch.randn(4, 5)
-    assert torch.equal(load_model(tmp_path / "m").network.queries(x), net.queries(x))
-    messages = (
-        ({"beta": 9.0}, "loss.beta = 9.0"),
-        ({"lambda1": "x"}, "lambda1 = 'x'"),
-        (3, "loss = 3: "),
-    )
-    for wrong, message in messages:
-        with pytest.raises(UsageError, match=message):
-            from_dict(saved | {"loss": wrong})
-
-
-def test_variants_and_schedules_of_earlier_settings(tmp_path):
-    """What was ``[gpq] variant`` is a method, but with class networks, where it changed the network alone."""
-    for gpq, method in (
-        ({}, "gpq"),
-        ({"variant": "triplet"}, "gpq-triplet"),
-        ({"classification": "code", "details": "authors"}, "gpq-authors"),
+    for section, value, message in (
+        ("loss", {"lambda1": "x"}, "lambda1 = 'x'"),
+        ("loss", 3, "loss = 3: "),
+        ("posterior", {"committee": 3}, "setting 'posterior.committee' is unknown"),
+        ("gone", {"x": 1}, "setting 'gone' is unknown"),
     ):
-        saved = to_dict(preset("paper")) | {"gpq": gpq}
-        saved["training"]["schedule"] = "cosine"
-        assert from_dict(saved) == preset("paper").with_settings({"method": method})
-    saved = to_dict(preset("gpq")) | {"gpq": {"variant": "authors"}}
-    with pytest.raises(UsageError, match=r"gpq\.variant = authors: .*: train again"):
-        from_dict(saved)
-    saved["network"]["backbone"] = "mlp"  # which it left alone
-    assert from_dict(saved) == preset("gpq").with_settings({"network": {"backbone": "mlp"}})
+        with pytest.raises(UsageError, match=message):
+            from_dict(saved | {section: value})
 
 
 def test_a_file_changes_single_settings_of_its_preset(tmp_path):

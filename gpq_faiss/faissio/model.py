@@ -29,8 +29,7 @@ def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **wher
         DataError: as there; or the model's items consist of codewords, and a vector does not, but may be one of a query.
     """
     codes = encode(vectors, Z, **where)
-    # Earlier models only declare that query vectors differ; their items are of that kind.
-    if description.get("items_are_codewords", description.get("asymmetric")) is True:
+    if description.get("items_are_codewords") is True:
         check_items(vectors, codes, Z, **where)
     return codes
 

@@ -161,11 +161,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             raise MismatchError(
                 f"{path} does not belong to the config.json beside it: copy the whole folder again"
             )
-        # Class networks inside SoftGPQNetwork had another name.
-        names = {
-            k: k.replace("network.committee.", "network.classes.").removeprefix("network.") for k in state
-        }
-        weights = {name: state[k] for k, name in names.items() if k != "codebooks"}
+        weights = {k.removeprefix("network."): value for k, value in state.items() if k != "codebooks"}
         network = _rebuilt(folder, description, weights)
     except (MismatchError, MemoryError):
         raise

@@ -145,7 +145,6 @@ class PosteriorCodes(CodeMethod):
         self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        state.pop(f"{prefix}prototypes", None)  # of earlier versions, which nothing read
         tables = state.get(f"{prefix}tables", self.tables)
         if tables.shape[1:] == self.tables.shape[1:] and self.A != len(tables) <= self.M:
             self._make_codebooks(len(tables))  # as many as followed from the labels
