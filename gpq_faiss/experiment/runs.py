@@ -39,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
-from ..config import codebooks_for_bits, to_dict, validate
+from ..config import codebooks_for_bits, from_dict, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import make_split
 from ..errors import DataError, MismatchError, UsageError
@@ -209,9 +209,13 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
         run = Run.model_validate({**attributes, "path": path, "arrays": arrays})
         ap = arrays.get("ap", np.empty(0))
         if ap.shape == (run.counts.queries,) and abs(float(ap.mean()) - run.map) < 1e-9:
+            if "training" in run.settings:
+                from_dict(run.settings)
             return run
     except ValidationError as error:
         what = str(error.errors()[0]["loc"][0])
+    except UsageError:
+        what = "settings"
     raise DataError(
         f"{path} is not {WHAT} of this version, or damaged ({what!r} is missing or wrong): delete it and run it again"
     )

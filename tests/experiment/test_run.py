@@ -112,6 +112,7 @@ def test_a_damaged_run_is_one_error_and_made_again(done, tmp_path):
         ("likeness", None, "likeness"),
         ("likeness", '{"nn10_at_100": "much"}', "likeness"),
         ("settings", "[" * 100_000, "settings"),
+        ("settings", '{"training": {}, "gone": {}}', "settings"),  # of an earlier version
         ("counts", '{"queries": 7}', "counts"),
         ("counts", json.dumps(counts), "ap"),
         ("map", 0.123, "ap"),
