@@ -1,9 +1,11 @@
 """What processes of one training do together, which :func:`start` starts as ``torchrun`` would; as a script, ``gpq`` with its arguments."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import runpy
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -31,9 +33,12 @@ ROOT = FILE.parents[2]
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Below those that the system gives to connections: one of another test could take it before it is used."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def environments(size: int) -> list[dict[str, str]]:
