@@ -95,6 +95,19 @@ def sums(
     return found, labels
 
 
+def several(
+    items: int, classes: int, width: int, spread: float
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Simulated items of one to three labels: the sum of their centres over the root of their number, with so many deviations of noise."""
+    rng, found = np.random.default_rng(1), np.zeros((items, width), np.float32)
+    centres, labels = rng.normal(size=(classes, width)), np.zeros((items, classes), np.uint8)
+    for i in range(items):
+        own = rng.choice(classes, rng.integers(1, 4), replace=False)
+        labels[i, own] = 1
+        found[i] = centres[own].sum(axis=0) / len(own) ** 0.5 + spread * rng.normal(size=width)
+    return found, labels
+
+
 def gpq(
     *arguments: object, python: object = sys.executable, cwd: Path | None = None, check: bool = True
 ) -> Any:

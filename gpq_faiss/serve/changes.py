@@ -59,6 +59,7 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
         MismatchError: of other codebooks.
     """
     path = changes_path(index)
+    _check_no_log(index)
     changes: dict[int, Change] = {}
     try:
         with (
@@ -93,6 +94,16 @@ def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
     return changes
 
 
+def _check_no_log(index: Path) -> None:
+    """Raises DataError: there are changes in the form of an earlier version, which would be lost without a word."""
+    log = Path(f"{index}.log")
+    if log.exists():
+        raise DataError(
+            f"{log} has changes in the form of an earlier version: start and end 'gpq serve --writable' of that version, "
+            "which writes them into the index, or move the file away and lose them"
+        )
+
+
 def _checksum(number: int, code: bytes | None, name: str | None, labels: str | None) -> int:
     return zlib.crc32(f"{number} {None if code is None else memoryview(code).hex()} {name} {labels}".encode())
 
@@ -109,6 +120,7 @@ class ChangeFile:
 
     def __init__(self, index: Path, size: int, fingerprint: str) -> None:
         self.path = changes_path(index)
+        _check_no_log(index)
         with contextlib.ExitStack() as stack:
             with self._writing():
                 file = Path(f"{self.path}.lock")

@@ -120,7 +120,14 @@ def test_changes_of_other_codebooks_are_refused_unless_there_are_none(tmp_path):
         assert read_changes(*other) == {1: Change(b"abcd")}
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_changes_in_the_form_of_an_earlier_version_are_not_ignored_and_a_link_is_not_followed(tmp_path):
+    (tmp_path / "index.faiss.log").touch()
+    for read in (read_changes, ChangeFile):
+        with pytest.raises(
+            DataError, match=r"index\.faiss\.log has changes in the form of an earlier version: "
+        ):
+            read(tmp_path / "index.faiss", SIZE, PRINT)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.faiss.log"]
     changes_path(tmp_path / "other.faiss").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="symbolic link"):
         ChangeFile(tmp_path / "other.faiss", SIZE, PRINT)

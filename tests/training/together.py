@@ -1,12 +1,9 @@
 """What processes of one training do together, which :func:`start` starts as ``torchrun`` would; as a script, ``gpq`` with its arguments."""
 
-import contextlib
 import json
 import multiprocessing
 import os
 import runpy
-import secrets
-import socket
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,17 +29,10 @@ FILE = Path(__file__).resolve()
 ROOT = FILE.parents[2]
 
 
-def free_port() -> int:
-    """Below those that the system gives to connections: one of another test could take it before it is used."""
-    while True:
-        port = 20_000 + secrets.randbelow(10_000)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
-
-
 def environments(size: int) -> list[dict[str, str]]:
     """Variables of ``size`` processes of one run on this machine."""
+    from serve import free_port  # here: the processes themselves need none of it
+
     port = str(free_port())
     paths = os.pathsep.join(map(str, (ROOT, FILE.parent)))
     return [
@@ -79,7 +69,8 @@ class Child(NamedTuple):
 def start(folder: Path, work: str, device: str, *commands: list[str]) -> list[Child]:
     """Two processes, forks of one that has loaded torch: each calls the functions ``work`` (separated by commas) with a :class:`Group` and
     a device, process 0 prints by name what they return, and the arguments ``commands`` of ``gpq`` are run one after the other."""
-    children, calls = [], [(free_port(), command) for command in commands]
+    ports = [environments(1)[0]["MASTER_PORT"] for _ in commands]
+    children, calls = [], list(zip(ports, commands, strict=True))
     for environment in environments(2):
         said = folder / f"out{environment['RANK']}", folder / f"err{environment['RANK']}"
         said[1].touch()
