@@ -60,10 +60,9 @@ def save_model(
     extra: Mapping[str, str],
     split: Split,
     overwrite: bool,
-    done_with: Path | None = None,
 ) -> None:
-    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has further entries of
-    ``config.json``, ``extra`` further texts by file name. For the rest see :func:`gpq_faiss.files.atomic_paths`.
+    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has
+    further entries of ``config.json``, ``extra`` further texts by file name.
 
     Raises:
         DataError: the folder cannot be written; or it is not empty, and ``overwrite`` is false.
@@ -82,7 +81,7 @@ def save_model(
         "codebooks_fingerprint": codebooks_fingerprint(codebooks),
         "model_fingerprint": state_fingerprint(state),
     }
-    with atomic_path(out, done_with=done_with) as folder:
+    with atomic_path(out) as folder:
         folder.mkdir()
         save_tensors(state, folder / "model.safetensors")
         write_json(folder / "config.json", determined | description)
