@@ -17,7 +17,6 @@ from ..errors import DataError, UsageError
 from ..indexes.manifest import Manifest, read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex
-from ..progress import count
 from .connect import connected, work_in
 
 TIMEOUT = 60.0
@@ -93,7 +92,7 @@ class ClusterIndex(MergedIndex):
 
     def describe(self) -> str:
         """One-line description of the search."""
-        return f"{super().describe()}, {count(len(self._parts), 'worker')} of a cluster"
+        return f"{super().describe()}, {len(self._parts)} workers of a cluster"
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
         exceptions, end = self._ray.exceptions, time.monotonic() + self._timeout

@@ -83,7 +83,7 @@ class Group:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         # The buffers that matter, codebooks and statistics of batch norm, are those of rank 0.
         return nn.parallel.DistributedDataParallel(
-            network, broadcast_buffers=False, find_unused_parameters=True
+            network, forward_sync_buffers=False, static_graph=True
         )
 
 
