@@ -235,13 +235,11 @@ def encode_on_ray(
     folder = check_output(Path(out).resolve() / "codes.h5", overwrite=True).parent
     for path in folder.glob("codes-*.h5") if overwrite else ():
         path.unlink()
+    starts = range(0, n, step)
+    paths = [folder / f"codes-{start:012}.h5" for start in starts]
     shards = [
-        {
-            "path": str(folder / f"codes-{start:012}.h5"),
-            "start": start,
-            "stop": min(start + step, n),
-        }
-        for start in range(0, n, step)
+        {"path": str(path), "start": start, "stop": min(start + step, n)}
+        for path, start in zip(paths, starts, strict=True)
     ]
     with connected(cluster.address) as ray, contextlib.ExitStack() as stack:
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -278,7 +276,7 @@ def encode_on_ray(
         raise DataError(f"{message}; {above}")
     if unreadable:
         log.warning("%s, and were left out", message)
-    return [Path(shard["path"]) for shard in shards]
+    return paths
 
 
 class _ShardEncoder:

@@ -93,9 +93,7 @@ def train(
             "--resume continues a run and --overwrite begins a new one: give one of them"
         )
     out = Path(out)
-    if not out.name:
-        raise UsageError(f"--out {out} has no folder name: name the model's folder")
-    partial = out.with_name(f".{out.name}.partial")
+    partial = out.parent / f".{out.name}.partial"
     with joined(device) as (group, place), contextlib.ExitStack() as stack:
         if group.main:
             stack.enter_context(_locked(out, partial, resume=resume, overwrite=overwrite))
