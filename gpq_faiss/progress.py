@@ -28,9 +28,15 @@ class Stage:
         self.terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
         text = None if total else "{desc} ..."
         self.bar = tqdm(
-            desc=name, total=total, unit=unit, initial=done, leave=False, dynamic_ncols=True,
-            bar_format=text, disable=not self.terminal,
-        )  # fmt: skip
+            desc=name,
+            total=total,
+            unit=unit,
+            initial=done,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format=text,
+            disable=not self.terminal,
+        )
 
     def __str__(self) -> str:
         """A line such as ``training:  38% 300/800 [00:12<00:20, 25.00step/s]``."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..cluster.connect import LOCAL, connected, work_in
+from ..cluster.connect import LOCAL, connected
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..data.paths import replaces
@@ -182,12 +182,12 @@ class RayCluster:
 
     Attributes:
         address: ``local`` (this machine), ``auto`` (the cluster running here), or ``HOST:PORT``.
-        workers: maximum number of workers (default: one per GPU, or without GPUs one per core).
+        workers: maximum number of workers; 0: one per GPU, or without GPUs one per core.
         shard_items: items in a file of codes, rounded up to whole batches.
     """
 
     address: str = LOCAL
-    workers: int | None = None
+    workers: int = 0
     shard_items: int = 100_000
 
 
@@ -224,7 +224,7 @@ def encode_on_ray(
         OutputExistsError: ``out`` has shards of another run.
         UsageError: options out of range; Ray is not installed.
     """
-    if batch_size < 0 or cluster.shard_items < 1 or (cluster.workers or 1) < 1:
+    if min(batch_size, cluster.workers) < 0 or cluster.shard_items < 1:
         raise UsageError("--batch-size, workers and shard_items must be positive")
     opening = data if callable(data) else partial(open_data, data)
     # On the CPU: this process looks at the data only, and may have no GPU.
@@ -293,7 +293,7 @@ class _ShardEncoder:
             MismatchError: this node has others.
         """
         options = self.options
-        work_in(options["folder"])
+        os.chdir(options["folder"])
         model, device, amp = options["model"]
         encoder, dataset = Encoder.load(model, device, amp=amp), options["opening"]()
         if (encoder.fingerprint, dataset.fingerprint) != options["fingerprints"]:
@@ -326,6 +326,6 @@ class _ShardEncoder:
             rows = self.encode(
                 Path(batch["path"][0]), int(batch["start"][0]), int(batch["stop"][0])
             )
-        except GpqError as caught:
+        except (GpqError, OSError) as caught:
             error = str(caught)
         return {**batch, "rows": [rows], "error": [error]}

@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _SMALL_STEP = 2e8
 """Items times parameters of a training step that one thread computes about as fast as two (measured)."""
-_LAST_SECONDS = 5.0
-"""Seconds of training that justify a checkpoint after the last step."""
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with step, number of steps and latest figures."""
@@ -254,14 +252,11 @@ def _loop(task: Training, optimizer: torch.optim.Optimizer, save: Callable[[], N
             losses = _step(task, batch, compute, optimizer)
             run.step, run.seconds = run.step + 1, time.monotonic() - began
             figures: dict[str, float] = {}
-            last = run.step == task.steps
-            if group.main and (run.step % options.validate_every == 0 or last):
+            if group.main and (run.step % options.validate_every == 0 or run.step == task.steps):
                 figures = _validate(task, losses, optimizer)
             training.advance()
             stop = any(group.gather(interrupted()))
-            # The work after the last step may be interrupted as well.
-            due = min(options.checkpoint_seconds, _LAST_SECONDS if last else math.inf)
-            if group.main and (stop or time.monotonic() - saved >= due):
+            if group.main and (stop or time.monotonic() - saved >= options.checkpoint_seconds):
                 _check_finite(losses, run.step)
                 save()
                 saved = time.monotonic()
