@@ -12,6 +12,7 @@ import psutil
 import pytest
 from commands import content, refused
 from model_factory import make_model
+from PIL import Image
 
 from gpq_faiss import Encoder, RayCluster, RowReader, encode, encode_on_ray, open_data
 from gpq_faiss.cluster.connect import connected
@@ -115,6 +116,30 @@ def test_errors_of_workers_are_one_line(ray, folder, tmp_path):
         encoded(folder, tmp_path)
     encoded(folder, tmp_path, overwrite=True)
     assert len(columns([shard])[0]) == SHARD
+
+
+def test_unreadable_images_of_all_shards_count_together(ray, tmp_path, caplog):
+    make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
+    for i in range(20):
+        path = tmp_path / "images" / str(i % 2) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(path)
+        if i in (3, 15):
+            path.write_bytes(b"")
+    paths = []
+    for limit in (0.1, 0.05):
+        opening = partial(open_data, f"folder:{tmp_path}/images", max_bad=limit)
+        with pytest.raises(DataError) if limit < 0.1 else contextlib.nullcontext() as caught:
+            paths += encode_on_ray(
+                tmp_path / "model",
+                opening,
+                tmp_path,
+                RayCluster(workers=1, shard_items=10),
+                batch_size=5,
+            )
+    assert len(columns(paths)[0]) == 18
+    assert "2 of 20 images cannot be read, and were left out" in caplog.text
+    assert "2 of 20 images cannot be read; that is above the limit of 5 %" in str(caught.value)
 
 
 def test_a_node_with_other_data_is_refused(folder, tmp_path):
