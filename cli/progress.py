@@ -29,12 +29,14 @@ def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
         quiet: errors only.
         verbose: details and the warnings of libraries, too.
     """
-    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    package = logging.DEBUG if verbose else logging.INFO
+    level = logging.ERROR if quiet else package
     handler = _Handler(level)
     logging.getLogger().addHandler(handler)
     try:
         with (
-            levels(level, "gpq_faiss"),
+            levels(package, "gpq_faiss"),
+            levels(level, "gpq_faiss.progress"),
             levels(logging.ERROR, *_LIBRARIES),
             warnings.catch_warnings(),
         ):
