@@ -102,7 +102,7 @@ def _train_and_encode(
     )
     start = time.perf_counter()
     method, coder = fitted.method, fitted.method.coder()
-    with Reader(dataset, fitted.image_size) as reader:
+    with Reader(dataset, fitted.reader.image_size) as reader:
         reader.preload()
         xq, queries = embed_rows(method, reader, split.query, options.device, queries=True)
         found = encode_blocks(
