@@ -32,5 +32,6 @@ from .stages.info import info as info
 from .stages.search import search as search
 from .stages.train import train as train
 from .store.reader import RowReader as RowReader
+from .training.loop import RunOptions as RunOptions
 
 __version__: str
