@@ -48,8 +48,8 @@ def train(
 ) -> Path:
     """Train a model on ``data`` and write its folder.
 
-    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved; a second Ctrl-C takes
-    effect immediately. Under ``torchrun`` several processes train together
+    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved; a second Ctrl-C
+    takes effect immediately. Under ``torchrun`` several processes train together
     (:mod:`gpq_faiss.training.parallel`), each on the CPU or on the GPU of its local rank.
 
     Args:
@@ -57,13 +57,14 @@ def train(
         out: the model folder, locked during training; an unfinished run is beside it in
             ``.NAME.partial``.
         config: settings (default: the ``recommended`` preset).
-        labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or ``all``
-            (except those of the queries).
-        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``: no
-            queries).
-        queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's number).
-        overwrite: replace the folder once the new model is complete, and discard an unfinished run. Such a
-            run can be resumed, and then also replaces the folder.
+        labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or
+            ``all`` (except those of the queries).
+        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``:
+            no queries).
+        queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's
+            number).
+        overwrite: replace the folder once the new model is complete, and discard an unfinished run.
+            Such a run can be resumed, and then also replaces the folder.
         options: device, precision and resumption, see :class:`gpq_faiss.training.loop.RunOptions`.
 
     Returns:
@@ -71,7 +72,8 @@ def train(
 
     Raises:
         UsageError: an invalid setting.
-        DataError: unusable data, an output that cannot be written, or a folder in use by another process.
+        DataError: unusable data, an output that cannot be written, or a folder in use by another
+            process.
         OutputExistsError: the folder or an unfinished run exists.
         DeviceError: no such device.
         ProcessError: another process of the training failed or ended.
@@ -150,7 +152,8 @@ def _locked(out: Path, partial: Path, *, resume: bool, overwrite: bool) -> Itera
         # With overwrite the checkpoint stays until that of the new run replaces it.
         if (partial / CHECKPOINT).exists() and not (resume or overwrite):
             raise OutputExistsError(
-                f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite"
+                f"an unfinished run is at {partial}: go on with --resume, or begin anew with "
+                "--overwrite"
             )
         check_output(out, overwrite=overwrite or resume, folder=True)
         if out.exists() and not (out / "config.json").exists() and any(out.iterdir()):
@@ -171,7 +174,8 @@ def _is_finished(out: Path, partial: Path, identity: str, *, overwrite: bool) ->
         return False
     if read_description(out).get("run_identity") != identity:
         raise OutputExistsError(
-            f"{out} is a finished model of other settings or data: choose another --out, or --overwrite it"
+            f"{out} is a finished model of other settings or data: choose another --out, or "
+            "--overwrite it"
         )
     return True
 

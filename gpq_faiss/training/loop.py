@@ -1,7 +1,7 @@
 """The training loop of all trained methods.
 
-Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and resumed
-run takes the same steps as an uninterrupted one, and on the CPU gives the same codes.
+Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and
+resumed run takes the same steps as an uninterrupted one, and on the CPU gives the same codes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from .parallel import Group
 log = logging.getLogger(__name__)
 
 _SMALL_STEP = 2e8
-"""Items times parameters of a training step that one thread computes about as fast as two (measured)."""
+"""Items times parameters of a training step that one thread computes about as fast as two
+(measured)."""
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with step, number of steps and latest figures."""
@@ -93,8 +94,8 @@ class Training:
         labels: those that the training may use.
         labelled, held_out: rows of labelled items to train on, and to validate on.
         pool: rows of the unlabelled items; of the labelled ones, if there are none.
-        method: the network; after :func:`fit`, with the weights that ranked the held-out items best, or
-            with the last ones, if there are no such items.
+        method: the network; after :func:`fit`, with the weights that ranked the held-out items
+            best, or with the last ones, if there are no such items.
         run: steps, log lines and best validation.
     """
 
@@ -207,7 +208,8 @@ def fit(
             raise DataError(
                 f"{checkpoint} is not on all machines: copy it, or start again with --overwrite"
             )
-        # Several threads wait for each other after every operation, and long beside another busy process.
+        # Several threads wait for each other after every operation, and long beside another busy
+        # process.
         size = sum(p.numel() for p in method.parameters())
         size *= config.training.batch_labelled + config.training.batch_unlabelled
         convolutional = any(p.ndim == 4 for p in method.parameters())
@@ -327,7 +329,8 @@ def _mean_average_precision(task: Training) -> float:
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the paper's."""
+    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the
+    paper's."""
     if config.schedule == "cosine":
         return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     return config.training.learning_rate * float(0.95 ** (step // 100))
@@ -339,7 +342,8 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
 
 
 def _check_step_memory(task: Training) -> None:
-    """Check that the activations of a batch of images fit into memory: the system would kill the process.
+    """Check that the activations of a batch of images fit into memory: the system would kill the
+    process.
 
     Raises:
         DataError: they do not.
@@ -366,7 +370,8 @@ def _check_step_memory(task: Training) -> None:
     check_memory(
         batch * sum(storages.values()),
         f"a training step on {batch:,} images of {size} pixels per side",
-        remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
+        remedy="lower network.image_size, or training.batch_labelled and "
+        "training.batch_unlabelled (--set)",
     )
 
 
@@ -386,7 +391,8 @@ def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> 
         return "none"
     if config.training.augment != "auto":
         return config.training.augment
-    # To a perceptron a shifted image is another one: it has noise instead (docs/recommended.md#images).
+    # To a perceptron a shifted image is another one: it has noise instead
+    # (docs/recommended.md#images).
     if config.network.first_noise and any(isinstance(net, MLP) for net in method.extractors()):
         return "none"
     return "flip-crop" if dataset.mirrors else "crop"
