@@ -95,5 +95,5 @@ def training_batches(
                 f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} "
                 "could be read"
             )
-        rows = rows[readable]
-        yield values, rows[:n], rows[n:]
+        read = rows[readable]
+        yield values, read[:n], read[n:]
