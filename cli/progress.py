@@ -1,4 +1,5 @@
-"""What ``gpq`` writes to stderr while it works: its log, above the bars of :mod:`gpq_faiss.progress`."""
+"""What ``gpq`` writes to stderr while it works: its log, above the bars of
+:mod:`gpq_faiss.progress`."""
 
 from __future__ import annotations
 

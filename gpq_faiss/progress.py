@@ -1,4 +1,5 @@
-"""Progress of work that may take seconds: a bar of ``tqdm`` on a terminal, lines of the log elsewhere."""
+"""Progress of work that may take seconds: a bar of ``tqdm`` on a terminal, lines of the log
+elsewhere."""
 
 from __future__ import annotations
 
@@ -50,10 +51,10 @@ class Stage:
         """Count n more units."""
         self.done += n
         self.bar.update(n)
-        now = time.monotonic()
-        if not self.terminal and now >= self.due:
+        clock = time.monotonic()
+        if not self.terminal and clock >= self.due:
             log.info("%s", self)
-            self.due = now + max(INTERVAL, (now - self.began) / 4)
+            self.due = clock + max(INTERVAL, (clock - self.began) / 4)
 
 
 @contextmanager

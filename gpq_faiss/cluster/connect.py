@@ -19,10 +19,12 @@ LOCAL = "local"
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Connect to a Ray cluster; yields the module ``ray``. An existing connection is used, whatever the address.
+    """Connect to a Ray cluster; yields the module ``ray``. An existing connection is used, whatever
+    the address.
 
     Args:
-        address: ``local``, ``auto`` (the cluster running on this machine), or ``HOST:PORT``; None: no connection.
+        address: ``local``, ``auto`` (the cluster running on this machine), or ``HOST:PORT``; None:
+            no connection.
 
     Raises:
         UsageError: Ray is not installed.
@@ -47,7 +49,8 @@ def connected(address: str | None) -> Iterator[Any]:
         ray.init(address, **options)
     except Exception as error:  # Ray raises a bare Exception if its processes do not start in time
         raise DataError(
-            f"no Ray cluster answers at {address} ({one_line(error)}): start one, or leave out --ray"
+            f"no Ray cluster answers at {address} ({one_line(error)}): start one, or leave out "
+            "--ray"
         ) from None
     finally:
         # Ray replaces the handler, and keeps its own if it fails.

@@ -1,4 +1,5 @@
-"""Augmentation of image batches on their device: random flip and shifted crop, as in the authors' recipe."""
+"""Augmentation of image batches on their device: random flip and shifted crop, as in the authors'
+recipe."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ def random_flip_crop(
     flip: bool = True,
     colour: Tensor | None = None,
 ) -> Tensor:
-    """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and mirror it with probability one half.
+    """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and
+    mirror it with probability one half.
 
     Args:
-        images: [B, 3, S, S], uint8 or float, before normalisation; the result is in channels-last memory format.
+        images: [B, 3, S, S], uint8 or float, before normalisation; the result is in channels-last
+            memory format.
         generator: on the CPU, so that it gives the same result on every device.
         flip: False only shifts, with the same draws.
         colour: of the padding, three numbers in the images' range; default: black.

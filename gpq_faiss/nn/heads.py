@@ -7,16 +7,19 @@ from torch import Tensor, nn
 
 
 class SubspaceHeads(nn.Module):
-    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than those of M linear layers, from float
-    [B, in_width] to [B, M·d].
+    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than
+    those of M linear layers, from float [B, in_width] to [B, M·d].
 
-    Dropout leaves out the same hidden units for all items of a step, so that their products are not computed (Graham, Reizenstein and
-    Robinson, "Efficient batchwise dropout training using submatrices", 2015): at one half a step takes half the time.
+    Dropout leaves out the same hidden units for all items of a step, so that their products are not
+    computed (Graham, Reizenstein and Robinson, "Efficient batchwise dropout training using
+    submatrices", 2015): at one half a step takes half the time.
 
     Args:
-        in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M perceptrons.
+        in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M
+            perceptrons.
         dropout: share of the hidden units that are left out in a step of the training.
-        noise: standard deviation of Gaussian noise on the inputs in training, independent per sub-space.
+        noise: standard deviation of Gaussian noise on the inputs in training, independent per
+            sub-space.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.model import read_description
-from ..files import check_output, fingerprint, unfinished, versions, writing
+from ..files import check_output, fingerprint, unfinished, versions
 from ..methods.gpq import build_gpq
 from ..methods.model import save_model
 from ..methods.registry import METHODS
 from ..methods.trainable import CodeMethod
 from ..nn.backbones import backbone_plugin, input_description
 from ..training.checkpoint import CHECKPOINT
-from ..training.loop import Progress, RunOptions, Training, fit
+from ..training.loop import RunOptions, Training, fit
 from ..training.parallel import joined
 
 log = logging.getLogger(__name__)
@@ -42,70 +43,64 @@ def train(
     labelled: str | float | None = "all",
     protocol: str | int = "1",
     queries: str | None = None,
-    device: str = "cpu",
-    amp: bool = False,
-    resume: bool = False,
     overwrite: bool = False,
-    validate_every: int = 100,
-    checkpoint_seconds: float = 60.0,
-    progress: Progress | None = None,
+    options: RunOptions | None = None,
 ) -> Path:
     """Train a model on ``data`` and write its folder.
 
-    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved for ``resume``; a second
-    Ctrl-C takes effect immediately. Under ``torchrun`` several processes train together
+    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved; a second Ctrl-C
+    takes effect immediately. Under ``torchrun`` several processes train together
     (:mod:`gpq_faiss.training.parallel`), each on the CPU or on the GPU of its local rank.
 
     Args:
         data: anything that :func:`gpq_faiss.open_data` accepts.
-        out: the model folder, locked during training; an unfinished run is beside it in ``.NAME.partial``.
+        out: the model folder, locked during training; an unfinished run is beside it in
+            ``.NAME.partial``.
         config: settings (default: the ``recommended`` preset).
-        labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or ``all`` (except the queries').
-        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``: no queries).
-        queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's number).
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        amp: run the backbone in bf16.
-        resume: continue an unfinished run of the same settings and data; a finished one is kept.
-        overwrite: replace the folder once the new one is complete, and discard an unfinished run. Such a run can be continued
-            with ``resume`` alone, and then also replaces the folder.
-        validate_every: steps between log lines, and between validations if items are held out.
-        checkpoint_seconds: time between checkpoints.
-        progress: called after each step.
+        labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or
+            ``all`` (except those of the queries).
+        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``:
+            no queries).
+        queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's
+            number).
+        overwrite: replace the folder once the new model is complete, and discard an unfinished run.
+            Such a run can be resumed, and then also replaces the folder.
+        options: device, precision and resumption, see :class:`gpq_faiss.training.loop.RunOptions`.
 
     Returns:
         The model folder.
 
     Raises:
         UsageError: an invalid setting.
-        DataError: unusable data, an output that cannot be written, or a folder in use by another process.
+        DataError: unusable data, an output that cannot be written, or a folder in use by another
+            process.
         OutputExistsError: the folder or an unfinished run exists.
         DeviceError: no such device.
         ProcessError: another process of the training failed or ended.
     """
     config = validate(config or preset("recommended"))
-    if validate_every < 1 or not checkpoint_seconds >= 0:
+    options = options or RunOptions()
+    if options.validate_every < 1 or not options.checkpoint_seconds >= 0:
         raise UsageError(
-            f"validate_every = {validate_every}, checkpoint_seconds = {checkpoint_seconds}: "
-            "at least 1 and 0 are needed"
+            f"validate_every = {options.validate_every}, checkpoint_seconds = "
+            f"{options.checkpoint_seconds}: at least 1 and 0 are needed"
         )
-    if resume and overwrite:
+    if options.resume and overwrite:
         raise UsageError(
             "--resume continues a run and --overwrite begins a new one: give one of them"
         )
     out = Path(out)
     partial = out.parent / f".{out.name}.partial"
-    with joined(device) as (group, place), contextlib.ExitStack() as stack:
+    with joined(options.device) as (group, device), contextlib.ExitStack() as stack:
+        options = replace(options, device=str(device))
         if group.main:
-            stack.enter_context(_locked(out, partial, resume=resume, overwrite=overwrite))
-        options = RunOptions(
-            place, resume, amp, validate_every, checkpoint_seconds, progress, group
-        )
+            stack.enter_context(_locked(out, partial, resume=options.resume, overwrite=overwrite))
         with group.checked():
             dataset = open_data(data)
             split = make_split(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
-            identity = _identity(config, dataset, split, options)
+            identity = _identity(config, dataset, split, options, group.size)
             finished = group.main and _is_finished(out, partial, identity, overwrite=overwrite)
         if len(set(group.gather(identity))) > 1:
             raise DataError(
@@ -116,7 +111,14 @@ def train(
             log.info("%s is finished: nothing to resume", out)
             return out
         trained = fit(
-            build_gpq, dataset, split, config, folder=partial, identity=identity, options=options
+            build_gpq,
+            dataset,
+            split,
+            config,
+            folder=partial,
+            identity=identity,
+            options=options,
+            group=group,
         )
         if group.main:
             if dataset.bad:
@@ -130,7 +132,7 @@ def train(
                 description | {"run_identity": identity},
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in trained.run.lines)},
                 split=split,
-                overwrite=overwrite or resume,
+                overwrite=overwrite or options.resume,
             )
             (partial / CHECKPOINT).unlink(missing_ok=True)
         group.gather("")  # no process ends before the folder exists
@@ -147,13 +149,11 @@ def _locked(out: Path, partial: Path, *, resume: bool, overwrite: bool) -> Itera
     """
     check_output(out, overwrite=True, folder=True)
     with unfinished(partial, out, keep=(CHECKPOINT,)):
-        checkpoint = partial / CHECKPOINT
-        if overwrite:
-            with writing(partial):
-                checkpoint.unlink(missing_ok=True)
-        if checkpoint.exists() and not resume:
+        # With overwrite the checkpoint stays until that of the new run replaces it.
+        if (partial / CHECKPOINT).exists() and not (resume or overwrite):
             raise OutputExistsError(
-                f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite"
+                f"an unfinished run is at {partial}: go on with --resume, or begin anew with "
+                "--overwrite"
             )
         check_output(out, overwrite=overwrite or resume, folder=True)
         if out.exists() and not (out / "config.json").exists() and any(out.iterdir()):
@@ -174,17 +174,20 @@ def _is_finished(out: Path, partial: Path, identity: str, *, overwrite: bool) ->
         return False
     if read_description(out).get("run_identity") != identity:
         raise OutputExistsError(
-            f"{out} is a finished model of other settings or data: choose another --out, or --overwrite it"
+            f"{out} is a finished model of other settings or data: choose another --out, or "
+            "--overwrite it"
         )
     return True
 
 
-def _identity(config: Config, dataset: Dataset, split: Split, options: RunOptions) -> str:
+def _identity(
+    config: Config, dataset: Dataset, split: Split, options: RunOptions, processes: int
+) -> str:
     """Hash of everything that must be equal to continue a checkpoint."""
-    how = f"amp {options.amp}, validation every {options.validate_every} steps"
+    precision = f"amp {options.amp}, validation every {options.validate_every} steps"
     method = METHODS["posterior" if config.method == "posterior" else "gpq"]
-    code = torch.__version__, str(method.revision), str(options.group.size)
-    return fingerprint(config.fingerprint(), how, dataset.fingerprint, split.hash, *code)
+    code = torch.__version__, str(method.revision), str(processes)
+    return fingerprint(config.fingerprint(), precision, dataset.fingerprint, split.hash, *code)
 
 
 def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, An
     config, run, labels = trained.config, trained.run, trained.labels
     backbone = backbone_plugin(config.network.backbone)
     origin = {} if backbone is None else {"backbone_of": backbone.origin}
-    processes = trained.options.group.size
+    processes = trained.group.size
     return origin | {
         "config": to_dict(config),
         "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
@@ -207,7 +210,7 @@ def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, An
             "validation_items": len(trained.held_out),
             "labelled_items": len(trained.labelled),
             "unlabelled_items": len(split.unlabelled),
-            "device": str(trained.options.device),
+            "device": trained.options.device,
             **({"processes": processes} if processes > 1 else {}),
         },
         "versions": versions("torch", "numpy", "python"),

@@ -20,7 +20,8 @@ LABELLED, UNLABELLED, STEP, HOLD_OUT, SAMPLE = range(5)
 class EpochSampler:
     """Batches from shuffled passes over ``rows``, which depend on seed and step only.
 
-    Of several processes each gets its own batch of the same pass, as by torch's ``DistributedSampler``.
+    Of several processes each gets its own batch of the same pass, as by torch's
+    ``DistributedSampler``.
 
     Args:
         rows: int64 [n].
@@ -58,14 +59,15 @@ class EpochSampler:
 def hold_out(
     labels: Labels, labelled: NDArray[np.int64], share: float, seed: int
 ) -> NDArray[np.int64]:
-    """Choose a share of the labelled rows for validation, balanced over the classes; none if there would
-    be fewer than two per class."""
+    """Choose a share of the labelled rows for validation, balanced over the classes; none if there
+    would be fewer than two per class."""
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
     rng = np.random.default_rng([seed, HOLD_OUT])
     shuffled = labelled[rng.permutation(len(labelled))]
-    # Round robin over the classes keeps rare ones: sort by the rank of each item in its (first) class.
+    # Round robin over the classes keeps rare ones: sort by the rank of each item in its (first)
+    # class.
     first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
     rank = np.empty(len(shuffled), np.int64)
     for c in np.unique(first):
@@ -77,8 +79,8 @@ def hold_out(
 def training_batches(
     reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the readable items of each step: values of labelled, then of unlabelled items, and their rows,
-    int64 [B] and [U].
+    """Yield the readable items of each step: values of labelled, then of unlabelled items, and
+    their rows, int64 [B] and [U].
 
     Raises:
         DataError: no labelled item of a step is readable, or too many items are not.
@@ -90,7 +92,8 @@ def training_batches(
         n = int(readable[: labelled.batch].sum())
         if not n:
             raise DataError(
-                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} could be read"
+                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} "
+                "could be read"
             )
-        kept = rows[readable]
-        yield values, kept[:n], kept[n:]
+        read = rows[readable]
+        yield values, read[:n], read[n:]

@@ -1,6 +1,7 @@
 """The state of an unfinished training, in one safetensors file with JSON metadata.
 
-Batches and dropout depend on seed and step only, so the state is weights, optimizer, best weights and log lines.
+Batches and dropout depend on seed and step only, so the state is weights, optimizer, best weights
+and log lines.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class RunState:
 
     Attributes:
         step, seconds: steps and training time so far.
-        best, best_step, best_state: the best validation mAP, its step (-1 and 0: none yet) and weights.
+        best, best_step, best_state: the best validation mAP, its step (-1 and 0: none yet) and
+            weights.
         lines: log lines.
     """
 

@@ -1,7 +1,7 @@
 """The training loop of all trained methods.
 
-Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and resumed
-run takes the same steps as an uninterrupted one, and on the CPU gives the same codes.
+Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and
+resumed run takes the same steps as an uninterrupted one, and on the CPU gives the same codes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from .parallel import Group
 log = logging.getLogger(__name__)
 
 _SMALL_STEP = 2e8
-"""Items times parameters of a training step that one thread computes about as fast as two (measured)."""
+"""Items times parameters of a training step that one thread computes about as fast as two
+(measured)."""
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with step, number of steps and latest figures."""
@@ -54,22 +55,20 @@ class RunOptions:
     """How to run a training.
 
     Attributes:
-        device: of this process.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
         resume: whether to continue from the checkpoint.
         amp: whether the backbone runs in bf16.
         validate_every: steps between validations and log lines.
         checkpoint_seconds: time between checkpoints.
         progress: called after each step.
-        group: the processes that train together.
     """
 
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: str = "cpu"
     resume: bool = False
     amp: bool = False
     validate_every: int = 100
     checkpoint_seconds: float = 60.0
     progress: Progress | None = None
-    group: Group = field(default_factory=Group)
 
 
 class _Losses(nn.Module):
@@ -90,18 +89,19 @@ class Training:
     """A training: its data, method and state. Rows are int64.
 
     Attributes:
-        config, options: settings, and how to run it.
+        config, options, group: settings, how to run it, and the processes.
         reader: of the items.
         labels: those that the training may use.
         labelled, held_out: rows of labelled items to train on, and to validate on.
         pool: rows of the unlabelled items; of the labelled ones, if there are none.
-        method: the network; after :func:`fit`, with the weights that ranked the held-out items best, or
-            with the last ones, if there are no such items.
+        method: the network; after :func:`fit`, with the weights that ranked the held-out items
+            best, or with the last ones, if there are no such items.
         run: steps, log lines and best validation.
     """
 
     config: Config
     options: RunOptions
+    group: Group
     reader: Reader
     labels: Labels
     labelled: NDArray[np.int64]
@@ -111,6 +111,11 @@ class Training:
     run: RunState = field(default_factory=RunState)
 
     @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return torch.device(self.options.device)
+
+    @property
     def steps(self) -> int:
         """Optimizer steps; the same for supervised methods."""
         return count_steps(self.config.training, self.labels.n_classes)
@@ -118,19 +123,19 @@ class Training:
     def seed(self, step: int) -> int:
         """Seed of the random numbers of a step, another one in each process."""
         rng = np.random.default_rng([self.config.training.seed, STEP, step])
-        return int(rng.integers(2**62)) + 2 * self.options.group.rank
+        return int(rng.integers(2**62)) + 2 * self.group.rank
 
     def sample(self, n: int) -> Iterator[Tensor]:
         """Yield blocks with up to n items of the pool in total, always the same."""
         rng = np.random.default_rng([self.config.training.seed, SAMPLE])
         chosen = np.sort(rng.permutation(self.pool)[:n])
         for start in range(0, len(chosen), 500):
-            yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.options.device)
+            yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.device)
 
     def batches(self, first: int) -> Iterator[TrainingBatch]:
         """Yield the batches from step ``first`` on, on the device."""
-        training, method, device = self.config.training, self.method, self.options.device
-        sharing = self.options.group.rank, self.options.group.size
+        training, method, device = self.config.training, self.method, self.device
+        sharing = self.group.rank, self.group.size
         labelled = EpochSampler(
             self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
         )
@@ -161,7 +166,8 @@ def fit(
     *,
     folder: Path,
     identity: str,
-    options: RunOptions | None = None,
+    options: RunOptions,
+    group: Group | None = None,
 ) -> Training:
     """Train a method; :func:`gpq_faiss.stages.train.train` adds the model folder.
 
@@ -172,11 +178,12 @@ def fit(
         folder: of the checkpoint.
         identity: of settings and data; only a checkpoint with the same one is continued.
         options: how to run the training.
+        group: the processes that train together (default: one).
 
     Raises:
         DataError: a loss that is not finite, or unreadable data.
     """
-    options = options or RunOptions()
+    group = group or Group()
     # From here on only training labels are available.
     labels = split.training_labels(dataset.require_labels())
     held_out = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
@@ -187,21 +194,22 @@ def fit(
         image_size = config.network.image_size or dataset.native_size or 224
     with Reader(dataset, image_size) as reader:
         # Each of several processes reads its own images only, a step ahead.
-        if (options.group.size == 1 or not image_size) and reader.preload():
+        if (group.size == 1 or not image_size) and reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         method = build(config, dataset, image_size, labels.n_classes)
-        task = Training(config, options, reader, labels, labelled, held_out, pool, method)
+        task = Training(config, options, group, reader, labels, labelled, held_out, pool, method)
         _prepare(task)
         optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
-        with options.group.checked():
+        with group.checked():
             if options.resume and checkpoint.exists():
                 task.run = load_checkpoint(checkpoint, identity, method, optimizer)
                 log.info("resumed at step %d of %d", task.run.step, task.steps)
-        if len(set(options.group.gather(task.run.step))) > 1:
+        if len(set(group.gather(task.run.step))) > 1:
             raise DataError(
                 f"{checkpoint} is not on all machines: copy it, or start again with --overwrite"
             )
-        # Several threads wait for each other after every operation, and long beside another busy process.
+        # Several threads wait for each other after every operation, and long beside another busy
+        # process.
         size = sum(p.numel() for p in method.parameters())
         size *= config.training.batch_labelled + config.training.batch_unlabelled
         convolutional = any(p.ndim == 4 for p in method.parameters())
@@ -210,7 +218,7 @@ def fit(
             _loop(task, optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer))
         if task.run.best_state:
             method.load_state_dict(task.run.best_state)
-        if options.group.main:
+        if group.main:
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
     reader.array = None  # which may be large
@@ -219,7 +227,7 @@ def fit(
 
 def _prepare(task: Training) -> None:
     """Let the method prepare before the first step, then move it to the device."""
-    method, device = task.method, task.options.device
+    method, device = task.method, task.device
     if task.reader.image_size and device.type == "cpu":
         _check_step_memory(task)
     with stage("statistics of the inputs"):
@@ -235,7 +243,7 @@ def _prepare(task: Training) -> None:
 
 def _loop(task: Training, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
     """Take the remaining steps; ``save`` writes the checkpoint."""
-    options, run, method, group = task.options, task.run, task.method, task.options.group
+    options, run, method, group = task.options, task.run, task.method, task.group
     compute = group.distribute(_Losses(method))
     saved = time.monotonic()
     began = saved - run.seconds
@@ -270,7 +278,7 @@ def _step(
     task: Training, batch: TrainingBatch, compute: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
     """Take a step of the optimizer, and return the losses of the batch."""
-    method, device = task.method, task.options.device
+    method, device = task.method, task.device
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(task.config, batch.step, batch.steps) * group.get("times", 1.0)
     method.before_step(batch.step, batch.steps, task.sample)
@@ -310,7 +318,7 @@ def _validate(
 
 def _mean_average_precision(task: Training) -> float:
     """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
-    method, device, coder = task.method, task.options.device, task.method.coder()
+    method, device, coder = task.method, task.device, task.method.coder()
     vectors, rows = embed_rows(method, task.reader, task.held_out, device)
     xq, _ = embed_rows(method, task.reader, task.held_out, device, queries=True)
     labels, codes = task.labels.take(rows).packed, coder.encode(vectors)
@@ -321,7 +329,8 @@ def _mean_average_precision(task: Training) -> float:
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the paper's."""
+    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the
+    paper's."""
     if config.schedule == "cosine":
         return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     return config.training.learning_rate * float(0.95 ** (step // 100))
@@ -333,7 +342,8 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
 
 
 def _check_step_memory(task: Training) -> None:
-    """Check that the activations of a batch of images fit into memory: the system would kill the process.
+    """Check that the activations of a batch of images fit into memory: the system would kill the
+    process.
 
     Raises:
         DataError: they do not.
@@ -360,7 +370,8 @@ def _check_step_memory(task: Training) -> None:
     check_memory(
         batch * sum(storages.values()),
         f"a training step on {batch:,} images of {size} pixels per side",
-        remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
+        remedy="lower network.image_size, or training.batch_labelled and "
+        "training.batch_unlabelled (--set)",
     )
 
 
@@ -380,7 +391,8 @@ def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> 
         return "none"
     if config.training.augment != "auto":
         return config.training.augment
-    # To a perceptron a shifted image is another one: it has noise instead (docs/recommended.md#images).
+    # To a perceptron a shifted image is another one: it has noise instead
+    # (docs/recommended.md#images).
     if config.network.first_noise and any(isinstance(net, MLP) for net in method.extractors()):
         return "none"
     return "flip-crop" if dataset.mirrors else "crop"

@@ -1,7 +1,8 @@
-"""Training by several processes, which ``torchrun`` starts, with torch's ``DistributedDataParallel``.
+"""Training by several processes, which ``torchrun`` starts, with torch's
+``DistributedDataParallel``.
 
-Every process draws a batch of its own and computes the losses of that batch; gradients are averaged.
-Rank 0 validates, fits the codebooks and writes.
+Every process draws a batch of its own and computes the losses of that batch; gradients are
+averaged. Rank 0 validates, fits the codebooks and writes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Group:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes by rank: tensors, numbers, texts, or lists of these."""
+        """Return the values of all processes by rank: tensors, numbers, texts, or lists of
+        these."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, weights_only=True)
@@ -78,9 +80,10 @@ class Group:
             if unsupported := kinds - {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}:
                 raise UsageError(
                     f"several processes cannot share the batch norm of this backbone "
-                    f"({unsupported.pop().__name__}): train it in one process, or choose another backbone"
+                    f"({unsupported.pop().__name__}): train it in one process, or choose another one"
                 )
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+            network = convert(network)
         # The buffers that matter, codebooks and statistics of batch norm, are those of rank 0.
         return nn.parallel.DistributedDataParallel(
             network, forward_sync_buffers=False, static_graph=True
@@ -89,31 +92,32 @@ class Group:
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
-    """Connect the processes that ``torchrun`` has started; yields them and the device of this process.
+    """Connect the processes that ``torchrun`` has started; yields them and the device of this
+    process.
 
     Raises:
         ProcessError: the other processes cannot be reached, or one of them has ended.
         UsageError: one GPU is named for several processes.
         DeviceError: there is no such device, or there are fewer GPUs than processes.
     """
-    launch, place = launched(), resolve_device(device)
+    launch, local = launched(), resolve_device(device)
     if launch.size == 1:
-        yield Group(), place
+        yield Group(), local
         return
-    if place.type == "cuda":
+    if local.type == "cuda":
         if ":" in device:
             raise UsageError(
                 f"--device {device} is one GPU, but each of {launch.size} processes needs one: "
                 "use --device cuda"
             )
         resolve_device(f"cuda:{launch.local_size - 1}")
-        place = torch.device("cuda", launch.local_rank)
-        torch.cuda.set_device(place)
+        local = torch.device("cuda", launch.local_rank)
+        torch.cuda.set_device(local)
     finished = False
     try:
-        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT)
-        yield Group(launch.rank, launch.size), place
+        yield Group(launch.rank, launch.size), local
         finished = True
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
@@ -124,5 +128,5 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
         ) from error
     finally:
         # After a failure NCCL would wait for the others, which notice the end of this process.
-        if dist.is_initialized() and (finished or place.type == "cpu"):
+        if dist.is_initialized() and (finished or local.type == "cpu"):
             dist.destroy_process_group()

@@ -17,7 +17,7 @@ from PIL import Image
 from gpq_faiss import Encoder, RayCluster, RowReader, encode, encode_on_ray, open_data
 from gpq_faiss.cluster.connect import connected
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.stages.encode import _ShardEncoder
+from gpq_faiss.stages.encode_on_ray import _ShardEncoder
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 

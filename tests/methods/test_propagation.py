@@ -19,6 +19,7 @@ from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.leave_one_out import least_error, leave_one_out
 from gpq_faiss.methods.propagation import left_out_accuracy, neighbour_graph, propagate, propagate_labels
 from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.training.loop import RunOptions
 
 # ------------------------------------------------------------------------------------------------------- the propagation
 
@@ -288,7 +289,7 @@ def test_unlabelled_items_are_worth_something_now(data, tmp_path, device):
     found = {}
     for weight in (20.0, 0.0):
         config, model = config_of(weight, seed=1), tmp_path / f"m{weight}"
-        train(data, model, config=config, labelled="2-per-class", device=device)
+        train(data, model, config=config, labelled="2-per-class", options=RunOptions(device))
         found[weight] = evaluate(model, data, device=device).ranking.map
     assert found[20.0] > 0.9
     assert found[20.0] > found[0.0] + 0.2

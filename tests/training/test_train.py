@@ -26,7 +26,7 @@ from gpq_faiss.stages.train import train
 from gpq_faiss.training import loop
 from gpq_faiss.training.batches import EpochSampler, hold_out
 from gpq_faiss.training.checkpoint import RunState, load_checkpoint
-from gpq_faiss.training.loop import count_steps, learning_rate
+from gpq_faiss.training.loop import RunOptions, count_steps, learning_rate
 
 
 def small(**training):
@@ -46,8 +46,15 @@ def train_digits(out, *, config=None, stop=None, steps=None, **options):
         if step == stop:
             raise InterruptedError
 
-    defaults = {"labelled": "30-per-class", "checkpoint_seconds": 0.0, "progress": progress}
-    return train(digits(), out, config=config or small(), validate_every=4, **defaults | options)
+    run = {"checkpoint_seconds": 0.0, "progress": progress, "validate_every": 4} | options
+    return train(
+        digits(),
+        out,
+        config=config or small(),
+        labelled="30-per-class",
+        overwrite=run.pop("overwrite", False),
+        options=RunOptions(**run),
+    )
 
 
 def weights(model):
@@ -221,7 +228,7 @@ def test_a_second_training_into_a_folder_is_refused(tmp_path):
 
     def second(*_):
         with pytest.raises(DataError) as caught:
-            train("features:/nowhere.npy", tmp_path / "model", config=small(), resume=True)
+            train("features:/nowhere.npy", tmp_path / "model", config=small())
         messages.append(str(caught.value))
 
     train_digits(tmp_path / "model", config=small(steps=1), progress=second)
