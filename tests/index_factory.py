@@ -87,7 +87,9 @@ def same(arrays: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)
 
 
-SHAPES = st.sampled_from([(M, 16) for M in (1, 2, 3, 6, 8, 12)] + [(4, 4), (5, 8), (3, 32), (2, 256)])
+SHAPES = st.sampled_from(
+    [(M, 16) for M in (1, 2, 3, 6, 8, 12)] + [(4, 4), (5, 8), (3, 32), (2, 256)]
+)
 """Numbers of codebooks and of codewords."""
 
 

@@ -82,7 +82,9 @@ def test_items_in_sqlite(values):
 @settings(max_examples=40)
 @given(ITEMS)
 def test_items_in_a_codes_file(values):
-    items = {number: item(name, title, labels or []) for number, (name, title, labels) in values.items()}
+    items = {
+        number: item(name, title, labels or []) for number, (name, title, labels) in values.items()
+    }
     flags = [[name in value.labels for name in CLASSES] for value in items.values()]
     names = as_texts(value.name or "" for value in items.values())
     texts = {"name": names, "title": as_texts(value.texts["title"] for value in items.values())}
@@ -171,4 +173,6 @@ def test_missing_file_is_one_line(tmp_path):
 
 
 def test_invalid_utf8_of_names_is_escaped():
-    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == ["caf\\xe9.jpg"]
+    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == [
+        "caf\\xe9.jpg"
+    ]
