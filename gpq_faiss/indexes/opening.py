@@ -85,7 +85,7 @@ def file_kind(path: Path) -> str:
     check_file(path, _EXPECTED)
     with path.open("rb") as file:
         start = file.read(16)
-    if start[:2] in (b"Ix", b"Iw", b"IB", b"IH", b"Il"):
+    if start[:1] == b"I" and start[:4].isalnum():
         return "faiss"
     if start[8:9] == b"{" and 0 < int.from_bytes(start[:8], "little") < path.stat().st_size:
         return "lists"  # a safetensors file

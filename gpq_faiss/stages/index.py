@@ -22,6 +22,7 @@ from ..indexes.lists import InvertedLists
 from ..indexes.opening import file_kind, open_index
 from ..inputs import check_memory
 from ..progress import stage
+from ..store.changes import changes_path
 from ..store.items import About, ItemSource, RowItems, items_path, write_items
 from ..store.rows import RowReader, row_blocks
 
@@ -114,7 +115,7 @@ class _Source(Closing):
         self.items: ItemSource | None = None
         self.contained: tuple[str, int] | None = None
         remedy = "encode the data again with this model"
-        if file_kind(path) == "codes":
+        if file_kind(path) == "codes" and not changes_path(path).exists():
             self._rows = reader = RowReader(path)
             codebooks, self.ntotal = reader.header.codebooks, reader.ntotal
             if reader.labels is not None or reader.text_columns:

@@ -381,7 +381,9 @@ class RowWriter(Closing):
 
     def close(self) -> None:
         """Close the files; unfinished rows are kept for a later run."""
-        self._stack.close()
+        # On a full disk, buffered bytes of rows that are not committed cannot be written.
+        with contextlib.suppress(OSError):
+            self._stack.close()
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         try:
