@@ -1,0 +1,234 @@
+"""Changes of an index since its file was written, in SQLite: ``index.faiss.changes.sqlite``.
+
+Table ``changes`` has the last change of every id: the number of its transaction, its code (null if
+the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the file, a
+random text made with it, and says to which codebooks the codes belong. Rows are never deleted: an index
+of any age may be put beside the file, and all changes that it does not contain are applied to it.
+
+The service is the only writer. SQLite's rollback journal keeps each transaction whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from filelock import FileLock, Timeout
+
+from ..errors import DataError, MismatchError, one_line
+from ..files import Closing, atomic_path, writing
+
+_TABLES = """
+BEGIN;
+CREATE TABLE changes (
+    id INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL,
+    code BLOB CHECK (length(code) = {code_size}),
+    name TEXT,
+    labels TEXT
+) STRICT;
+CREATE TABLE about (identity TEXT NOT NULL, codebooks TEXT NOT NULL, code_size INTEGER NOT NULL) STRICT;
+INSERT INTO about VALUES ('{identity}', '{fingerprint}', {code_size});
+COMMIT;
+"""
+_BUSY_SECONDS = 30.0
+
+NewChange = tuple[bytes | None, str | None, tuple[str, ...] | None]
+"""Code (None: remove the item), name and labels."""
+
+
+class Change(NamedTuple):
+    """The last change of an id.
+
+    Attributes:
+        number: of the transaction.
+        code: code_size bytes, or None if the item was removed.
+        name, labels: of the item, or None if it has none.
+    """
+
+    number: int
+    code: bytes | None
+    name: str | None
+    labels: tuple[str, ...] | None
+
+
+class Changes(NamedTuple):
+    """All changes in a file.
+
+    Attributes:
+        identity: a random text made with the file, so that numbers of another file are not taken for its own.
+        number: of the last transaction; 0 if there is none.
+        by_id: the last change of every changed id.
+    """
+
+    identity: str
+    number: int
+    by_id: dict[int, Change]
+
+
+def changes_path(index: str | Path) -> Path:
+    """Return the path of the changes of an index: ``index.faiss.changes.sqlite``."""
+    return Path(f"{index}.changes.sqlite")
+
+
+def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes | None:
+    """Read the changes beside an index.
+
+    Args:
+        index: path of the index.
+        code_size: bytes of a code.
+        fingerprint: of the codebooks of the index.
+
+    Returns:
+        The changes, or None if there is no such file.
+
+    Raises:
+        MismatchError: the changes belong to other codebooks.
+        DataError: the file is damaged, or is not a file of changes.
+    """
+    path = changes_path(index)
+    if not path.exists():
+        return None
+    try:
+        with contextlib.closing(_connect(path)) as db:
+            db.execute("BEGIN")
+            (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if result != "ok":
+                raise ValueError(result)
+            identity, *codebooks = db.execute("SELECT * FROM about").fetchone()
+            rows = db.execute("SELECT id, number, code, name, labels FROM changes")
+            by_id = {
+                id_: Change(
+                    number, code, name, None if labels is None else tuple(json.loads(labels))
+                )
+                for id_, number, code, name, labels in rows
+            }
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} cannot be read as changes of an index ({one_line(error)}): "
+            "restore it from a backup, or move it away and lose its changes"
+        ) from error
+    if codebooks != [fingerprint, code_size]:
+        raise MismatchError(
+            f"{path} holds changes of an index with other codebooks ({codebooks[0]}, not {fingerprint}): "
+            "use the index that it belongs to, or move it away"
+        )
+    return Changes(identity, max((change.number for change in by_id.values()), default=0), by_id)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open an existing file; transactions are begun and ended by the caller.
+
+    ``mode=rw`` lets SQLite roll back a journal that a killed service left. It reads a file without write permission, too.
+    """
+    name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
+    return sqlite3.connect(
+        name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+    )
+
+
+class ChangeWriter(Closing):
+    """The changes beside an index, opened by the only process that may write them.
+
+    The file is made if it is missing.
+
+    Args:
+        index: path of the index.
+        code_size: bytes of a code.
+        fingerprint: of the codebooks of the index.
+
+    Attributes:
+        path: of the file.
+        changes: what the file held when it was opened.
+
+    Raises:
+        DataError: another process writes the changes, or as :func:`read_changes`, or the file cannot be made.
+        MismatchError: the changes belong to other codebooks.
+    """
+
+    def __init__(self, index: str | Path, code_size: int, fingerprint: str) -> None:
+        self.path = changes_path(index)
+        # The service opens and closes it in different threads.
+        lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
+        with contextlib.ExitStack() as stack, writing(self.path):
+            try:
+                stack.enter_context(lock)
+            except Timeout:
+                raise DataError(
+                    f"{index} is changed by another process: end it first, or serve without --writable"
+                ) from None
+            if not self.path.exists():
+                script = _TABLES.format(
+                    identity=secrets.token_hex(16), fingerprint=fingerprint, code_size=code_size
+                )
+                with (
+                    atomic_path(self.path) as file,
+                    contextlib.closing(sqlite3.connect(file)) as db,
+                ):
+                    db.executescript(script)
+            changes = read_changes(index, code_size, fingerprint)
+            assert changes is not None
+            self.changes, self._number = changes, changes.number
+            self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
+            # EXTRA is FULL, and waits for the removal of the journal too: a journal that comes back would undo a change.
+            self._db.execute("PRAGMA synchronous = EXTRA")
+            self._file = self._identify()
+            self._stack = stack.pop_all()
+
+    def _identify(self) -> tuple[int, int] | None:
+        """Return device and inode of the file at the path; None if there is none."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def write(self, changes: Mapping[int, NewChange]) -> dict[int, Change]:
+        """Make changes in one transaction, which is on disk on return.
+
+        Args:
+            changes: the new code, name and labels of every id.
+
+        Returns:
+            The changes with their number.
+
+        Raises:
+            DataError: the file was deleted or replaced, or cannot be written; no change was made.
+        """
+        number = self._number + 1
+        rows = [
+            (
+                id_,
+                number,
+                code,
+                name,
+                None if labels is None else json.dumps(labels, ensure_ascii=False),
+            )
+            for id_, (code, name, labels) in changes.items()
+        ]
+        if self._identify() != self._file:
+            raise DataError(
+                f"{self.path} was deleted or replaced while the service writes it: no further change is accepted; "
+                "put the file back, and restart the service"
+            )
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            reason = "the disk is full: free some space" if full else one_line(error)
+            raise DataError(f"cannot write {self.path}: {reason}") from error
+        self._number = number
+        return {id_: Change(number, *change) for id_, change in changes.items()}
+
+    def close(self) -> None:
+        """Close the file, and let other processes write it."""
+        self._stack.close()
