@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from fastapi import UploadFile
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, model_validator
+from starlette.datastructures import Headers
+from starlette.routing import Match
+from starlette.types import Scope
 
-from ..errors import DataError
-from ..inputs import parse_json
-
-MAX_JSON = 1 << 20
-MAX_IDS = 10_000
-_LARGEST = 1e30  # magnitude of numbers, so that no score overflows
+_LARGEST = 1e12  # magnitude of numbers, so that no score overflows
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Ids = Annotated[list[Id], Field(max_length=MAX_IDS)]
-Vector = list[Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]]
+Ids = Annotated[list[Id], Field(max_length=10_000)]
+Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+Numbers = Annotated[list[Number], Field(max_length=1 << 16)]
 Label = Annotated[str, Field(max_length=1000)]
 Labels = Annotated[list[Label], Field(max_length=1000)]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""A name or label to be stored: a line."""
+"""A name or label to store, in one line."""
 
 
-class Body(BaseModel):
-    """An image in a form, or one of these; ``queries`` are not fields of a form, where ``lists`` may be repeated."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    lists: ClassVar = {"vector", "features", "allow_ids", "deny_ids", "allow_labels", "deny_labels", "labels"}
-    queries: ClassVar = ["vector", "features"]
-
-    vector: Vector | None = None
-    features: Vector | None = None
-    id: Id | None = None
-
-
-class SearchRequest(Body):
-    """A query, and filters."""
-
-    queries: ClassVar = [*Body.queries, "id"]
+class Filters(BaseModel, extra="forbid"):
+    """How many items to find, and which."""
 
     k: Annotated[int, Field(ge=1)] = 10
     allow_ids: Ids | None = None
@@ -50,39 +33,68 @@ class SearchRequest(Body):
     deny_labels: Labels | None = None
 
 
-class AddRequest(Body):
-    """An item to add, with its name and labels."""
+class SearchForm(Filters):
+    """A query by image. All other values of a form are texts."""
 
+    image: UploadFile
+
+
+class SearchRequest(Filters, strict=True):
+    """A query by vector, features, or the id or name of an item."""
+
+    vector: Numbers | None = None
+    features: Numbers | None = None
+    id: Id | None = None
+    name: Label | None = None
+
+    @model_validator(mode="after")
+    def _one_query(self) -> Self:
+        if [self.vector, self.features, self.id, self.name].count(None) != 3:
+            raise ValueError("give one of vector, features, id, name, or the image of a form")
+        return self
+
+
+class NewItem(BaseModel, extra="forbid"):
+    """Id, name and labels of an item to add."""
+
+    id: Id | None = Field(default=None, description="Default: the next larger one.")
     name: Text | None = None
     labels: Annotated[list[Text], Field(max_length=100)] = []
 
 
+class AddForm(NewItem):
+    """An item to add, as an image."""
+
+    image: UploadFile
+
+
+class AddRequest(NewItem, strict=True):
+    """An item to add, as a vector or features."""
+
+    vector: Numbers | None = None
+    features: Numbers | None = None
+
+
 class Item(BaseModel):
-    """An item, with its name and labels if known."""
+    """An item, with its name and labels if it has any, and its score in a search."""
 
     id: int
     name: str | None = None
     labels: list[str] | None = None
+    score: float | None = None
 
 
-class Result(Item):
-    """An item that a search found."""
-
-    score: float
-
-
-class Listed(BaseModel):
-    """Some items, of so many in the index."""
+class Items(BaseModel):
+    """Some of the ``ntotal`` items of the index."""
 
     items: list[Item]
     ntotal: int
 
 
-class SearchResponse(BaseModel):
-    """Results, best first; the best score that any code could have; milliseconds from the parsed request; items in the index."""
+class Results(BaseModel):
+    """Results, best first; milliseconds of the search; number of items in the index."""
 
-    results: list[Result]
-    best: float
+    results: list[Item]
     took_ms: float
     ntotal: int
 
@@ -93,66 +105,18 @@ class Problem(BaseModel):
     error: str
 
 
-def schema(model: type[Body]) -> dict[str, Any]:
-    """The request body for OpenAPI: JSON, or a form with an image."""
-    fields = model.model_json_schema()
-    form = {name: one for name, one in fields["properties"].items() if name not in model.queries}
-    form["image"] = {"type": "string", "format": "binary", "description": "An image file."}
-    kinds = {
-        "application/json": fields,
-        "multipart/form-data": fields | {"properties": form, "required": ["image"]},
-    }
-    return {
-        "requestBody": {"required": True, "content": {kind: {"schema": one} for kind, one in kinds.items()}}
-    }
+class FormRoute(APIRoute):
+    """A route for forms: the route for JSON may have the same path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a request with a form only."""
+        content_type = Headers(scope=scope).get("content-type", "")
+        if content_type.lower().startswith("multipart/form-data"):
+            return super().matches(scope)
+        return Match.NONE, {}
 
 
-class _Parser(MultiPartParser):
-    spool_max_size = 1 << 62  # no temporary files, as the size is already limited
-
-
-B = TypeVar("B", bound=Body)
-
-
-async def read_request(request: Request, model: type[B], max_upload: int) -> tuple[B, bytes | None]:
-    """The validated body, and the image of a form.
-
-    Raises:
-        HTTPException: 400 neither JSON nor form, 413 too large, 415 another type.
-        DataError: an invalid field.
-    """
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    image: Any = None
-    try:
-        if kind == "application/json":
-            body = await request.body()
-            if len(body) > MAX_JSON:
-                raise HTTPException(413, f"JSON of more than {MAX_JSON:,} bytes")
-            fields = parse_json(body)
-        elif kind == "multipart/form-data":
-            limits = {"max_files": 1, "max_fields": MAX_IDS, "max_part_size": max_upload}
-            form = await _Parser(request.headers, request.stream(), **limits).parse()
-            fields = {name: form.getlist(name) if name in model.lists else form[name] for name in form}
-            image = fields.pop("image", None)
-            if not isinstance(image, UploadFile):
-                raise DataError("image: a file is needed")
-            image = await image.read()
-        else:
-            raise HTTPException(415, "content-type must be application/json or multipart/form-data")
-        # The values of a form are texts.
-        asked = model.model_validate(fields, strict=image is None)
-    except ValidationError as error:
-        raise DataError(first_line(error)) from None
-    except (ValueError, KeyError, MultiPartException) as error:
-        raise HTTPException(400, f"the body is not {kind}: {' '.join(str(error).split())[:200]}") from None
-    given = [name for name in model.queries if getattr(asked, name) is not None]
-    if len(given) + (image is not None) != 1:
-        raise DataError(f"give one of {', '.join(model.queries)}, or the image of a form")
-    return asked, image
-
-
-def first_line(error: Any, *, last: bool = False) -> str:
-    """The first error of a validation in one line, with all of its place, or the last part."""
-    first = error.errors()[0]
-    where = ".".join(str(part)[:50] for part in first["loc"][-1 if last else 0 :]) or "body"
-    return " ".join(f"{where}: {first['msg']}".split())[:300]
+def with_form(form: type[BaseModel]) -> dict[str, Any]:
+    """Return the form as a part of the description of the route for JSON."""
+    content = {"multipart/form-data": {"schema": form.model_json_schema()}}
+    return {"requestBody": {"content": content}}

@@ -127,7 +127,7 @@ def test_a_code_of_another_size_is_no_change(index):
 def test_a_full_disk_makes_no_change(index):
     with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
         writer._db.execute("PRAGMA max_page_count = 4")
-        with pytest.raises(DataError, match="the disk is full"):
+        with pytest.raises(DataError, match="disk is full"):
             writer.write(dict.fromkeys(range(20), (b"abc", "x" * 999, None)))
         writer.write({1: ADD})
     assert read(index)[1:] == (1, {1: Change(1, *ADD)})
