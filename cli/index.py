@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import click
 
 import gpq_faiss as gpq
-from gpq_faiss.errors import UsageError
 
 from . import options as common
 
@@ -22,60 +20,37 @@ from . import options as common
     type=click.Choice(["flat", "fused", "fastscan", "ivf"]),
     default="flat",
     show_default=True,
-    help="Kind of the index: flat is a plain 4-bit IndexPQ; ivf has lists made of codewords, for search in place.",
+    help="Kind of the Faiss file: flat is an IndexPQ; the others are exports for plain Faiss.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory budget of the build, such as 2GB.  [default: 512MiB]")
+@click.option(
+    "--no-ids",
+    is_flag=True,
+    help="Write a bare index, in which an item's id is its position; ids must be 0 to n - 1.",
+)
 @click.option(
     "--no-names",
     is_flag=True,
     help="Do not write OUT.items.sqlite (names, labels and kept columns for results).",
 )
-@click.option("--add", is_flag=True, help="Add the shards to the manifest --out.")
-@click.option(
-    "--remove-shard",
-    "remove",
-    multiple=True,
-    metavar="FILE",
-    help="Remove this shard from the manifest --out.",
-)
-@common.ray_option("workers")
 @common.overwrite_option
-def index(
-    model_dir: str, sources: tuple[str, ...], out: str, no_names: bool, ray: dict[str, Any], **options: Any
-) -> None:
-    """Build a Faiss index of codes.h5 or features.h5, with their 64-bit ids.
+def index(sources: tuple[str, ...], no_ids: bool, no_names: bool, **options: Any) -> None:
+    """Build an index of codes.h5 or features.h5, with the 64-bit ids of the items.
 
-    CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5 or features.h5; or index files, to merge
-    several or convert one.
+    CODES_OR_FEATURES... is one file or several, which are merged: codes.h5, features.h5, or an index. The
+    changes that a service has made beside an index are taken up.
 
-    Rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build continues with the
-    first unfinished source. Search a large index with gpq search --memory.
+    OUT is a plain Faiss file (an IndexPQ in an IndexIDMap2), or NAME.lists: a file that is mapped into
+    memory when it is opened, at once and in place of any size, for gpq search and gpq serve.
 
     Names and labels of the items go into OUT.items.sqlite, and from there into results.
-
-    With --out NAME.json, each source becomes a shard of its own, in NAME.shards, and NAME.json is their manifest, which search, evaluate,
-    info and serve take as one index. With --ray, the shards are built on a cluster. --add and --remove-shard change a manifest; both
-    together put a shard in the place of another.
 
     \b
     Examples:
       gpq index model codes.h5 --out index.faiss
-      gpq index model shard-*.h5 --memory 2GB --out index.faiss
+      gpq index model codes-*.h5 --out index.lists
       gpq index model a.faiss b.faiss --out merged.faiss
-      gpq index model shard-*.h5 --kind ivf --memory 2GB --out lists.faiss
-      gpq index model index.faiss --kind ivf --out lists.faiss
-      gpq index model codes/*.h5 --ray auto --out manifest.json
-      gpq index model more.h5 --add --out manifest.json
+      gpq index model served.faiss --out new.faiss
+      gpq index model codes.h5 --kind fused --out fused.faiss
     """
-    if options["kind"] == "fastscan":
-        logging.getLogger("gpq_faiss.stages.index").warning(
-            "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks of "
-            "small weight away (docs/existing-pipelines.md); take kind flat, or gpq search, which is exact"
-        )
-    options["names"] = not no_names
-    if out.endswith(".json"):
-        common.emit(str(gpq.index_shards(model_dir, sources, out, **ray, **options)))
-        return
-    if ray["ray"] is not None or any([options.pop("add"), options.pop("remove")]):
-        raise UsageError("--ray, --add and --remove-shard are for shards: name a manifest, --out NAME.json")
-    common.emit(str(gpq.index(model_dir, sources, out, **options)))
+    paths = list(sources)
+    common.emit(str(gpq.index(source=paths, ids=not no_ids, names=not no_names, **options)))

@@ -17,10 +17,9 @@ from . import options as common
 def info(path: str, format_: str) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
-    PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported
-    encoder (.onnx, .pt2), or arrays (.npy, .npz).
-
-    "verified" tells of an index or shards whether there was a checksum and it matched.
+    PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, an index, an exported
+    encoder (.onnx, .pt2), or arrays (.npy, .npz). Of an index, the changes that a service has made beside
+    it are counted.
 
     \b
     Examples:

@@ -12,10 +12,7 @@ from .experiment.report import report_experiment as report_experiment
 from .experiment.run import run_experiment as run_experiment
 from .gpu.faiss_form import to_faiss_gpu as to_faiss_gpu
 from .gpu.index import to_gpu as to_gpu
-from .indexes.base import Index as Index
-from .indexes.filters import Allow as Allow
-from .indexes.filters import Deny as Deny
-from .indexes.memory import MemoryIndex as MemoryIndex
+from .indexes.index import Index as Index
 from .indexes.opening import open_index as open_index
 from .methods.model import Model as Model
 from .methods.model import load_model as load_model
@@ -26,10 +23,9 @@ from .stages.export import export as export
 from .stages.export import export_faiss as export_faiss
 from .stages.export_encoder import export_encoder as export_encoder
 from .stages.index import index as index
-from .stages.index import index_shards as index_shards
 from .stages.info import info as info
 from .stages.search import search as search
 from .stages.train import train as train
-from .store.reader import RowReader as RowReader
+from .store.rows import RowReader as RowReader
 
 __version__: str

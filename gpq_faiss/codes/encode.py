@@ -85,15 +85,19 @@ def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first
     return out
 
 
-def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
-    """Decoded vectors: float32 [N, M*d], each sub-vector a codeword of ``Z``.
+def decode(codes: ArrayLike, Z: ArrayLike, *, unit: bool = True) -> Floats:
+    """Return decoded vectors, float32 [N, M*d]: each sub-vector is a codeword of ``Z``.
+
+    Args:
+        codes: uint8 [N, code_size].
+        Z: float32 [M, K, d], unit-norm unless ``unit`` is false.
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
         >>> np.flatnonzero(decode(np.array([[115]], np.uint8), Z)).tolist()
         [3, 23]
     """
-    Z = check_codebooks(Z)
+    Z = check_codebooks(Z, unit=unit)
     M, K, d = Z.shape
     assignment = unpack_codes(codes, M, K)
     return Z[np.arange(M), assignment].reshape(len(assignment), M * d)

@@ -20,7 +20,7 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     Raises:
         DataError: see :func:`check_codebooks`, :func:`check_vectors`; queries so large that a score overflows.
     """
-    Z = check_codebooks(Z)
+    Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape
     queries = check_vectors(xq, M * d, what="queries").reshape(-1, M, d)
     tables = np.zeros((len(queries), M, K), np.float32)

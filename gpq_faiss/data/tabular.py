@@ -17,7 +17,7 @@ from ..errors import DataError, UsageError, one_line, optional
 from ..files import fingerprint
 from ..inputs import check_memory, read_text
 from ..progress import stage
-from ..store.reader import RowReader
+from ..store.rows import RowReader
 from .arrays import JoinedMatrix, Matrix, read_ids
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
@@ -39,9 +39,9 @@ def _open(path: Path, o: Options) -> tuple[Matrix, About]:
     table = open_table(path, "a file of vectors", o)
     if "codebooks" in table.names:  # our features.h5 has packed labels
         with RowReader(path, kind="features") as reader:
-            stored = reader.labels() if o.want_labels else None
+            stored = reader.labels if o.want_labels else None
             labels = None if stored is None else Labels(stored, reader.header.class_names)
-            return table.read("features"), About(labels, reader.ids(), reader.texts())
+            return table.read("features"), About(labels, np.asarray(reader.ids), reader.texts())
     found, used = table.describe(o)
     return table.vectors({*used, *LABELS}, o.vectors), found
 

@@ -29,7 +29,7 @@ from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.protocols import make_split
 from ..errors import DataError, GpqError, UsageError, one_line
-from ..files import check_output, recover, unfinished
+from ..files import check_output, unfinished
 from ..nn.device import resolve_device
 from ..progress import stage
 from ..signals import ended_by_signals
@@ -130,8 +130,6 @@ def run_experiment(  # noqa: PLR0913
         todo = []
         for spec in specs:
             path, split = folder / f"{spec.name}.h5", folder / f"split_{spec.split_hash}.json"
-            recover(split)
-            recover(path)
             if not split.exists():
                 make_split(dataset, **spec.split_args).save(split)
             if overwrite or not is_done(path, spec):

@@ -1,1 +1,1 @@
-"""Faiss index files and their sidecars: safe reading, atomic writing, access in place, and export."""
+"""Codes to and from Faiss' own objects and files, and model folders."""

@@ -14,7 +14,7 @@ from ..codes.encode import check_items, encode
 from ..errors import DataError, MismatchError
 from ..files import read_json
 from ..inputs import reading
-from ..store.header import codebooks_fingerprint
+from ..store.rows import codebooks_fingerprint
 
 FORMAT_VERSION = 1
 """Format version of model folders."""
@@ -22,24 +22,31 @@ FORMAT_VERSION = 1
 _log = logging.getLogger(__name__)
 
 
-def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **where: Any) -> Codes:
-    """Codes of item vectors by the model with this ``config.json``; ``where`` as for :func:`..codes.encode.encode`.
+def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **options: Any) -> Codes:
+    """Return the codes of item vectors, uint8 [n, code_size].
+
+    Args:
+        vectors: float32 [n, M*d].
+        Z: codebooks of the model, float32 [M, K, d].
+        description: the ``config.json`` of the model.
+        options: ``what`` and ``first_row`` of :func:`..codes.encode.encode`.
 
     Raises:
-        DataError: as there; or the model's items consist of codewords, and a vector does not, but may be one of a query.
+        DataError: see :func:`..codes.encode.encode`; or the items of the model consist of codewords, and
+            a vector does not, as vectors of queries do not.
     """
-    codes = encode(vectors, Z, **where)
+    codes = encode(vectors, Z, **options)
     if description.get("items_are_codewords") is True:
-        check_items(vectors, codes, Z, **where)
+        check_items(vectors, codes, Z, **options)
     return codes
 
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """The parts of a model that an index needs, without network weights.
+    """The parts of a model that an index needs, without the weights of the network.
 
     Attributes:
-        codebooks: z', float32 [M, K, d], unit-norm.
+        codebooks: float32 [M, K, d], unit-norm.
         model_fingerprint: of all weights.
         description: contents of ``config.json``.
     """
@@ -51,23 +58,28 @@ class ModelHeader:
 
     @cached_property
     def codebooks_fingerprint(self) -> str:
-        """Of the codebooks."""
+        """Fingerprint of the codebooks."""
         return codebooks_fingerprint(self.codebooks)
 
     def query_note(self) -> dict[str, Any]:
-        """Note for exported files if query and item vectors differ; also logged."""
+        """Return a note for exported files, also logged, if query and item vectors differ."""
         if self.description.get("asymmetric") is not True:
             return {}
         _log.info(
-            "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) and search with "
-            "query vectors (Encoder.embed with queries=True, gpq export-encoder); other programs cannot tell them apart",
+            "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) "
+            "and search with query vectors (Encoder.embed with queries=True, gpq export-encoder); other "
+            "programs cannot tell them apart",
             self.folder,
         )
         return {"asymmetric": True}
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """``config.json`` of a model folder. Raises DataError: not a model folder, damaged, or of a later format."""
+    """Return the ``config.json`` of a model folder.
+
+    Raises:
+        DataError: it is not a model folder, damaged, or of a later format.
+    """
     path = Path(folder) / "config.json"
     if not path.exists():
         raise DataError(
@@ -76,8 +88,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
     keys = dict.fromkeys(("format_version", "config", "input", "class_names"), object)
     keys |= dict.fromkeys(("model_fingerprint", "codebooks_fingerprint"), str)
-    fine = isinstance(document, dict) and keys.keys() <= document.keys()
-    if not fine or not all(isinstance(document[key], of) for key, of in keys.items()):
+    is_valid = isinstance(document, dict) and keys.keys() <= document.keys()
+    if not is_valid or not all(isinstance(document[key], kind) for key, kind in keys.items()):
         raise DataError(f"{path} does not describe a model: it is damaged or foreign")
     if document["format_version"] != FORMAT_VERSION:
         raise DataError(

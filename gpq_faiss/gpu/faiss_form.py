@@ -16,8 +16,8 @@ import numpy as np
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import fuse
 from ..errors import DeviceError, UsageError
-from ..indexes.memory import MemoryIndex
-from ..indexes.opening import open_in_memory
+from ..indexes.index import Index
+from ..indexes.opening import open_index
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes per code supported by Faiss' GPU kernels with float32 tables (48 KiB of shared memory)."""
@@ -78,8 +78,9 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
         raise DeviceError(
             f"GPU {device} was requested, but Faiss sees {count} (faiss-gpu is needed): use the CPU"
         )
-    held = source if isinstance(source, MemoryIndex) else open_in_memory(source)
-    ivf = zero_lists(held.codes, held.codebooks, held.ids)
+    index = source if isinstance(source, Index) else open_index(source)
+    codes, ids = index.items_by_id()
+    ivf = zero_lists(codes, index.codebooks, ids)
     resources = faiss.StandardGpuResources()
     config: Any = faiss.GpuIndexIVFPQConfig()
     config.device = device

@@ -3,7 +3,7 @@
 A list of many items is divided by the next column of their codes. A list's bound is its score with the largest entry of every other
 codebook. A block of threads searches for one query (:mod:`.kernel`): the best lists first, and none that cannot hold a result. More results
 than a block keeps are all items beyond the score that the best of a sample reach; a guess that proves too high is lowered. Scores, order
-and ties are those of :mod:`..indexes.memory`, bit for bit, for any block and batch. On the device ``cpu`` that index itself searches.
+and ties are those of :mod:`..indexes.index`, bit for bit, for any block and batch. On the device ``cpu`` that index itself searches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -21,11 +22,17 @@ from torch import Tensor
 from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
 from ..files import Closing
-from ..indexes.base import LIMIT, check_arguments, check_min_score, too_many
-from ..indexes.codeword_lists import columns_of
-from ..indexes.filters import Filter, mask_of
-from ..indexes.memory import MemoryIndex
-from ..indexes.opening import open_in_memory
+from ..indexes.index import (
+    RANGE_LIMIT,
+    IdList,
+    Index,
+    check_min_score,
+    check_search,
+    id_list,
+    too_many,
+)
+from ..indexes.lists import code_columns
+from ..indexes.opening import open_index
 from ..nn.device import resolve_device
 from . import kernel
 from .tensors import MAX_ROWS, floor_of, split_keys, tensor_of, vectors_on
@@ -44,7 +51,7 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
     """Copy an index to a GPU for exact search, for any K and code length; results are bit-equal to the CPU's.
 
     Args:
-        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`.
+        source: an :class:`..indexes.index.Index`, or whatever :func:`..indexes.opening.open_index` opens.
         device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same calls.
         memory: bytes that a search may use on the device in addition to codes, ids and results. A filter needs more: a copy of what
             passes, and about 10 bytes for each item.
@@ -55,7 +62,7 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
         UsageError: an option out of range.
     """
     place = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
-    index = source if isinstance(source, MemoryIndex) else open_in_memory(source)
+    index = source if isinstance(source, Index) else open_index(source)
     return DeviceIndex(index, place, memory)
 
 
@@ -66,10 +73,12 @@ class DeviceIndex(Closing):
         DataError, UsageError: more than 2^31 - 1 items, or ``memory`` below 1.
     """
 
-    def __init__(self, index: MemoryIndex, device: torch.device, memory: int = MEMORY) -> None:
+    def __init__(self, index: Index, device: torch.device, memory: int = MEMORY) -> None:
         Z = self.codebooks = index.codebooks
         n = self.ntotal = index.ntotal
-        self.width, self.fingerprint, self.device = index.width, index.fingerprint, device
+        self.width, self.fingerprint, self.device = index.d, index.fingerprint, device
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise UsageError("an index of the metric L2 is searched on the CPU: leave out the device")
         if memory < 1:
             raise UsageError(f"memory of {memory} bytes: it must be at least 1")
         if n > MAX_ROWS:
@@ -77,14 +86,15 @@ class DeviceIndex(Closing):
                 f"{n:,} codes: an index on a device has at most {MAX_ROWS:,}; use several for more"
             )
         self.memory = memory
-        self._source = index.describe()
         self._host = None if _searches_itself(device) else index
         if self._host is None:
-            self._names = index.items
-            self._ids = None if self._names.own is None else tensor_of(self._names.own).to(device)
+            codes, self._item_ids = index.items_by_id()
+            self._ids = None
+            if int(self._item_ids[0]) != 0 or int(self._item_ids[-1]) != n - 1:  # not row numbers
+                self._ids = tensor_of(self._item_ids).to(device)
             self._Z = tensor_of(Z).to(device)
             M, K, _ = Z.shape
-            columns = tensor_of(columns_of(index.codes, M, K)).to(device).t()
+            columns = tensor_of(code_columns(codes, M, K)).to(device).t()
             order = _order(columns[: kernel.LEVELS])
             self._arrange(columns.index_select(1, order), order.int())
 
@@ -122,42 +132,38 @@ class DeviceIndex(Closing):
         self._roots = len(nodes[0][0])
         self._lists = tuple(torch.cat(part) for part in zip(*nodes, strict=True))
 
-    def describe(self) -> str:
-        return f"{self._source}, on {self.device}"
-
     def search(
         self,
         xq: ArrayLike | Tensor,
         k: int,
         *,
-        nprobe: int | None = None,
-        where: Filter | None = None,
+        allow: IdList | None = None,
+        deny: IdList | None = None,
         threads: int | None = None,
     ) -> tuple[Any, Any]:
-        """The ``k`` best items of every query, as :meth:`..indexes.memory.MemoryIndex.search`, for any k.
+        """Find the k best items of every query, as :meth:`..indexes.index.Index.search` does, for any k.
 
         Args:
             xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host copies.
-            nprobe: must be None: the search is exact.
+            allow, deny: lists of ids, which the host looks up.
             threads: ignored on a GPU.
-            where: evaluated on the host.
 
         Raises:
             UsageError, DataError: see there; also ``k`` too large for the working memory, or a tensor on another device.
         """
-        check_arguments(k, self.ntotal, threads=threads)
-        if nprobe is not None:
-            raise UsageError("nprobe limits a search on the CPU; on a device it is exact: leave it out")
+        check_search(k, self.ntotal, threads)
         queries = vectors_on(xq, self.width, self.device)
         if k * _RESULT > self.memory:
             raise UsageError(
                 f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
             )
         if self._host is not None:
-            of_host = self._host.search(queries.numpy(), k, where=where, threads=threads)
+            of_host = self._host.search(
+                queries.numpy(), k, allow=allow, deny=deny, threads=threads
+            )
             D, found = (tensor_of(part) for part in of_host)
         else:
-            held = self._passing(where)
+            held = self._passing(allow, deny)
             there = min(k, len(held._members))
             blocks = self._blocks(len(queries), 2 * k)
             parts = [self._read(held._best(queries, block, there)) for block in blocks]
@@ -173,21 +179,23 @@ class DeviceIndex(Closing):
         xq: ArrayLike | Tensor,
         min_score: float,
         *,
-        where: Filter | None = None,
-        limit: int = LIMIT,
-        threads: int | None = None,
+        allow: IdList | None = None,
+        deny: IdList | None = None,
+        limit: int = RANGE_LIMIT,
     ) -> tuple[Any, Any, Any]:
-        """All items with at least ``min_score``, as :meth:`..indexes.memory.MemoryIndex.range_search`; tensors for a tensor."""
-        min_score = check_min_score(min_score)
-        check_arguments(None, self.ntotal, limit=limit, threads=threads)
+        """Find all items with at least ``min_score``, as :meth:`..indexes.index.Index.range_search` does.
+
+        For a tensor of queries, the results are tensors.
+        """
+        min_score = check_min_score(min_score, limit)
         queries = vectors_on(xq, self.width, self.device)
         if self._host is not None:
             of_host = self._host.range_search(
-                queries.numpy(), min_score, where=where, limit=limit, threads=threads
+                queries.numpy(), min_score, allow=allow, deny=deny, limit=limit
             )
             lims, D, found = (_like(xq, tensor_of(part)) for part in of_host)
             return lims, D, found
-        held = self._passing(where)
+        held = self._passing(allow, deny)
         floors = torch.full((len(queries),), floor_of(min_score), device=self.device)
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
         results: list[Tensor] = []
@@ -202,11 +210,15 @@ class DeviceIndex(Closing):
         D, found = self._read(torch.cat(results))
         return _like(xq, lims), _like(xq, D), _like(xq, found)
 
-    def _passing(self, where: Filter | None) -> DeviceIndex:
-        """Only the items that pass."""
-        if where is None:
+    def _passing(self, allow: IdList | None, deny: IdList | None) -> DeviceIndex:
+        """Return an index of the items that pass."""
+        if allow is None and deny is None:
             return self
-        mask = tensor_of(np.ascontiguousarray(mask_of(where, self._names))).to(self.device)
+        if allow is not None and deny is not None:
+            raise UsageError("allow and deny exclude each other: give one list of ids")
+        listed = id_list(deny, "deny") if allow is None else id_list(allow, "allow")
+        is_listed = np.isin(self._item_ids, listed)
+        mask = tensor_of(is_listed if deny is None else ~is_listed).to(self.device)
         return self._part(mask[self._members].nonzero()[:, 0])
 
     def _part(self, places: Tensor) -> DeviceIndex:

@@ -1,6 +1,7 @@
-"""Search in memory and in place, exact by lists made of codewords.
+"""Exact search of product codes, in memory or over a mapped file.
 
-- ``memory``, ``file``, ``sharded``, ``manifest``, ``opening``: the indexes, and how a file becomes one
-- ``codeword_lists``: the search, by the compiled loops of ``kernels``; ``stored`` has the same over the lists of a file
-- ``base``, ``items``, ``filters``, ``threads``: what they share
+- ``opening``: how a file becomes an index
+- ``index``: the index, its filters and its changes
+- ``lists``: inverted lists over arrays; ``list_kernels`` and ``block_scan`` have the compiled loops
+- ``list_file``: the arrays in a file that is mapped
 """

@@ -57,7 +57,9 @@ def grouped(columns: Codes) -> tuple[Ids, Ids]:
         for t in range(max(0, stop - width), stop):
             numbers <<= np.uint64(8)
             column = columns[:, t] if order is None else columns[:, t].take(order)
-            numbers |= column << 4 | column >> 4  # of a pair, the first codeword is in the lower half
+            numbers |= (
+                column << 4 | column >> 4
+            )  # of a pair, the first codeword is in the lower half
         numbers <<= np.uint64(bits)
         numbers |= np.arange(n, dtype=np.uint64)
         numbers.sort()
@@ -104,13 +106,19 @@ class ListSearch:
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self.P, self.names, self.sizes, self.lists = P, names, sizes, len(names)
-        self.T = self.M if self.K > 16 else (self.M + 1) // 2  # tables of a code (:func:`columns_of`)
+        self.T = (
+            self.M if self.K > 16 else (self.M + 1) // 2
+        )  # tables of a code (:func:`columns_of`)
         self.scored = self.searched = 0
         self._ZT = np.ascontiguousarray(Z.transpose(2, 0, 1))
         cells = np.zeros(1, np.int64)
         if P >= 2:
             cells = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
-        self._cells = names[cells, 0].copy(), np.append(cells, self.lists), np.add.reduceat(sizes, cells)
+        self._cells = (
+            names[cells, 0].copy(),
+            np.append(cells, self.lists),
+            np.add.reduceat(sizes, cells),
+        )
 
     @staticmethod
     def _least(floor: Floats | None, queries: int) -> Floats:
@@ -118,7 +126,9 @@ class ListSearch:
         if floor is None:
             return _ANY if queries == 1 else np.full(queries, -np.inf, np.float32)
         if np.shape(floor) != (queries,):
-            raise UsageError(f"floor {np.shape(floor)}: give one score for each of the {queries:,} queries")
+            raise UsageError(
+                f"floor {np.shape(floor)}: give one score for each of the {queries:,} queries"
+            )
         return np.require(floor, np.float32, ["C", "A", "W"])
 
     def list_bounds(self, xq: Floats) -> Floats:
@@ -129,7 +139,9 @@ class ListSearch:
 
     def bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
         """What an item outside the lists that a search with ``nprobe`` visits can score at most: float32 [Q], -inf if there is none."""
-        return np.array([self._probed(bounds, k, nprobe)[1] for bounds in self.list_bounds(xq)], np.float32)
+        return np.array(
+            [self._probed(bounds, k, nprobe)[1] for bounds in self.list_bounds(xq)], np.float32
+        )
 
     def _probed(self, bounds: Floats, k: int, nprobe: int) -> tuple[Ids, np.float32]:
         """The ``nprobe`` lists of the best bounds, and more if these have fewer than ``k`` codes; and the best bound of the others."""
@@ -139,14 +151,30 @@ class ListSearch:
         return order[:count], bounds[order[count]] if count < len(order) else np.float32(-np.inf)
 
     def _visit(
-        self, xq: Floats, lists: Ids, at: Ids, passing: NDArray[np.bool_], k: int, floor: Floats, *out: Any
+        self,
+        xq: Floats,
+        lists: Ids,
+        at: Ids,
+        passing: NDArray[np.bool_],
+        k: int,
+        floor: Floats,
+        *out: Any,
     ) -> None:
         """Visit lists for all queries (:func:`.kernels.visit`)."""
         about = self._ZT, self.P, self.names
-        self.scored += kernels.visit(xq, *about, lists, at, self._ends, self._rows, passing, k, floor, *out)
+        self.scored += kernels.visit(
+            xq, *about, lists, at, self._ends, self._rows, passing, k, floor, *out
+        )
 
     def _listed(
-        self, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, D: Floats, found: Ids
+        self,
+        k: int,
+        passing: NDArray[np.bool_],
+        count: int,
+        xq: Floats,
+        floor: Floats,
+        D: Floats,
+        found: Ids,
     ) -> None:
         """Fill the results, in ``count`` threads."""
 
@@ -161,7 +189,14 @@ class ListSearch:
             self._together(left, k, passing, count, xq, np.maximum(floor, D[:, 0]), D, found)
 
     def _together(
-        self, left: Ids, k: int, passing: NDArray[np.bool_], count: int, xq: Floats, floor: Floats, *out: Any
+        self,
+        left: Ids,
+        k: int,
+        passing: NDArray[np.bool_],
+        count: int,
+        xq: Floats,
+        floor: Floats,
+        *out: Any,
     ) -> None:
         """Fill the results of the queries ``left``, which visit each list together."""
         D, found = (array[left] for array in out)

@@ -21,8 +21,12 @@ _EPS = float(np.finfo(np.float32).eps)
 _LEAST = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # steps are made anew where they would be finer by this
 _JUMP = np.int64(8)  # blocks
-_TOGETHER = np.int64(32)  # queries that visit the same codes one after the other, so that these are read once
-_SOME = np.int64(128 * BLOCK)  # rows that they visit before the next ones: they fit a processor's cache
+_TOGETHER = np.int64(
+    32
+)  # queries that visit the same codes one after the other, so that these are read once
+_SOME = np.int64(
+    128 * BLOCK
+)  # rows that they visit before the next ones: they fit a processor's cache
 _ZERO = np.int64(0)
 # Numba compiles a function anew for a literal number: constants are np.int64. And it takes seconds for assignments to slices and for
 # methods of arrays: these are loops here.
@@ -119,7 +123,9 @@ def _split(D: Floats, found: Ids, low: Number, high: Number) -> Number:
     at = low + (high - low) * 5 // 8
     score, item = D[at], found[at]
     D[at], found[at] = D[last], found[last]
-    for i in range(low, last):  # without branches, which a processor would guess wrongly every other time
+    for i in range(
+        low, last
+    ):  # without branches, which a processor would guess wrongly every other time
         other, which = D[i], found[i]
         D[i], found[i] = D[place], found[place]
         D[place], found[place] = other, which
@@ -186,7 +192,9 @@ def _sorted(held: Any, n: Number, k: Number, D: Floats, found: Ids) -> None:
 
 
 @inner
-def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: Any, n: Number) -> Number:
+def _enter(
+    row: Number, score: Number, rows: Any, passing: Any, k: Number, out: Any, n: Number
+) -> Number:
     """Put the items of a row behind the n results of ``out``; the new number of results.
 
     With k > 0 only those that are better than the k-th; where there is no more room, and where there are k for the first time, all but the
@@ -218,7 +226,9 @@ def _enter(row: Number, score: Number, rows: Any, passing: Any, k: Number, out: 
 
 
 @inner
-def _steps_of(blocks: Codes, block: Number, lane: Number, steps: Any, first: Number, last: Number) -> Number:
+def _steps_of(
+    blocks: Codes, block: Number, lane: Number, steps: Any, first: Number, last: Number
+) -> Number:
     """The steps of a code's columns ``first:last``, at most 255."""
     total = np.int64(0)
     for t in range(first, last):
@@ -281,7 +291,9 @@ def _ones(bits: Number) -> Number:
 
 
 @inner
-def _enough(blocks: Codes, places: Any, steps: Any, base: Number, first: Number, k: Number) -> Number:
+def _enough(
+    blocks: Codes, places: Any, steps: Any, base: Number, first: Number, k: Number
+) -> Number:
     """Whether k codes of the blocks ``range(*places)`` have at most 254 steps (:func:`.near.near`)."""
     block, end, stride = places
     count, early = np.uint64(0), min(max(np.int64(2), first + 1), blocks.shape[1])
@@ -317,7 +329,9 @@ def _floor(blocks: Codes, first: Number, last: Number, query: Any, k: Number) ->
     # Codes with at most 63 steps have at most 252 of a quarter of the size, so ``low`` = 0 holds after every round.
     finest, low, high = reach / np.float32(1 << 20), np.int64(0), np.int64(191)
     while True:
-        factor = np.float32(254 - M) / reach  # all codes have at most 254 then, as rounding adds less than M
+        factor = (
+            np.float32(254 - M) / reach
+        )  # all codes have at most 254 then, as rounding adds less than M
         _make_steps(tables, factor, np.True_, steps)
         if reach < finest or not _enough(blocks, places, steps, high, varied, k):
             break
@@ -430,7 +444,9 @@ def list_bounds(xq: Floats, ZT: Floats, P: Number, names: Codes, bounds: Floats)
     for q in range(len(xq)):
         _, behind, _, _ = _begin(xq[q], ZT, P, room)
         for number in range(len(names)):
-            bounds[q, number] = _cell(tables, names[number, 0], P) + heads[names[number, 1]] + behind
+            bounds[q, number] = (
+                _cell(tables, names[number, 0], P) + heads[names[number, 1]] + behind
+            )
 
 
 @compiled
@@ -468,8 +484,14 @@ def visit(
     M, K, done = ZT.shape[1], ZT.shape[2], 0
     together: Number = min(_TOGETHER, len(xq))
     tables, heads = np.empty((together, M, K), np.float32), np.empty((together, 256), np.float32)
-    steps, reach = np.zeros((together, M + M % 2, 16), np.uint8), np.empty((together, 1), np.float32)
-    scores, items = np.empty((together, 2 * k + 8), np.float32), np.empty((together, 2 * k + 8), np.int64)
+    steps, reach = (
+        np.zeros((together, M + M % 2, 16), np.uint8),
+        np.empty((together, 1), np.float32),
+    )
+    scores, items = (
+        np.empty((together, 2 * k + 8), np.float32),
+        np.empty((together, 2 * k + 8), np.int64),
+    )
     tops, behind, least = np.empty((3, together), np.float32)
     for first in range(0, len(xq), _TOGETHER):
         some: Number = min(_TOGETHER, len(xq) - first)
@@ -480,7 +502,9 @@ def visit(
                 least[g] = max(least[g], D[q, k - 1])
             for i in range(n if k else 0):
                 scores[g, i], items[g, i] = D[q, i], found[q, i]
-            tops[g], behind[g], _, _ = _begin(xq[q], ZT, P, (tables[g], heads[g], steps[g], reach[g]))
+            tops[g], behind[g], _, _ = _begin(
+                xq[q], ZT, P, (tables[g], heads[g], steps[g], reach[g])
+            )
             _measure((tables[g], tops[g], steps[g], reach[g], P // 2), least[g])
         for i in range(len(lists)):
             name = names[lists[i]]
@@ -492,7 +516,9 @@ def visit(
                         continue
                     q, query = first + g, (tables[g], tops[g], steps[g], reach[g], P // 2)
                     out = (scores[g], items[g]) if k else (D[q], found[q])
-                    counts[q], least[g] = _rows(low, high, query, rows, passing, k, out, counts[q], least[g])
+                    counts[q], least[g] = _rows(
+                        low, high, query, rows, passing, k, out, counts[q], least[g]
+                    )
                     done += high - low
                 low = high
         for g in range(some if k else 0):
@@ -588,7 +614,12 @@ def search(
         query = tables, every, steps, reach, P // 2
         before, reached = done, _ZERO
         best, opened = _best_list(tables, heads, P, names, value, first, bounds)
-        if len(passing) == 0 and K <= 16 and begin[opened] < begin[opened + 1] and at[begin[opened]] >= 0:
+        if (
+            len(passing) == 0
+            and K <= 16
+            and begin[opened] < begin[opened + 1]
+            and at[begin[opened]] >= 0
+        ):
             piece = at[begin[opened]]
             least = max(least, _floor(rows[0], ends[piece], ends[piece + 1], query, k) - 2 * margin)
         _measure(query, least)
@@ -599,7 +630,10 @@ def search(
             c = turn[i]
             i += 1
             if reached > many and 16 * (done - before) >= reached:  # the threshold will hardly rise
-                lacks, reached = _reached(bounds, least - top, turn[i - 1 : turns], codes) > many, _ZERO
+                lacks, reached = (
+                    _reached(bounds, least - top, turn[i - 1 : turns], codes) > many,
+                    _ZERO,
+                )
                 if lacks:
                     break
             low, high = (opened, opened + 1) if c < 0 else (first[c], first[c + 1])

@@ -39,12 +39,16 @@ def put(blocks: Codes, row: int, columns: Codes) -> None:
     whole, left = divmod(n - first, BLOCK)
     block = (row + first) // BLOCK
     if whole:
-        blocks[block : block + whole] = columns[first : n - left].reshape(whole, BLOCK, -1).transpose(0, 2, 1)
+        blocks[block : block + whole] = (
+            columns[first : n - left].reshape(whole, BLOCK, -1).transpose(0, 2, 1)
+        )
     if left:
         blocks[block + whole, :, :left] = columns[n - left :].T
 
 
-def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first: Any, early: Any) -> Any:
+def _near(
+    typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first: Any, early: Any
+) -> Any:
     """A bit for each code of a block: whether it has at most 254 steps, with ``base`` in place of the columns before the first.
 
     Args:
@@ -60,7 +64,9 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first:
         lanes, shuffle = next((lanes, name) for what, lanes, name in _SHUFFLES if what in known)
         byte, long = ir.IntType(8), ir.IntType(64)
         table, vector = ir.VectorType(byte, 16), ir.VectorType(byte, lanes)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lane % 16 for lane in range(lanes)])
+        everywhere = ir.Constant(
+            ir.VectorType(ir.IntType(32), lanes), [lane % 16 for lane in range(lanes)]
+        )
 
         def number(value: int) -> Any:
             return ir.Constant(long, value)
@@ -76,7 +82,9 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first:
             return call(f"llvm.uadd.sat.v{lanes}i8", a, b)
 
         def load(start: Any, place: Any, kind: Any) -> Any:
-            return builder.load(builder.bitcast(builder.gep(start, [place]), kind.as_pointer()), align=1)
+            return builder.load(
+                builder.bitcast(builder.gep(start, [place]), kind.as_pointer()), align=1
+            )
 
         def looked_up(entries: Any, words: Any) -> Any:
             entries = builder.shuffle_vector(entries, entries, everywhere)
@@ -115,11 +123,15 @@ def _near(typingctx: Any, blocks: Any, block: Any, steps: Any, base: Any, first:
                     words = builder.and_(both, bytes_of(15)), builder.lshr(both, bytes_of(4))
                     for half in range(2):  # two sums, as each addition waits for the last
                         total = sums[2 * part + half]
-                        builder.store(add(builder.load(total), looked_up(tables[half], words[half])), total)
+                        builder.store(
+                            add(builder.load(total), looked_up(tables[half], words[half])), total
+                        )
             bits = number(0)
             for part in range(BLOCK // lanes):
                 total = add(builder.load(sums[2 * part]), builder.load(sums[2 * part + 1]))
-                passed = builder.bitcast(builder.icmp_unsigned("!=", total, bytes_of(255)), ir.IntType(lanes))
+                passed = builder.bitcast(
+                    builder.icmp_unsigned("!=", total, bytes_of(255)), ir.IntType(lanes)
+                )
                 if lanes < BLOCK:
                     passed = builder.shl(builder.zext(passed, long), number(lanes * part))
                 bits = builder.or_(bits, passed)

@@ -1,122 +1,156 @@
-"""Open index files and Faiss indexes: in memory, or in place if the memory budget is too small."""
+"""Opening an index: ``index.faiss``, ``index.lists``, ``codes.h5``, or a Faiss index in memory.
+
+The changes of a service beside a file are applied. Names and labels come from the items file beside it,
+if that belongs to the index.
+"""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, MismatchError, UsageError
-from ..faissio.header import INDEX_FILE, contents_of
-from ..faissio.io import load_index
-from ..inputs import check_file, parse_bytes
-from .file import MEMORY, FileIndex, open_file
-from .items import Items
-from .manifest import Manifest, is_manifest, read_manifest
-from .memory import MemoryIndex
-from .sharded import ShardedIndex
+from ..codes.bits import code_size
+from ..codes.checks import check_unique
+from ..errors import DataError
+from ..faissio.convert import from_faiss
+from ..faissio.files import read_index
+from ..inputs import check_file
+from ..store.changes import changes_path, read_changes
+from ..store.items import Items, ItemSource, RowItems, items_path
+from ..store.rows import RowReader
+from .index import Index, Segment, search_codebooks
+from .list_file import open_lists
+from .lists import InvertedLists
+
+_log = logging.getLogger(__name__)
+
+_EXPECTED = "an index (gpq index, gpq encode, or faiss.write_index)"
+_STARTS = {
+    b"\x89HDF": "codes",
+    b"SQLi": "an SQLite file: name the index beside it",
+    b"PAR1": "a Parquet file",
+    b"\x93NUM": "a NumPy array",
+    b"PK\x03\x04": "a zip archive (.npz or a torch file)",
+}
 
 
-def open_in_memory(source: Any) -> MemoryIndex:
-    """An index in memory from an index file, or from a Faiss index (any form supported by :mod:`..faissio.storage`): a snapshot.
-
-    Raises:
-        DataError, MismatchError: empty, or see :func:`..faissio.io.load_index`.
-    """
-    held, sidecar = load_index(source) if isinstance(source, str | Path) else (contents_of(source), {})
-    if held.header.n == 0:
-        raise DataError(f"{held.header.source.path} is empty: add codes first (gpq index)")
-    items = Items.ordered(held.codes, held.own_ids)
-    return MemoryIndex(items, held.header.codebooks, model_fingerprint=sidecar.get("model_fingerprint"))
-
-
-_COPIES = 8
-"""Maximum memory of opening and searching an index, in multiples of its file size."""
-
-
-def open_index(
-    index: Any, memory: str | int | None = None, *, in_place: bool = False
-) -> MemoryIndex | FileIndex | ShardedIndex:
-    """Open an index file in memory, or in place if it exceeds the memory budget; or the shards of a manifest as one index.
+def open_index(source: Any, *, changes: bool = True) -> Index:
+    """Open an index for exact search.
 
     Args:
-        index: the path of an index file or of a ``manifest.json``, or a Faiss index, whose codes are copied into memory.
-        memory: budget of the search; without one, the index is read into memory.
-        in_place: search the file in place even if it fits in the budget (default budget: 1 GB). Only the header is read; the
-            file stays open until the index is closed.
+        source: the path of an ``index.faiss``, ``index.lists`` (mapped, not read) or ``codes.h5``, or of
+            any Faiss file with an ``IndexPQ`` of 2 to 8 bits, inner product or L2; or such a Faiss index,
+            whose codes are copied.
+        changes: apply the changes that a service has made since the file was written.
 
     Raises:
-        UsageError: a budget that is too small or cannot be read.
-        DataError, MismatchError: as :func:`open_in_memory`.
+        DataError: the file is missing, damaged, empty, or of another kind.
+        MismatchError: the changes beside the file belong to other codebooks.
 
     Examples:
-        >>> import faiss, numpy as np, tempfile
+        >>> import faiss, numpy as np
         >>> from gpq_faiss.codes.codebooks import inject
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
         >>> filled = inject(Z)  # a plain Faiss index
         >>> filled.add_sa_codes(np.array([[0x00], [0x21]], np.uint8))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     faiss.write_index(filled, f"{folder}/i.faiss")
-        ...     for in_place in (False, True):
-        ...         index = open_index(f"{folder}/i.faiss", in_place=in_place)
-        ...         scores, ids = index.search(np.arange(32.0)[None], 2)
-        ...         print(index.ntotal, scores.tolist(), ids.tolist())
-        ...         index.close()
-        2 [[19.0, 16.0]] [[1, 0]]
-        2 [[19.0, 16.0]] [[1, 0]]
+        >>> scores, ids = open_index(filled).search(np.arange(32.0)[None], 2)
+        >>> scores.tolist(), ids.tolist()
+        ([[19.0, 16.0]], [[1, 0]])
     """
-    if not isinstance(index, str | Path):
-        if memory is not None or in_place:
-            raise UsageError("a Faiss index is in memory: memory and in_place are for index files")
-        return open_in_memory(index)
-    if is_manifest(Path(index)):
-        return open_shards(read_manifest(index), memory, in_place=in_place)
-    path = Path(index)
-    size = check_file(path, INDEX_FILE)
-    if in_place or (memory is not None and _COPIES * size > parse_bytes(memory)):
-        return open_file(path, MEMORY if memory is None else memory)
-    return open_in_memory(path)
+    if not isinstance(source, str | Path):
+        return _from_faiss(source, "the index")
+    path = Path(source)
+    kind = file_kind(path)
+    if kind == "faiss":
+        index = _with_items(_from_faiss(read_index(path), str(path)), path)
+    elif kind == "codes":
+        index = _from_codes(path)
+    elif kind == "lists":
+        arrays, metadata = open_lists(path)
+        lists = InvertedLists(arrays)
+        index = Index((Segment(lists, None, lists.n),), arrays.codebooks, form="lists")
+        index = _with_items(index, path, int(metadata["crc"]))
+    else:
+        raise DataError(f"{path} is {kind}, not {_EXPECTED}")
+    return _with_changes(index, path) if changes else index
 
 
-def open_shards(
-    manifest: Manifest, memory: str | int | None = None, *, in_place: bool = False, total: int | None = None
-) -> ShardedIndex:
-    """Open the shards of a manifest as one index.
-
-    Args:
-        memory: budget of all shards; if they do not fit, they are searched in place, one at a time.
-        in_place: search the files in place.
-        total: bytes of all shards that share the budget (default: of these).
+def file_kind(path: Path) -> str:
+    """Return ``faiss``, ``lists``, ``codes``, or what else a file is, judged by its first bytes.
 
     Raises:
-        DataError: a missing or damaged shard (named).
-        MismatchError: a shard of another model or a modified one.
+        DataError: the file is missing, or not a file.
     """
-    budget = None if memory is None else parse_bytes(memory)
-    total = total or sum(shard.bytes for shard in manifest.shards)
-    in_place = in_place or (budget is not None and _COPIES * total > budget)
-    opened: list[MemoryIndex | FileIndex] = []
-    try:
-        for shard in manifest.shards:
-            manifest.check(shard)
-            path = manifest.file(shard)
-            try:
-                index = open_file(path, budget or MEMORY) if in_place else open_in_memory(path)
-            except DataError as error:
-                raise type(error)(f"{manifest.path}: shard {shard.file}: {error}") from error
-            opened.append(index)
-            if isinstance(index, MemoryIndex) and index.id_range != (shard.first_id, shard.last_id):
-                raise MismatchError(
-                    f"{manifest.path}: shard {shard.file} has ids outside {shard.first_id} to {shard.last_id}, which the "
-                    "manifest states: write the manifest again (gpq index)"
-                )
-    except BaseException:
-        for index in opened:
-            index.close()
-        raise
-    return ShardedIndex(manifest, opened)
+    check_file(path, _EXPECTED)
+    with path.open("rb") as file:
+        start = file.read(16)
+    if start[:2] in (b"Ix", b"Iw", b"IB", b"IH", b"Il"):
+        return "faiss"
+    if start[8:9] == b"{" and 0 < int.from_bytes(start[:8], "little") < path.stat().st_size:
+        return "lists"  # a safetensors file
+    return _STARTS.get(start[:4], "empty" if not start else "a file of an unknown kind")
 
 
-def verify_manifest(manifest: Manifest) -> None:
-    """Check all of every shard, one at a time. Raises as :func:`open_shards`."""
-    for shard in manifest.shards:
-        open_shards(manifest.only([shard.file])).close()
+def _from_faiss(index: Any, name: str) -> Index:
+    contents = from_faiss(index, name)
+    if not len(contents.codes):
+        raise DataError(f"{name} is empty: add codes first (gpq index)")
+    Z = search_codebooks(contents.codebooks, contents.metric)
+    lists = InvertedLists.build(contents.codes, contents.ids, Z)
+    segment = Segment(lists, None, lists.n)
+    options: dict[str, Any] = {"metric_type": contents.metric, "form": contents.kind}
+    return Index((segment,), contents.codebooks, **options)
+
+
+def _from_codes(path: Path) -> Index:
+    reader = RowReader(path, kind="codes")
+    check_unique(reader.ids, str(path))
+    lists = InvertedLists.build(reader.values, reader.ids, reader.header.codebooks)
+    items: ItemSource | None = None
+    if reader.labels is not None or reader.text_columns:
+        items = RowItems(reader)
+    segment = Segment(lists, None, lists.n)
+    return Index((segment,), reader.header.codebooks, items=items, form="codes")
+
+
+def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
+    """Give an index its items file, unless the file belongs to another index."""
+    if not items_path(path).exists():
+        return index
+    items = Items(items_path(path))
+    about = items.about
+    lists = index.segments[0].lists
+    if (about.ntotal, about.crc) != (lists.n, lists.crc() if crc is None else crc):
+        _log.warning(
+            "%s belongs to another index: results of %s come without names; index the codes again",
+            items.path,
+            path,
+        )
+        items.close()
+        return index
+    index.items = items
+    index.contained = (about.changes, about.number) if about.changes else None
+    return index
+
+
+def _with_changes(index: Index, path: Path) -> Index:
+    """Apply the changes beside an index that its file does not contain."""
+    if not changes_path(path).exists():
+        return index
+    changes = read_changes(path, code_size(index.M, index.K), index.fingerprint)
+    if changes is None:
+        return index
+    identity, number = index.contained or ("", 0)
+    newest = {
+        item: change
+        for item, change in changes.by_id.items()
+        if identity != changes.identity or change.number > number
+    }
+    if newest:
+        _log.info("%s: %s changes are applied", changes_path(path), f"{len(newest):,}")
+    index = index.apply(newest)
+    if not index.ntotal:
+        raise DataError(f"{path}: all items were removed: index the codes again")
+    index.contained = changes.identity, changes.number
+    return index

@@ -28,7 +28,9 @@ def workers(n: int, threads: int | None, few: int = FEW) -> int:
     return 1 if most < 2 else min(threads or faiss.omp_get_max_threads(), _CORES, most)
 
 
-def in_parallel(run: Callable[..., None], arrays: Sequence[Any], count: int, step: int = 256) -> None:
+def in_parallel(
+    run: Callable[..., None], arrays: Sequence[Any], count: int, step: int = 256
+) -> None:
     """``run`` with the same rows of all arrays, at most ``step`` of them, in ``count`` threads, of which this is one."""
     n = len(arrays[0])
     if count == 1 and n <= step:

@@ -25,7 +25,7 @@ from ..errors import DataError, MismatchError, one_line
 from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
 from ..files import atomic_path, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
-from ..store.header import codebooks_fingerprint
+from ..store.rows import codebooks_fingerprint
 from .gpq import build_network
 from .trainable import CodeMethod
 
@@ -60,10 +60,9 @@ def save_model(
     extra: Mapping[str, str],
     split: Split,
     overwrite: bool,
-    done_with: Path | None = None,
 ) -> None:
     """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has further entries of
-    ``config.json``, ``extra`` further texts by file name. For the rest see :func:`gpq_faiss.files.atomic_paths`.
+    ``config.json``, ``extra`` further texts by file name. See :func:`gpq_faiss.files.atomic_path`.
 
     Raises:
         DataError: the folder cannot be written; or it is not empty, and ``overwrite`` is false.
@@ -82,8 +81,7 @@ def save_model(
         "codebooks_fingerprint": codebooks_fingerprint(codebooks),
         "model_fingerprint": state_fingerprint(state),
     }
-    with atomic_path(out, done_with=done_with) as folder:
-        folder.mkdir()
+    with atomic_path(out, folder=True) as folder:
         save_tensors(state, folder / "model.safetensors")
         write_json(folder / "config.json", determined | description)
         for name, text in extra.items():

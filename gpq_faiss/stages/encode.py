@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..codes.checks import check_unique
 from ..cluster.connect import connected
 from ..cluster.tasks import run_all
 from ..data.base import Dataset, ImageDataset
@@ -24,11 +25,9 @@ from ..data.paths import replaces
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, OutputExistsError, UsageError
 from ..faissio.model import encode_items
-from ..files import check_output, fingerprint, recover, unfinished
+from ..files import check_output, fingerprint, unfinished
 from ..progress import stage
-from ..store.header import Header
-from ..store.reader import RowReader
-from ..store.writer import RowWriter
+from ..store.rows import Header, RowReader, RowWriter, row_blocks
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +86,7 @@ def encode(
     encoder = Encoder.load(model, device, amp=amp)
     dataset = open_data(data)
     encoder.check(dataset)
+    check_unique(dataset.ids, dataset.name)
     own = "codes" in out.name
     path = out.with_name(out.name.replace("codes", "features") if own else f"{out.stem}.features{out.suffix}")
     if any(replaces(one, dataset.name) for one in (out, path)):
@@ -96,7 +96,6 @@ def encode(
         if not keep_features:
             return _from_network(encoder, dataset, writer, batch_size)
         header = _header("features", encoder, dataset)
-        recover(path)
         there = None
         if path.exists() and not overwrite:
             with RowReader(path, kind="features") as reader:
@@ -115,10 +114,12 @@ def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWr
     model = encoder.model.codebooks, encoder.model.description
     with RowReader(path) as reader, stage("features to codes", reader.ntotal, done=writer.rows) as coding:
         size = max(1, _BLOCK_BYTES // (4 * reader.header.width))
-        for start, vectors, ids, labels in reader.blocks(size, writer.rows):
-            # The file may be another program's.
-            writer.append(encode_items(vectors, *model, what=str(path), first_row=start), ids, labels)
-            coding.done = start + len(ids)
+        for rows in row_blocks(reader.ntotal, size, start=writer.rows):
+            vectors = np.asarray(reader.values[rows])
+            codes = encode_items(vectors, *model, what=str(path), first_row=rows.start)
+            labels = None if reader.labels is None else reader.labels[rows]
+            writer.append(codes, reader.ids[rows], labels)
+            coding.advance(len(codes))
     return writer.finish(dataset.ids, dataset.texts)
 
 
@@ -262,7 +263,6 @@ def _opened(
 def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) -> int:
     """Write a shard unless it exists; returns its number of rows."""
     *opening, size = common
-    recover(path)
     if not path.exists():
         encoder, dataset = _opened(*opening)
         part = fingerprint("shard", dataset.fingerprint, str(start), str(stop))

@@ -32,7 +32,7 @@ from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbou
 from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 from ..progress import stage
 from ..report.plots import plot_curves
-from ..store.reader import RowReader
+from ..store.rows import RowReader
 
 log = logging.getLogger(__name__)
 
@@ -260,11 +260,11 @@ def _evaluate_codes(
     encoder.check(queries)
     query_labels = queries.require_labels()
     with RowReader(codes, kind="codes", model_fingerprint=encoder.fingerprint) as reader:
-        packed = reader.labels()
+        packed = reader.labels
         if packed is None:
             raise DataError(f"{codes} has no labels: encode labelled data")
-        labels = Labels(packed, reader.header.class_names)
-        Z, base, ids = reader.header.codebooks, reader.block(), reader.ids()
+        labels = Labels(np.asarray(packed), reader.header.class_names)
+        Z, base, ids = reader.header.codebooks, np.asarray(reader.values), np.asarray(reader.ids)
     if not set(labels.class_names) & set(query_labels.class_names):
         raise MismatchError(
             f"{queries.name} and {codes} have no class in common "

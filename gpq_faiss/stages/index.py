@@ -1,28 +1,36 @@
-"""From codes (or features, which are encoded) to a searchable index."""
+"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists, with names and labels beside it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from functools import partial
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from ..build.item_files import has_items, items_key, write_names
-from ..build.shards import open_shard
-from ..build.stream import MEMORY as STREAM_MEMORY
-from ..build.stream import build_index
-from ..cluster.tasks import run_all
+import numpy as np
+
+from ..codes.checks import Codes, Ids, check_unique
 from ..data.paths import replaces
-from ..errors import OutputExistsError, UsageError
-from ..faissio.io import Beside, file_sha256
-from ..faissio.model import read_model
-from ..faissio.storage import check_form
-from ..files import check_output, fingerprint, recover
-from ..indexes.manifest import read_manifest, update_manifest
-from ..inputs import parse_bytes
+from ..errors import DataError, MismatchError, UsageError
+from ..faissio.convert import Kind, check_kind, to_faiss
+from ..faissio.files import write_index
+from ..faissio.model import ModelHeader, encode_items, read_model
+from ..files import Closing, atomic_path, check_output
+from ..indexes.index import Index
+from ..indexes.list_file import write_lists
+from ..indexes.lists import InvertedLists
+from ..indexes.opening import file_kind, open_index
+from ..inputs import check_memory
 from ..progress import stage
-from ..store.items import items_path
+from ..store.items import About, ItemSource, RowItems, items_path, write_items
+from ..store.rows import RowReader, row_blocks
+
+log = logging.getLogger(__name__)
+
+LISTS = ".lists"
+"""The suffix of files that are mapped, and not read, when they are opened."""
+_BLOCK = 1 << 18
+_BYTES_PER_ITEM = 64  # of memory while an index is built, in addition to four copies of its code
 
 
 def index(
@@ -31,23 +39,22 @@ def index(
     out: str | Path,
     *,
     kind: str = "flat",
-    memory: str | int | None = None,
+    ids: bool = True,
     names: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Build a searchable index from codes (or features, which are encoded), with the items' ids.
-
-    Rows stream through files (:func:`..build.stream.build_index`): the build can be resumed by source and keeps to the memory budget. An
-    index of kind ``flat`` of one codes or features file is an ``IndexIDMap2``; with ``memory``, several sources or another kind the
-    id map is an ``IndexIDMap`` (none for ids 0, 1, 2, ...), which needs no table of ids in memory.
+    """Build a searchable index from codes (or features, which are encoded), with the ids of the items.
 
     Args:
         model_dir: the model of the rows.
-        source: ``codes.h5``, ``features.h5``, or an index file of any form (to convert it); several are combined into one index.
-        out: the index file; its sidecar is ``out + ".json"``.
-        kind: a form in :data:`..faissio.storage.FORMS`.
-        memory: budget of the build: bytes, or ``"2GB"``.
-        names: write names, labels and kept columns of the items to ``out + ".items.sqlite"``, for search results.
+        source: ``codes.h5``, ``features.h5``, or an index, with the changes that a service has made
+            beside it; several are merged.
+        out: the index: a plain Faiss file, or ``NAME.lists``, which is mapped when it is opened and may
+            be larger than the memory.
+        kind: of the Faiss file (:data:`..faissio.convert.KINDS`); all but ``flat`` are exports for plain
+            Faiss.
+        ids: write the ids; if false, they must be 0 to n - 1, and are the positions in a bare index.
+        names: write names, labels and kept columns of the items to ``out + ".items.sqlite"``.
         overwrite: replace existing files.
 
     Returns:
@@ -57,116 +64,149 @@ def index(
         DataError: a damaged model or source, features of queries, or a repeated id.
         MismatchError: rows of another model.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
-        UsageError: an unknown kind, one that these codebooks do not allow, or too small a budget.
+        UsageError: options that do not fit together, or do not fit the codebooks.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
     if not sources:
         raise UsageError("nothing to index: name at least one file of codes or features")
     if any(replaces(out, str(path)) for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
-    model = read_model(model_dir)
-    shards = [open_shard(path, model) for path in sources]
-    key = items_key(shards) if names else None
-    recover(items_path(out))
-    known = {} if key is None else {"items": key}
-    beside: Beside = {items_path(out): None if key is None else partial(write_names, shards=shards, key=key)}
-    form = check_form(kind, *model.codebooks.shape[:2])
-    plain = form == "flat" and memory is None and len(shards) == 1 and shards[0].kind != "index"
-    origin, data = shards[0].kind, shards[0].data_fingerprint
-    extra = {"source": origin, **({"data_fingerprint": data} if data else {}), **known}
-    return build_index(
-        shards,
-        out,
-        form,
-        memory=STREAM_MEMORY if memory is None else parse_bytes(memory),
-        overwrite=overwrite,
-        by_id=plain,
-        extra=extra if plain else {**extra, "shards": len(shards)},
-        beside=beside,
-    )
-
-
-def index_shards(
-    model_dir: str | Path,
-    sources: Sequence[str | Path],
-    out: str | Path,
-    *,
-    kind: str = "flat",
-    memory: str | int | None = None,
-    names: bool = True,
-    add: bool = False,
-    remove: Sequence[str] = (),
-    overwrite: bool = False,
-    ray: str | None = None,
-    workers: int | None = None,
-) -> Path:
-    """Build one shard per source and a manifest, which :func:`..indexes.opening.open_index` opens as one index.
-
-    Shards are in ``NAME.shards/`` beside the manifest ``NAME.json``. Their names depend on sources, model and settings; existing shards
-    are not rebuilt.
-
-    Args:
-        model_dir, sources, kind, names: as for :func:`index`.
-        out: ``NAME.json``.
-        memory: budget per build.
-        add: add the shards to the existing manifest.
-        remove: files of shards to remove from it in the same step. The files are kept.
-        overwrite: replace an existing manifest.
-        ray: address of a cluster for the builds (:func:`..cluster.connect.connected`); default: sequentially in this process.
-        workers: maximum concurrent tasks.
-
-    Returns:
-        ``out``
-
-    Raises:
-        DataError, MismatchError, UsageError: as :func:`index`, :func:`..indexes.manifest.update_manifest`.
-        OutputExistsError: the manifest exists, and neither ``add``, ``remove`` nor ``overwrite`` is given.
-    """
-    out, change = Path(out), add or bool(remove)
-    if change == overwrite and change:
+    mapped = Path(out).suffix == LISTS
+    if mapped and (kind != "flat" or not ids):
         raise UsageError(
-            "--add and --remove-shard change the manifest, --overwrite replaces it: give one of them"
+            f"--out {out}: {LISTS} files have one form, with ids: leave out the options"
         )
-    check_output(out, overwrite=change or overwrite)
-    if not sources and not remove:
-        raise UsageError("nothing to index: name at least one file of codes or features")
+    out = check_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    check_form(kind, *model.codebooks.shape[:2])
-    if change:
-        read_manifest(out)
-    for path in sources:  # before any work
-        open_shard(path, model)
-    budget = STREAM_MEMORY if memory is None else parse_bytes(memory)
-    folder = out.with_name(f"{out.stem}.shards")
-    check_output(folder / "shard", overwrite=True)
-    settings = kind, budget, names
-    calls = [(str(path), str(model_dir), str(folder), settings) for path in sources]
-    built = []
-    with stage("building shards", len(calls), "shard") as building:
-        for _, path in run_all(_build_shard, calls, ray, workers=workers):
-            built.append(path)
-            building.advance()
-    for path in built:
-        # What tasks left whose workers were killed: the one that was run again may have come too early, or found all done.
-        recover(path)
-        recover(items_path(path))
-    update_manifest(out, built, remove, new=not change)
+    checked_kind = check_kind(kind, *model.codebooks.shape[:2])
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(_Source(Path(path), model)) for path in sources]
+        if mapped:
+            with atomic_path(out) as temporary:
+                crc = write_lists(temporary, opened, model.codebooks)
+                _write_names(out, opened, crc, names)
+        else:
+            codes, item_ids, crc = _collect(opened, model, out, ordered_by_id=not ids)
+            _write_names(out, opened, crc, names)
+            faiss_index = to_faiss(codes, item_ids if ids else None, model.codebooks, checked_kind)
+            write_index(faiss_index, out)
+    _say_what_is_lost(checked_kind, out)
     return out
 
 
-def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, ...]) -> str:
-    """Build the shard of a source unless it exists; returns its path."""
-    kind, memory, names = settings
-    model = read_model(model_dir)
-    items = items_key([open_shard(source, model)]) if names else None
-    of = model.model_fingerprint, model.codebooks_fingerprint
-    key = fingerprint("shard", file_sha256(source), *of, kind, items or "")
-    path = Path(folder) / f"shard-{key}.faiss"
-    recover(path)
-    # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
-    for overwrite in (False, True):
-        if path.exists() and (items is None or has_items(path, items)):
-            break
-        with contextlib.suppress(OutputExistsError):
-            index(model_dir, source, path, kind=kind, memory=memory, names=names, overwrite=overwrite)
-    return str(path)
+class _Source(Closing):
+    """Rows of the model from a file of any kind.
+
+    Attributes:
+        ntotal: number of items.
+        items: names and labels, or None.
+        contained: see :class:`..indexes.index.Index`.
+
+    Raises:
+        DataError: the file is missing, damaged, empty, or of another kind.
+        MismatchError: it is of another model, or has other codebooks.
+    """
+
+    def __init__(self, path: Path, model: ModelHeader) -> None:
+        self.path, self._model = path, model
+        self._rows: RowReader | None = None
+        self._index: Index | None = None
+        self.items: ItemSource | None = None
+        self.contained: tuple[str, int] | None = None
+        remedy = "encode the data again with this model"
+        if file_kind(path) == "codes":
+            self._rows = reader = RowReader(path)
+            codebooks, self.ntotal = reader.header.codebooks, reader.ntotal
+            if reader.labels is not None or reader.text_columns:
+                self.items = RowItems(reader)
+            if reader.header.model_fingerprint != model.model_fingerprint:
+                name = f"{model.folder} ({model.model_fingerprint})"
+                raise MismatchError(
+                    f"{path} is of model {reader.header.model_fingerprint}, not of {name}: {remedy}"
+                )
+        else:
+            self._index = opened = open_index(path)
+            codebooks, self.ntotal = opened.codebooks, opened.ntotal
+            self.items, self.contained = opened.items, opened.contained
+        if not np.array_equal(codebooks, model.codebooks):
+            raise MismatchError(
+                f"{path} has other codebooks than those of {model.folder}: {remedy}"
+            )
+
+    def blocks(self, size: int = _BLOCK) -> Iterator[tuple[Codes, Ids]]:
+        """Yield codes uint8 [n, code_size] and ids int64 [n], at most ``size`` rows at a time."""
+        if self._index is not None:
+            yield from self._index.blocks(size)
+            return
+        assert self._rows is not None
+        for block in row_blocks(self.ntotal, size):
+            values = np.asarray(self._rows.values[block])
+            if self._rows.header.kind == "features":
+                model = self._model.codebooks, self._model.description
+                values = encode_items(values, *model, what=str(self.path), first_row=block.start)
+            yield values, np.asarray(self._rows.ids[block])
+
+    def close(self) -> None:
+        """Close the file."""
+        for opened in (self._rows, self._index):
+            if opened is not None:
+                opened.close()
+
+
+def _collect(
+    sources: Sequence[_Source], model: ModelHeader, out: Path, *, ordered_by_id: bool
+) -> tuple[Codes, Ids, int]:
+    """Return codes and ids of all sources in the order of the lists or of the ids, and their CRC.
+
+    Raises:
+        DataError: an id repeats; the memory is too small; ids are needed and are not 0 to n - 1.
+    """
+    n = sum(source.ntotal for source in sources)
+    width = 4 * len(model.codebooks) + _BYTES_PER_ITEM
+    remedy = f"write a file that is mapped (--out {out.stem}{LISTS})"
+    check_memory(n * width, f"an index of {n:,} items", remedy=remedy)
+    parts = []
+    with stage("reading codes", n, "row") as reading:
+        for source in sources:
+            for block in source.blocks():
+                parts.append(block)
+                reading.advance(len(block[1]))
+    codes, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    check_unique(ids, " and ".join(str(source.path) for source in sources))
+    lists = InvertedLists.build(codes, ids, model.codebooks)
+    if not ordered_by_id:
+        return lists.codes(), lists.arrays.members.astype(np.int64), lists.crc()
+    order = np.argsort(ids, kind="stable")
+    if not np.array_equal(ids[order], np.arange(n)):
+        raise DataError(
+            f"{out}: without ids, an item's id is its position, and the ids are not 0 to {n - 1:,}: "
+            "leave out --no-ids"
+        )
+    return codes[order], ids[order], lists.crc()
+
+
+def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -> None:
+    """Write the items file of an index, unless there is nothing to say."""
+    named = [source.items for source in sources if names and source.items is not None]
+    contained = {source.contained for source in sources if source.contained is not None}
+    if not named and not contained:
+        items_path(out).unlink(missing_ok=True)  # of an index that was replaced
+        return
+    data = {source.data_fingerprint for source in named}
+    changes, number = contained.pop() if len(contained) == 1 else ("", 0)
+    ntotal = sum(source.ntotal for source in sources)
+    about = About(ntotal, crc, data.pop() if len(data) == 1 else "", changes, number)
+    with stage("writing names"), atomic_path(items_path(out)) as temporary:
+        write_items(temporary, (row for source in named for row in source.rows()), about)
+
+
+def _say_what_is_lost(kind: Kind, out: Path) -> None:
+    if kind == "fastscan":
+        log.warning(
+            "%s: plain Faiss finds only a part of the true results in a FastScan index, as its 8-bit "
+            "tables round codebooks of small weight away (docs/existing-pipelines.md); take kind flat, "
+            "or gpq search, which is exact",
+            out,
+        )
+    if kind == "ivf":
+        log.info("%s: plain Faiss visits an eighth of the lists; raise nprobe for more", out)

@@ -1,6 +1,7 @@
 """Description of files and folders: everything that this package writes, and Faiss indexes.
 
-The kind is detected by content, not by name. Files are read as by the stages that use them, so ``info`` also detects damage.
+The kind is detected by content, not by name. Files are read as the stages read them, so that ``info``
+also detects damage.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..codes.bits import bits_per_code, code_size
 from ..data.arrays import NpyArray, npy_header
 from ..data.protocols import load_split
 from ..encoder import METADATA_FILE, read_encoder_metadata
 from ..errors import DataError, MismatchError
-from ..faissio.header import is_faiss
-from ..faissio.io import load_index, sidecar_path
+from ..faissio.convert import METRICS
 from ..faissio.model import read_description, read_model
 from ..files import read_json
+from ..indexes.opening import file_kind, open_index
 from ..inputs import reading
-from ..store.reader import describe
+from ..store.changes import changes_path, read_changes
+from ..store.items import items_path
+from ..store.rows import PROGRESS, RowReader
 
-_KNOWN = (
-    "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), "
-    ".npy or .npz"
-)
+_SUPPORTED = "a model folder, features.h5, codes.h5, a split, an index, an exported encoder (.onnx, .pt2), .npy or .npz"
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -34,39 +37,42 @@ def info(path: str | Path) -> dict[str, Any]:
         path: the file or folder. If it does not exist, an unfinished run of that name is described.
 
     Returns:
-        JSON values. Always ``kind``, ``path`` and ``bytes`` (on disk, the whole folder's for a folder). ``kind`` is ``model``
-        (without torch its network is not loaded), ``features``, ``codes``, ``index``, ``shards``, ``split``, ``encoder``
-        (:class:`gpq_faiss.encoder.Metadata`), ``array`` (.npy), ``arrays`` (.npz), or ``unfinished``. ``verified`` tells of an index
-        or shards whether there was a checksum and it matched.
+        JSON values. Always ``kind``, ``path`` and ``bytes`` (of a folder those of all its files).
+        ``kind`` is ``model`` (without torch its network is not loaded), ``features``, ``codes``,
+        ``index``, ``split``, ``encoder`` (:class:`gpq_faiss.encoder.Metadata`), ``array`` (.npy),
+        ``arrays`` (.npz), or ``unfinished``.
 
     Raises:
-        DataError: missing, empty, truncated, damaged, or of another kind.
-        MismatchError: parts that do not fit together (an index and its sidecar, weights and ``config.json``).
-        UsageError: an ONNX file, but onnxruntime is not installed.
+        DataError: the file is missing, empty, truncated, damaged, or of another kind.
+        MismatchError: parts do not fit together (weights and ``config.json``, an index and its changes).
+        UsageError: it is an ONNX file, but onnxruntime is not installed.
     """
     path = Path(path)
     try:
         partial = path.with_name(f".{path.name}.partial") if path.name else path
         path = partial if not path.exists() and partial.is_dir() else path
         if not path.is_file() and not path.is_dir():
-            raise DataError(f"{path} not found, or no file: {_KNOWN} can be described")
+            raise DataError(f"{path} not found, or no file: {_SUPPORTED} can be described")
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files)
-        found = _folder(path) if path.is_dir() else _file(path)
+        description = _folder(path) if path.is_dir() else _file(path)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return {"kind": found["kind"], "path": str(path), "bytes": size, **found}
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {path}: {reason}") from None
+    return {"kind": description["kind"], "path": str(path), "bytes": size, **description}
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    """A model, or unfinished work."""
+    """Describe a model, or unfinished work."""
     if (path / "config.json").exists() or (path / "model.safetensors").exists():
         return _model(path)
-    name, file = path.resolve().name, path / "progress.json"
+    name, file = path.resolve().name, path / PROGRESS
     if not (name.startswith(".") and name.endswith(".partial")):
-        raise DataError(f"{path} is not a model folder: it has no config.json; {_KNOWN} can be described")
-    progress = read_json(file, "the progress of a partial file") if file.exists() else None
-    rows = {"rows": progress.get("rows")} if isinstance(progress, dict) else {}
+        raise DataError(
+            f"{path} is not a model folder: it has no config.json; {_SUPPORTED} can be described"
+        )
+    progress = read_json(file, "the progress of an unfinished file") if file.exists() else {}
+    rows = {"rows": progress.get("rows")} if isinstance(progress, dict) and progress else {}
     remedy = "the same command continues it (gpq train with --resume)"
     return {"kind": "unfinished", "out": str(path.parent / name[1:-8]), **rows, "remedy": remedy}
 
@@ -78,20 +84,42 @@ def _file(path: Path) -> dict[str, Any]:
         array = NpyArray(path)
         return {"kind": "array", **_array(array.shape, array.dtype)}
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
-        return describe(path)
-    if start.lstrip().startswith(b"{"):
-        return _json(path)
-    if is_faiss(start):
+        return _rows(path)
+    if file_kind(path) in ("faiss", "lists"):
         return _index(path)
+    if start.lstrip().startswith(b"{"):
+        return {"kind": "split", **_split(path)}
     if path.suffix.lower() == ".onnx":
         return _encoder(path)
     if start.startswith(b"PK"):
         return _zip(path)
-    raise DataError(f"{path} is empty, of an unknown kind, or damaged: {_KNOWN} can be described")
+    raise DataError(
+        f"{path} is empty, of an unknown kind, or damaged: {_SUPPORTED} can be described"
+    )
+
+
+def _rows(path: Path) -> dict[str, Any]:
+    """Describe a features or codes file."""
+    with RowReader(path) as reader:
+        header = reader.header
+        labelled = 0 if reader.labels is None else int(np.count_nonzero(reader.labels.any(axis=1)))
+        return {
+            "kind": header.kind,
+            "shape": [reader.ntotal, header.width],
+            "ntotal": reader.ntotal,
+            **_codes(*header.codebooks.shape),
+            "labelled": labelled,
+            "texts": list(reader.text_columns),
+            **header.attributes(),
+            "extra": header.extra,
+            "versions": reader.versions,
+            "classes": len(header.class_names),
+            "class_names": list(header.class_names),
+        }
 
 
 def _codes(M: int, K: int, d: int) -> dict[str, int]:
-    return {"codebooks": M, "codewords": K, "subdim": d, "bits": M * (K.bit_length() - 1)}
+    return {"codebooks": M, "codewords": K, "subdim": d, "bits": M * bits_per_code(K)}
 
 
 def _model(path: Path) -> dict[str, Any]:
@@ -106,7 +134,14 @@ def _model(path: Path) -> dict[str, Any]:
     split = _split(file) if file.is_file() else None  # only evaluation needs it
     if split is not None and (about.get("split") or {}).get("hash", split["hash"]) != split["hash"]:
         raise MismatchError(f"{file} is not the split of this model: copy the whole folder again")
-    last = ("class_names", "model_fingerprint", "codebooks_fingerprint", "data", "training", "versions")
+    last = (
+        "class_names",
+        "model_fingerprint",
+        "codebooks_fingerprint",
+        "data",
+        "training",
+        "versions",
+    )
     return {
         "kind": "model",
         **{key: about.get(key) for key in ("method", "input")},
@@ -135,7 +170,7 @@ def _zip(path: Path) -> dict[str, Any]:
                 about = _array(*npy_header(file, f"{path}: {member.filename}", member.file_size))
             arrays[member.filename.removesuffix(".npy")] = about
     if not arrays:
-        raise DataError(f"{path} is a zip archive without arrays: {_KNOWN} can be described")
+        raise DataError(f"{path} is a zip archive without arrays: {_SUPPORTED} can be described")
     return {"kind": "arrays", "arrays": arrays}
 
 
@@ -147,45 +182,30 @@ def _encoder(path: Path) -> dict[str, Any]:
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """A Faiss index and its sidecar."""
-    held, sidecar = load_index(path)
-    header, beside = held.header, sidecar_path(path)
-    stated: dict[str, Any] = {"model_fingerprint": None, "sha256": None, "versions": {}, "extra": {}}
-    return {
-        "kind": "index",
-        "index_kind": header.form,
-        "faiss_class": header.faiss_class,
-        "ntotal": header.n,
-        "dimension": header.width,
-        **_codes(*header.codebooks.shape),
-        "code_size": header.code_size,
-        "own_ids": held.own_ids is not None,
-        "codebooks_fingerprint": header.fingerprint,
-        **{key: sidecar.get(key, default) for key, default in stated.items()},
-        "sidecar": str(beside) if beside.exists() else None,
-        "verified": beside.exists(),
-    }
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A split, or a manifest of shards (each verified)."""
-    value = read_json(path, "a split or a manifest")
-    if isinstance(value, dict) and value.get("kind") == "shards":
-        from ..indexes.manifest import read_manifest
-        from ..indexes.opening import verify_manifest
-
-        manifest = read_manifest(path)
-        verify_manifest(manifest)
-        keys = ("ntotal", "codebooks_fingerprint", "model_fingerprint")
-        shards = [f"{shard.file} ({shard.ntotal:,} items)" for shard in manifest.shards]
-        stated = {key: getattr(manifest, key) for key in keys}
-        return {"kind": "shards", **stated, "shards": shards, "verified": True}
-    return {"kind": "split", **_split(path)}
+    """Describe an index, the names beside it, and the changes that a service has made."""
+    with open_index(path) as index:
+        size = code_size(index.M, index.K)
+        changes = read_changes(path, size, index.fingerprint)
+        return {
+            "kind": "index",
+            "form": index.form,
+            "ntotal": index.ntotal,
+            "dimension": index.d,
+            "metric": METRICS[index.metric_type],
+            **_codes(*index.codebooks.shape),
+            "code_size": size,
+            "codebooks_fingerprint": index.fingerprint,
+            "names": str(items_path(path)) if index.items is not None else None,
+            "changes": str(changes_path(path)) if changes is not None else None,
+            "changed_items": 0 if changes is None else len(changes.by_id),
+        }
 
 
 def _split(path: Path) -> dict[str, Any]:
     split = load_split(path)
     named = {"protocol": split.name, "seed": split.seed, "hash": split.hash, "items": split.n}
-    roles = {role: len(getattr(split, role)) for role in ("query", "labelled", "unlabelled", "database")}
+    roles = {
+        role: len(getattr(split, role)) for role in ("query", "labelled", "unlabelled", "database")
+    }
     seen = None if split.seen_classes is None else list(split.seen_classes)
     return {**named, **roles, "seen_classes": seen}

@@ -25,6 +25,7 @@ from ..methods.model import save_model
 from ..methods.registry import METHODS
 from ..methods.trainable import CodeMethod
 from ..nn.backbones import backbone_plugin, input_description
+from ..training.checkpoint import CHECKPOINT
 from ..training.loop import Fitted, Progress, RunOptions, fit
 from ..training.output import Output
 from ..training.parallel import joined
@@ -121,8 +122,8 @@ def train(
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
                 split=split,
                 overwrite=output.finished,
-                done_with=output.partial,
             )
+            (output.partial / CHECKPOINT).unlink(missing_ok=True)
         group.gather("")  # no process ends before the folder is there
     return output.model
 

@@ -1,8 +1,9 @@
-"""The items file beside an index: names, labels and kept columns by id, in SQLite.
+"""Names, labels and kept columns of the items of an index: by id, in SQLite or in the rows of a codes file.
 
-Table ``items`` has ``id``, ``name``, ``labels`` (a JSON array, null if unknown) and ``columns`` (a JSON object of the kept texts);
-``about`` has the ``key`` that the index's sidecar has too. The file is written once and replaced as a whole, together with its index.
-SQLite files are read with limits, as they may be damaged or foreign, and there is one error for whatever is wrong.
+``index.faiss.items.sqlite`` is written by ``gpq index`` beside its index and replaced as a whole. Table
+``items`` has ``id``, ``name``, ``labels`` (a JSON array, null if unknown) and ``columns`` (a JSON object
+of texts). Table ``about`` says to which index the file belongs (number of items, and CRC of codes and
+ids), from which data set the items come, and which change of a service the index contains.
 """
 
 from __future__ import annotations
@@ -13,194 +14,306 @@ import json
 import os
 import sqlite3
 import threading
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
 from ..inputs import check_file, parse_json
+from .changes import Change
+from .rows import RowReader
 
-LARGEST = 16 << 20
-"""Maximum bytes of a row."""
-
-
-def open_sqlite(path: Path, what: str, options: str = "mode=ro&immutable=1") -> sqlite3.Connection:
-    """Open an untrusted file, to be used by several threads one at a time. Transactions are begun and ended by the caller.
-
-    Args:
-        what: the expected content, for errors.
-        options: by default the file is only read, and nobody writes to it.
-
-    Raises:
-        DataError: it is missing or no file. Errors of SQLite come with the first statement that reads it.
-    """
-    if "mode=ro" in options:
-        check_file(path, what)
-    name = f"file:{quote(os.fsencode(path.absolute()))}?{options}"
-    db = sqlite3.connect(name, uri=True, check_same_thread=False, isolation_level=None)
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
-    # Against prepared files: nothing in the schema is run, and every page is checked.
-    db.executescript("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON")
-    return db
-
-
-def make_tables(db: sqlite3.Connection, tables: dict[str, str], version: int) -> None:
-    """Make these empty tables (name -> SQL), in place of what has their names, within the caller's transaction."""
-    for name, sql in tables.items():
-        db.execute(f"DROP TABLE IF EXISTS {name}")
-        db.execute(sql)
-    db.execute(f"PRAGMA user_version = {version}")
-
-
-def has_tables(db: sqlite3.Connection, tables: dict[str, str], version: int) -> bool:
-    """Whether a file has exactly these tables, and no view or trigger in their place, in this version."""
-    found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'view', 'trigger')")
-    there = dict(found.fetchmany(1000))
-    (stored,) = db.execute("PRAGMA user_version").fetchone()
-    return stored == version and all(there.get(name) == sql for name, sql in tables.items())
-
-
-@contextlib.contextmanager
-def read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Context that turns SQLite's errors, and those of parsing what it read, into one line."""
-    try:
-        yield
-    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{path} is truncated or damaged ({one_line(error)}): {remedy}") from error
-
-
-@contextlib.contextmanager
-def write_errors() -> Iterator[None]:
-    """Context that turns SQLite's errors of writing into OSError, for :func:`..files.write_error`."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        raise (OSError(errno.ENOSPC, "") if full else OSError(str(error))) from error
-
-
-_WHAT = "the names and labels of an index (written by 'gpq index')"
-_VERSION = 2  # version 1 was HDF5
-_TABLES = {
-    "items": "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT)",
-    "about": "CREATE TABLE about (key TEXT)",
-}
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def items_path(index: str | Path) -> Path:
-    """Path of the items file of an index: ``index.faiss.items.sqlite``."""
-    return Path(f"{index}.items.sqlite")
-
-
-@dataclass(frozen=True)
-class Item:
-    """Name, labels (a set: in alphabetical order, wherever they are stored) and texts of an item; an empty name is none."""
-
-    texts: dict[str, str]
-    labels: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.labels is not None:
-            object.__setattr__(self, "labels", tuple(sorted(self.labels)))
-
-    @property
-    def name(self) -> str | None:
-        """Its path or key, if any."""
-        return self.texts.get("name") or None
-
+_EXPECTED = "the names and labels of an index (written by 'gpq index')"
+_VERSION = 3
+_SCHEMA = """
+CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT);
+CREATE TABLE about (ntotal INTEGER, crc INTEGER, data TEXT, changes TEXT, number INTEGER);
+"""
+_BLOCK = 1 << 15
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 Row = tuple[int, str | None, str | None, str | None]
 """Id, name, labels and columns as they are stored."""
 
 
-def item_row(number: int, item: Item) -> Row:
-    """The row of an item."""
-    columns = {name: text for name, text in item.texts.items() if name != "name"}
-    return number, item.name, as_json(item.labels), as_json(columns or None)
+@dataclass(frozen=True)
+class Item:
+    """Texts of an item by column (``name``: its path or key), and its labels in alphabetical order.
+
+    Labels are None where they are unknown, and empty where the item is known to have none.
+    """
+
+    texts: dict[str, str]
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The path or key of the item, if it has one."""
+        return self.texts.get("name") or None
+
+
+class About(NamedTuple):
+    """What an items file says about its index.
+
+    Attributes:
+        ntotal, crc: number of items of the index, and CRC-32 of its codes and ids.
+        data: fingerprint of the data set, empty if there are several.
+        changes, number: identity of a changes file, and number of the last of its changes that the
+            index contains; empty and 0 if it contains none.
+    """
+
+    ntotal: int
+    crc: int
+    data: str = ""
+    changes: str = ""
+    number: int = 0
+
+
+def items_path(index: str | Path) -> Path:
+    """Return the path of the items file of an index: ``index.faiss.items.sqlite``."""
+    return Path(f"{index}.items.sqlite")
+
+
+class ItemSource(Protocol):
+    """Whatever knows the names and labels of the items of an index.
+
+    Attributes:
+        data_fingerprint: of the data set that the items come from; empty if it is not known.
+    """
+
+    data_fingerprint: str
+
+    def lookup(self, ids: Ids) -> list[Item | None]:
+        """Return the item of each id [n]; None for -1 and unknown ids."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all items as they are stored."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+# SQLite -----------------------------------------------------------------------------------------
+
+
+def open_sqlite(path: Path, expected: str, mode: str = "ro") -> sqlite3.Connection:
+    """Open a file that several threads use one at a time; the caller begins and ends transactions.
+
+    Args:
+        expected: the expected content, for errors.
+        mode: ``ro``, ``rw`` or ``rwc``, as in SQLite.
+
+    Raises:
+        DataError: the file is missing. Errors of SQLite come with the first statement that reads it.
+    """
+    if mode == "ro":
+        check_file(path, expected)
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+    connection.execute("PRAGMA trusted_schema = OFF")  # nothing in a prepared schema is run
+    return connection
+
+
+@contextlib.contextmanager
+def read_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Turn errors of SQLite, and of parsing its values, into a DataError of one line."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        raise DataError(
+            f"{path} is truncated, damaged or foreign ({one_line(error)}): {remedy}"
+        ) from error
+
+
+@contextlib.contextmanager
+def write_errors() -> Iterator[None]:
+    """Turn errors of SQLite into OSError, which :func:`..files.writing` explains."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        raise (OSError(errno.ENOSPC, "") if is_full else OSError(str(error))) from error
+
+
+# Rows of the items file -------------------------------------------------------------------------
 
 
 def as_json(value: Any) -> str | None:
-    """Labels or columns as they are stored."""
-    return None if value is None else _ENCODER.encode(value)
+    """Return labels or columns as they are stored; None stays None."""
+    return None if value is None else _JSON.encode(value)
 
 
-def row_item(name: Any, labels: Any, columns: Any) -> Item:
-    """The item of :func:`item_row`. Raises ValueError, TypeError: of other types."""
+def item_from_row(name: str | None, labels: str | None, columns: str | None) -> Item:
+    """Return the item of a stored row. Raises ValueError: the JSON is invalid."""
     texts = {} if columns is None else parse_json(columns)
-    named = [] if labels is None else parse_json(labels)
-    if not isinstance(texts, dict) or not isinstance(named, list):
-        raise TypeError("labels or columns are of another type")
-    texts |= {} if name is None else {"name": name}
-    if not all(isinstance(text, str) for text in (*texts.values(), *named)):
-        raise TypeError("a name, label or column is no text")
-    return Item(dict(sorted(texts.items())), None if labels is None else tuple(named))
+    if name is not None:
+        texts["name"] = name
+    return Item(texts, None if labels is None else tuple(parse_json(labels)))
 
 
-def write_items(path: Path, rows: Iterable[Row], key: str) -> None:
-    """Write the items of an index to a new, temporary file; the same rows in the same order give the same bytes.
-
-    Args:
-        rows: see :func:`item_row`.
-        key: identifies these items; also in the index's sidecar, to detect the file of another index.
+def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
+    """Write an items file to a new, temporary path.
 
     Raises:
-        OSError: writing fails; :func:`..files.atomic_path` says where.
+        OSError: writing fails; :func:`..files.atomic_path` explains it.
     """
     with write_errors(), contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
         # The file is a temporary one until all of it is on disk.
-        db.executescript(
-            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; BEGIN"
-        )
-        make_tables(db, _TABLES, _VERSION)
-        db.execute("INSERT INTO about VALUES (?)", (key,))
-        db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
+        db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA)
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+        db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", about)
+        db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
         db.execute("COMMIT")
 
 
 class Items(Closing):
-    """Items of an index by id, with the ``key`` of :func:`write_items`; a context manager. Thread-safe.
+    """The items file of an index, read by id. Thread-safe.
+
+    Attributes:
+        about: to which index the file belongs.
 
     Raises:
-        DataError: as all methods: missing, damaged or of another format.
+        DataError: the file is missing, damaged or of another format; also raised by all methods.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
         with self._guard():
-            self._db = open_sqlite(self.path, _WHAT)
-            weakref.finalize(self, self._db.close)  # a service's searches may use it longer than its index
-            if not has_tables(self._db, _TABLES, _VERSION):
-                raise DataError(f"{self.path} is not {_WHAT}: index the codes again")
-            self.key = str(self._db.execute("SELECT key FROM about").fetchone()[0])
+            self._db = open_sqlite(self.path, _EXPECTED)
+            if self._db.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+                raise DataError(f"{path} is not {_EXPECTED}: index the codes again")
+            self.about = About(*self._db.execute("SELECT * FROM about").fetchone())
+        self.data_fingerprint = self.about.data
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         return read_errors(self.path, "index the codes again")
 
-    def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
-        """Item of each id [n]; None for -1 and unknown ids."""
-        known: dict[int, Item] = {}
+    def lookup(self, ids: Ids) -> list[Item | None]:
+        """Return the item of each id [n]; None for -1 and unknown ids."""
+        items: dict[int, Item] = {}
         with self._lock, self._guard():
             for number in np.unique(ids[ids != -1]).tolist():
-                wanted = self._db.execute("SELECT name, labels, columns FROM items WHERE id = ?", (number,))
-                for row in wanted:
-                    known[number] = row_item(*row)
-        return [known.get(number) for number in ids.tolist()]
+                query = "SELECT name, labels, columns FROM items WHERE id = ?"
+                for row in self._db.execute(query, (number,)):
+                    items[number] = item_from_row(*row)
+        return [items.get(number) for number in ids.tolist()]
+
+    def select(self, sql: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """Return the rows of a query over the tables ``items`` and ``about``."""
+        with self._lock, self._guard():
+            return self._db.execute(sql, parameters).fetchall()
 
     def rows(self) -> Iterator[Row]:
-        """All items as they are stored, by ascending id."""
+        """Yield all items as they are stored, by ascending id."""
         with self._guard():
             yield from self._db.execute("SELECT id, name, labels, columns FROM items ORDER BY id")
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        with self._lock:
+            self._db.close()
+
+
+class RowItems(Closing):
+    """Names and labels in the rows of a codes or features file, read by id."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader, self.data_fingerprint = reader, reader.header.data_fingerprint
+        self._order = np.argsort(reader.ids, kind="stable")
+        self._sorted_ids: NDArray[np.int64] = reader.ids[self._order]
+
+    def lookup(self, ids: Ids) -> list[Item | None]:
+        """Return the item of each id [n]; None for -1 and unknown ids."""
+        positions = np.searchsorted(self._sorted_ids, ids).clip(max=self._reader.ntotal - 1)
+        rows = np.where(self._sorted_ids[positions] == ids, self._order[positions], -1)
+        return [None if row < 0 else self._item(row) for row in rows.tolist()]
+
+    def _item(self, row: int) -> Item:
+        reader = self._reader
+        texts = {name: str(column[0]) for name, column in reader.texts(row, row + 1).items()}
+        if reader.labels is None:
+            return Item(texts)
+        flags = np.unpackbits(reader.labels[row], count=len(reader.header.class_names))
+        names = (reader.header.class_names[number] for number in np.flatnonzero(flags))
+        return Item(texts, tuple(sorted(names)))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all items as an items file stores them, in the order of the file."""
+        reader = self._reader
+        classes = np.array(reader.header.class_names, dtype=object)
+        for start in range(0, reader.ntotal, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            ids = reader.ids[block].tolist()
+            texts = {
+                name: column.tolist()
+                for name, column in reader.texts(start, start + _BLOCK).items()
+            }
+            names = [name or None for name in texts.pop("name", [None] * len(ids))]
+            columns: Sequence[str | None] = [None] * len(ids)
+            if texts:
+                columns = [
+                    as_json(dict(zip(texts, row, strict=True)))
+                    for row in zip(*texts.values(), strict=True)
+                ]
+            labels: Sequence[str | None] = [None] * len(ids)
+            if reader.labels is not None:
+                # Most rows have the same labels as others.
+                distinct, inverse = np.unique(reader.labels[block], axis=0, return_inverse=True)
+                flags = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
+                encoded = [as_json(sorted(classes[row])) for row in flags]
+                labels = [encoded[number] for number in inverse.tolist()]
+            yield from zip(ids, names, labels, columns, strict=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+
+class ChangedItems(Closing):
+    """Names and labels of items of which some have changed since their index was written.
+
+    A changed item takes its name and labels from its change alone. Sources made from one another share
+    their changes.
+    """
+
+    def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
+        self._source, self._changes = source, dict[int, Change]()
+        if isinstance(source, ChangedItems):
+            self._source, self._changes = source._source, source._changes
+        self._changes.update(changes)
+        self.data_fingerprint = "" if source is None else source.data_fingerprint
+
+    def lookup(self, ids: Ids) -> list[Item | None]:
+        """Return the item of each id [n]; None for -1 and unknown ids."""
+        items: list[Item | None] = [None] * len(ids)
+        if self._source is not None:
+            items = self._source.lookup(ids)
+        for position, number in enumerate(ids.tolist()):
+            change = self._changes.get(number)
+            if change is not None:
+                texts = {"name": change.name} if change.name else {}
+                items[position] = None if change.code is None else Item(texts, change.labels)
+        return items
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all items as an items file stores them: first those that have not changed."""
+        for row in () if self._source is None else self._source.rows():
+            if row[0] not in self._changes:
+                yield row
+        for number, change in self._changes.items():
+            if change.code is not None and (change.name, change.labels) != (None, None):
+                labels = None if change.labels is None else as_json(sorted(change.labels))
+                yield number, change.name, labels, None
+
+    def close(self) -> None:
+        """Close the source of the unchanged items."""
+        if self._source is not None:
+            self._source.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, OutputExistsError, UsageError
-from ..files import check_output, fingerprint, read_json, recover, unfinished, write_json, writing
+from ..files import check_output, fingerprint, read_json, unfinished, write_json, writing
 from .checkpoint import CHECKPOINT
 
 BEGUN = "begun.json"
@@ -57,7 +57,6 @@ class Output:
             OutputExistsError: the folder or an unfinished run exists.
             DataError: another process uses it, it cannot be written, or it is not a model folder.
         """
-        recover(self.model)
         if self.resume and self.finished and not self.partial.exists():
             yield
             return

@@ -1,1 +1,0 @@
-"""Building of index files from codes: sources and streaming builds."""

@@ -1,0 +1,62 @@
+"""Index files, read and written by Faiss."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from ..errors import DataError, one_line
+from ..files import atomic_path
+from ..inputs import check_file, check_memory, reading
+
+INDEX_FILE = "an index file (gpq index, or faiss.write_index)"
+
+
+def write_index(index: Any, path: str | Path) -> Path:
+    """Write a Faiss index atomically.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    path = Path(path)
+    with atomic_path(path) as temporary:
+        try:
+            faiss.write_index(index, os.fsdecode(temporary))
+        except RuntimeError as error:
+            raise OSError(one_line(error, 300)) from None
+    return path
+
+
+def read_index(path: str | Path) -> Any:
+    """Read a Faiss index, possibly an untrusted one.
+
+    Raises:
+        DataError: the file is missing, damaged, no Faiss index, or a binary one.
+    """
+    path = Path(path)
+    size = check_file(path, INDEX_FILE)
+    check_memory(3 * size, str(path))
+    with reading(path, INDEX_FILE):
+        data = np.fromfile(path, np.uint8)
+        start = data[:4].tobytes()
+        if start[:2] == b"IB":
+            raise DataError(f"{path} is a binary index, not product codes (IndexPQ)")
+        if start == b"IxM2":
+            # The same bytes as an IndexIDMap, whose map from ids back to positions, 2.7 s of the 2.9 s
+            # that reading 10 million items takes, is not needed here.
+            data[:4] = np.frombuffer(b"IxMp", np.uint8)
+        limit, loops = (
+            faiss.get_deserialization_vector_byte_limit(),
+            faiss.get_deserialization_loop_limit(),
+        )
+        faiss.set_deserialization_vector_byte_limit(max(1, size))
+        faiss.set_deserialization_loop_limit(max(1, size))
+        try:
+            return faiss.deserialize_index(data)
+        finally:
+            faiss.set_deserialization_vector_byte_limit(limit)
+            faiss.set_deserialization_loop_limit(loops)

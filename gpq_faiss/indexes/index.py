@@ -1,0 +1,439 @@
+"""An index of product codes: exact search, in memory or over a mapped file.
+
+An index consists of segments. The first one holds the items of its file. Changes that a service has made
+since the file was written are further, small segments, and a mask over each older one hides the items
+that were removed or replaced (:meth:`Index.apply`). Results are the same, bit for bit, as those of one
+segment with all items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..codes.bits import check_codes
+from ..codes.checks import (
+    MAX_CODEBOOKS,
+    Codes,
+    Floats,
+    Ids,
+    as_array,
+    check_codebooks,
+    check_count,
+    check_unique,
+    check_vectors,
+)
+from ..codes.encode import decode
+from ..codes.scores import score_tables
+from ..data.arrays import whole_numbers
+from ..errors import DataError, MismatchError, UsageError
+from ..faissio.convert import check_kind, to_faiss
+from ..files import Closing
+from ..store.changes import Change
+from ..store.items import ChangedItems, ItemSource
+from ..store.rows import codebooks_fingerprint
+from .list_kernels import squared_norm
+from .lists import InvertedLists
+
+RANGE_LIMIT = 10_000_000
+"""Default limit of the results of a range search, which take about 50 bytes each."""
+_LARGE_NORM = 1e30  # squared norm of queries from which scores may overflow
+_BLOCK = 1 << 20
+_FLOAT32 = np.dtype(np.float32)
+_LARGEST = float(np.finfo(np.float32).max)
+
+Mask = NDArray[np.bool_]
+IdList = ArrayLike | set[int] | frozenset[int] | range
+
+
+class Segment(NamedTuple):
+    """Items in inverted lists, and which of them are alive: bool [n] in the order of the lists, or None (all)."""
+
+    lists: InvertedLists
+    alive: Mask | None
+    ntotal: int
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """Yield codes uint8 [n, code_size] and ids int64 [n] of the items that are alive."""
+        for start in range(0, self.lists.n, size):
+            stop = min(self.lists.n, start + size)
+            codes = self.lists.codes(start, stop)
+            ids = self.lists.arrays.members[start:stop].astype(np.int64)
+            if self.alive is not None:
+                codes, ids = codes[self.alive[start:stop]], ids[self.alive[start:stop]]
+            yield codes, ids
+
+
+class Index(Closing):
+    """Product codes that are searched exactly; made by :meth:`build` and :func:`.opening.open_index`.
+
+    Scores are those of :mod:`..codes.scores`. Ties are in ascending order of id, for any batch and any
+    number of threads. Searching is thread-safe. An index does not change: methods that add or remove
+    items return another index, which shares the arrays of this one.
+
+    Attributes:
+        codebooks: float32 [M, K, d].
+        fingerprint: of the codebooks.
+        d: width of a query, M times the width of a codeword.
+        metric_type: ``faiss.METRIC_INNER_PRODUCT``, or ``faiss.METRIC_L2`` of foreign indexes.
+        ntotal: number of items.
+        items: names and labels of the items; None if they are not known.
+        contained: identity of a changes file, and number of the last of its changes that the index file
+            contains; None if it contains none.
+        form: of the file: ``flat`` or ``fused`` of a Faiss file, ``lists``, or ``codes``; ``memory`` if
+            there is none.
+    """
+
+    def __init__(
+        self,
+        segments: tuple[Segment, ...],
+        codebooks: Floats,
+        *,
+        metric_type: int = faiss.METRIC_INNER_PRODUCT,
+        items: ItemSource | None = None,
+        contained: tuple[str, int] | None = None,
+        form: str = "memory",
+    ) -> None:
+        """Use :meth:`build` or :func:`.opening.open_index`; arguments are not checked here."""
+        self.segments, self.codebooks, self.metric_type = segments, codebooks, metric_type
+        self.items, self.contained, self.form = items, contained, form
+        self.fingerprint = codebooks_fingerprint(codebooks)
+        self.M, self.K = int(codebooks.shape[0]), int(codebooks.shape[1])
+        self.d = self.M * int(codebooks.shape[2])
+        self.ntotal = sum(segment.ntotal for segment in segments)
+
+    @classmethod
+    def build(
+        cls,
+        codes: ArrayLike,
+        codebooks: ArrayLike,
+        ids: IdList | None = None,
+        *,
+        metric_type: int = faiss.METRIC_INNER_PRODUCT,
+    ) -> Self:
+        """Build an index in memory.
+
+        Args:
+            codes: uint8 [n, code_size], packed as in Faiss.
+            codebooks: float32 [M, K, d].
+            ids: int64 [n], each once and not -1 (default: row numbers).
+
+        Raises:
+            UsageError: there are more than 256 codebooks.
+            DataError: codes, codebooks or ids are invalid, or there are no codes.
+
+        Examples:
+            >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords
+            >>> index = Index.build(np.array([[0x00], [0x21], [0x21]], np.uint8), Z, ids=[7, 8, 9])
+            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # ties in ascending order of id
+            >>> scores.tolist(), ids.tolist()
+            ([[19.0, 19.0, 16.0]], [[8, 9, 7]])
+            >>> index.search(np.arange(32.0)[None], 1, deny=[8])[1].tolist()
+            [[9]]
+        """
+        Z = check_codebooks(codebooks, unit=False).copy()  # the caller may modify the array
+        if len(Z) > MAX_CODEBOOKS:
+            raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS} are supported")
+        packed = check_codes(codes, *Z.shape[:2])
+        item_ids = np.arange(len(packed)) if ids is None else id_list(ids, "ids")
+        if len(item_ids) != len(packed):
+            raise DataError(
+                f"ids: {len(item_ids):,}, expected {len(packed):,} whole numbers, one for each item"
+            )
+        check_unique(item_ids, "ids")
+        if not len(packed):
+            raise DataError("no codes: an index needs at least one item")
+        lists = InvertedLists.build(packed, item_ids, search_codebooks(Z, metric_type))
+        return cls((Segment(lists, None, lists.n),), Z, metric_type=metric_type)
+
+    # Searching ----------------------------------------------------------------------------------
+
+    def search(
+        self,
+        xq: ArrayLike,
+        k: int,
+        *,
+        allow: IdList | None = None,
+        deny: IdList | None = None,
+        threads: int | None = None,
+    ) -> tuple[Floats, Ids]:
+        """Find the k best items of every query.
+
+        Args:
+            xq: [Q, d]; of an inner-product index, positive factors do not change the order.
+            k: 1 to ntotal.
+            allow: search only the items with these ids; unknown ids are ignored.
+            deny: leave out the items with these ids; give one of the two.
+            threads: number of threads (default: Faiss' setting).
+
+        Returns:
+            D float32 [Q, k], scores in descending order, or squared distances in ascending order if the
+            metric is L2; I int64 [Q, k], ties in ascending order of id. Where fewer than k items pass,
+            ids are -1, and scores -inf (distances inf).
+
+        Raises:
+            UsageError: ``k`` or ``threads`` is out of range, or both lists of ids are given.
+            DataError: queries are empty, of another width, or not finite; invalid ids.
+        """
+        check_search(k, self.ntotal, threads)
+        queries = self._queries(xq)
+        D, ids = None, None
+        for segment, mask in self._masks(allow, deny):
+            count = min(k, segment.lists.n)
+            results = segment.lists.search(queries, count, mask=mask, threads=threads)
+            D, ids = results if D is None else _merge((D, ids), results, k)
+        if D.shape[1] < k:
+            missing = (0, 0), (0, k - D.shape[1])
+            D = np.pad(D, missing, constant_values=-np.inf)
+            ids = np.pad(ids, missing, constant_values=-1)
+        return self._distances(xq, D), ids
+
+    def range_search(
+        self,
+        xq: ArrayLike,
+        min_score: float,
+        *,
+        allow: IdList | None = None,
+        deny: IdList | None = None,
+        limit: int = RANGE_LIMIT,
+    ) -> tuple[Ids, Floats, Ids]:
+        """Find all items with a score of at least ``min_score`` (with L2: a distance of at most that).
+
+        Returns:
+            lims int64 [Q + 1], D float32, I int64, as in Faiss: the results of query i are at
+            ``lims[i]:lims[i + 1]``, best first, ties in ascending order of id.
+
+        Raises:
+            UsageError: ``min_score`` is not a number, or ``limit`` is out of range.
+            DataError: there are more than ``limit`` results; or as :meth:`search` raises it.
+        """
+        min_score = check_min_score(min_score, limit)
+        queries, masks = self._queries(xq), list(self._masks(allow, deny))
+        thresholds = self._distances(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
+        counts, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+        left = limit
+        for query, threshold in zip(queries, thresholds.tolist(), strict=True):
+            parts = [
+                segment.lists.range_search(query, threshold, left, mask=mask)
+                for segment, mask in masks
+            ]
+            scores, members = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            order = np.lexsort((members, -scores))
+            left -= len(order)
+            if left < 0:
+                raise too_many(min_score, limit)
+            counts.append(len(order))
+            D.append(scores[order])
+            ids.append(members[order])
+        lims = np.cumsum(counts, dtype=np.int64)
+        scores = np.concatenate(D)
+        if self.metric_type == faiss.METRIC_L2:
+            squared = np.repeat(self._squared_norms(xq), np.diff(lims))
+            scores = (squared - scores).astype(np.float32)
+        return lims, scores, np.concatenate(ids)
+
+    def _queries(self, xq: ArrayLike) -> Floats:
+        """Return checked queries in the one form for which the loops are compiled."""
+        x = xq  # in most calls in that form already
+        is_float32 = type(x) is np.ndarray and x.dtype == _FLOAT32
+        if not is_float32 or x.ndim != 2 or x.shape[1] != self.d or not len(x):
+            x = check_vectors(xq, self.d, what="queries", allow_empty=False, finite=False)
+        if not x.flags.carray:
+            x = np.require(x, requirements=["C", "A", "W"])
+        if not squared_norm(x) < _LARGE_NORM:
+            score_tables(x, self.codebooks)  # raises the error that names the rows
+        if self.metric_type == faiss.METRIC_L2:
+            ones = np.ones((len(x), self.M, 1), np.float32)
+            x = np.concatenate([x.reshape(len(x), self.M, -1), ones], axis=2).reshape(len(x), -1)
+        return x
+
+    def _squared_norms(self, xq: ArrayLike) -> NDArray[np.float64]:
+        return np.square(np.asarray(xq, np.float64)).sum(axis=1)
+
+    def _distances(self, xq: ArrayLike, scores: NDArray[Any]) -> NDArray[Any]:
+        """Turn scores into distances if the metric is L2, and distances into scores."""
+        if self.metric_type != faiss.METRIC_L2:
+            return scores
+        return (self._squared_norms(xq)[:, None] - scores).astype(scores.dtype)
+
+    def _masks(
+        self, allow: IdList | None, deny: IdList | None
+    ) -> Iterator[tuple[Segment, Mask | None]]:
+        """Yield each segment that has items, and the mask of those that may be returned."""
+        if allow is not None and deny is not None:
+            raise UsageError("allow and deny exclude each other: give one list of ids")
+        listed = None if allow is None else id_list(allow, "allow")
+        listed = listed if deny is None else id_list(deny, "deny")
+        for segment in self.segments:
+            mask = segment.alive
+            if listed is not None:
+                positions = segment.lists.positions(listed)
+                mask = np.full(segment.lists.n, deny is not None)
+                mask[positions[positions >= 0]] = allow is not None
+                mask = mask if segment.alive is None else mask & segment.alive
+            yield segment, mask
+
+    # Items --------------------------------------------------------------------------------------
+
+    def blocks(self, size: int = _BLOCK) -> Iterator[tuple[Codes, Ids]]:
+        """Yield codes uint8 [n, code_size] and ids int64 [n] of all items, at most ``size`` at a time."""
+        for segment in self.segments:
+            yield from segment.blocks(size)
+
+    def items_by_id(self) -> tuple[Codes, Ids]:
+        """Return the codes uint8 [ntotal, code_size] and ids int64 [ntotal] in ascending order of id."""
+        parts = list(zip(*self.blocks(), strict=True))
+        codes, ids = np.concatenate(parts[0]), np.concatenate(parts[1])
+        order = np.argsort(ids, kind="stable")
+        return codes[order], ids[order]
+
+    @property
+    def ids(self) -> Ids:
+        """Ids of all items in ascending order, int64 [ntotal]."""
+        return np.sort(np.concatenate([ids for _, ids in self.blocks()]))
+
+    def code_of(self, number: int) -> Codes | None:
+        """Return the code of an item, uint8 [code_size]; None if no item has this id."""
+        for segment in self.segments:
+            position = int(segment.lists.positions(np.array([number], np.int64))[0])
+            if position >= 0 and (segment.alive is None or segment.alive[position]):
+                return segment.lists.codes(position, position + 1)[0]
+        return None
+
+    def reconstruct(self, number: int) -> Floats:
+        """Return the vector of an item, its codewords, float32 [d]. Raises DataError: no such item."""
+        code = self.code_of(number)
+        if code is None:
+            raise DataError(f"no item has the id {number}")
+        return decode(code[None], self.codebooks, unit=False)[0]
+
+    def apply(self, changes: Mapping[int, Change]) -> Self:
+        """Return an index with these changes: id -> its new code, or None to remove it."""
+        if not changes:
+            return self
+        changed = np.fromiter(changes, np.int64, len(changes))
+        segments = [_hide(segment, changed) for segment in self.segments]
+        added = {
+            number: change.code for number, change in changes.items() if change.code is not None
+        }
+        if added:
+            codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), -1)
+            segments.append(self._segment(codes, np.fromiter(added, np.int64, len(added))))
+        # Segments of changes are merged when they have about the same size, so that they stay few.
+        while len(segments) > 2 and segments[-2].ntotal < 2 * segments[-1].ntotal:
+            parts = [next(segment.blocks(segment.lists.n)) for segment in segments[-2:]]
+            codes, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            segments[-2:] = [self._segment(codes, ids)] if len(ids) else []
+        items = ChangedItems(self.items, changes)
+        return self._with(tuple(segments), items)
+
+    def _segment(self, codes: Codes, ids: Ids) -> Segment:
+        Z = search_codebooks(self.codebooks, self.metric_type)
+        return Segment(InvertedLists.build(codes, ids, Z), None, len(ids))
+
+    def _with(self, segments: tuple[Segment, ...], items: ItemSource | None) -> Self:
+        names = "metric_type", "contained", "form"
+        options = {name: getattr(self, name) for name in names}
+        return type(self)(segments, self.codebooks, items=items, **options)
+
+    def remove_ids(self, ids: IdList) -> Self:
+        """Return an index without the items with these ids; unknown ids are ignored."""
+        removed = id_list(ids, "ids")
+        return self._with(tuple(_hide(segment, removed) for segment in self.segments), self.items)
+
+    def merge(self, other: Index) -> Self:
+        """Return an index with the items of both.
+
+        Raises:
+            MismatchError: they have other codebooks.
+            DataError: an id is in both.
+        """
+        if (self.fingerprint, self.metric_type) != (other.fingerprint, other.metric_type):
+            raise MismatchError("indexes with different codebooks cannot be merged")
+        check_unique(np.concatenate([self.ids, other.ids]), "merged indexes")
+        return self._with((*self.segments, *other.segments), None)
+
+    def to_faiss(self, kind: str = "flat") -> Any:
+        """Return a plain Faiss index of the items (:data:`..faissio.convert.KINDS`).
+
+        Raises:
+            UsageError: the codebooks do not allow this kind, or the metric is L2.
+        """
+        if self.metric_type == faiss.METRIC_L2:
+            raise UsageError("an index of the metric L2 is not written: it is another program's")
+        parts = list(zip(*self.blocks(), strict=True))
+        codes, ids = np.concatenate(parts[0]), np.concatenate(parts[1])
+        return to_faiss(codes, ids, self.codebooks, check_kind(kind, self.M, self.K))
+
+    def close(self) -> None:
+        """Close the file with names and labels."""
+        if self.items is not None:
+            self.items.close()
+
+
+def check_search(k: int, ntotal: int, threads: int | None) -> None:
+    """Check the arguments of a search. Raises UsageError, which names the argument."""
+    if not (type(k) is int and 1 <= k <= ntotal):
+        check_count(k, f"an index of {ntotal:,} items: k", most=ntotal)
+    if threads is not None:
+        check_count(threads, "threads")
+
+
+def check_min_score(min_score: float, limit: int) -> float:
+    """Return a minimum score within the range of float32. Raises UsageError: it is not a number."""
+    is_number = isinstance(min_score, int | float | np.integer | np.floating)
+    if not is_number or type(min_score) is bool or np.isnan(min_score):
+        raise UsageError(f"a range search needs a number as its minimum score, not {min_score!r}")
+    check_count(limit, "limit", least=0, most=1 << 62)
+    score = float(min_score)
+    return score if abs(score) <= _LARGEST else math.copysign(math.inf, score)
+
+
+def too_many(min_score: float, limit: int) -> DataError:
+    """Return the error of a range search with more than ``limit`` results."""
+    return DataError(
+        f"a range search from {min_score:g} has more than {limit:,} results: "
+        "change the minimum score or the limit"
+    )
+
+
+def search_codebooks(Z: Floats, metric_type: int) -> Floats:
+    """Return the codebooks by which inner products order items as the metric does.
+
+    For L2, -|q - z|^2 is 2 q·z - |z|^2 less |q|^2, which all items share: the product of [q, 1] and
+    [2 z, -|z|^2], of one more dimension.
+    """
+    if metric_type != faiss.METRIC_L2:
+        return Z
+    squares = np.square(Z.astype(np.float64)).sum(axis=2, keepdims=True)
+    return np.concatenate([2 * Z, -squares.astype(np.float32)], axis=2)
+
+
+def id_list(ids: IdList, what: str) -> Ids:
+    """Return ids as int64 [n]. Raises DataError: they are not whole numbers."""
+    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, what)
+    return whole_numbers(array, what) if array.size else np.empty(0, np.int64)
+
+
+def _hide(segment: Segment, ids: Ids) -> Segment:
+    """Return a segment without the items with these ids."""
+    positions = segment.lists.positions(ids)
+    positions = positions[positions >= 0]
+    if not len(positions):
+        return segment
+    alive = np.ones(segment.lists.n, np.bool_) if segment.alive is None else segment.alive.copy()
+    alive[positions] = False
+    return segment._replace(alive=alive, ntotal=int(np.count_nonzero(alive)))
+
+
+def _merge(results: tuple[Floats, Ids], others: tuple[Floats, Ids], k: int) -> tuple[Floats, Ids]:
+    """Return the k best of two results, scores and ids [Q, n], ties in ascending order of id."""
+    D = np.concatenate([results[0], others[0]], axis=1)
+    ids = np.concatenate([results[1], others[1]], axis=1)
+    order = np.lexsort((ids, -D), axis=1)[:, :k]
+    return np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)

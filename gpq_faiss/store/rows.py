@@ -1,0 +1,400 @@
+"""Rows in HDF5: ``features.h5`` and ``codes.h5``.
+
+=================  ========================  ====================================================
+dataset            type                      meaning
+=================  ========================  ====================================================
+``features``       float32 [N, M*d]          intra-normalised vectors (kind ``features``)
+``codes``          uint8 [N, code_size]      codes as Faiss packs them (kind ``codes``)
+``ids``            int64 [N]                 item ids, each once
+``labels``         uint8 [N, ceil(C/8)]      multi-hot, ``np.packbits`` order; zero: unlabelled
+``class_names``    text [C]                  names of the classes
+``texts/NAME``     text [N]                  a column of texts; ``name`` is an item's path or key
+``codebooks``      float32 [M, K, d]         codebooks of the model
+=================  ========================  ====================================================
+
+Labels, class names and texts are optional. Fingerprints are attributes. The datasets are contiguous,
+so that readers map them. A file is written once, as a whole; until then its rows are in raw files in
+``.NAME.partial/``, complete up to the last row that ``progress.json`` records, whatever ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codes.bits import check_codes, code_size
+from ..codes.checks import Floats, Ids, check_codebooks, check_vectors
+from ..errors import DataError, MismatchError
+from ..files import (
+    Closing,
+    atomic_path,
+    check_output,
+    fingerprint,
+    read_json,
+    unfinished,
+    versions,
+    write_json,
+    writing,
+)
+from ..inputs import parse_json, reading
+from ..progress import stage
+from .hdf5 import Texts, as_texts, dataset, open_hdf5
+
+FORMAT_VERSION = 2
+PROGRESS = "progress.json"
+"""The file that makes a folder of unfinished rows worth keeping."""
+COMMIT_SECONDS = 5.0
+"""Seconds between commits: waiting for the disk after each batch would keep a GPU idle."""
+_BLOCK_BYTES = 16 << 20
+_EXPECTED = "a features or codes file made by 'gpq encode'"
+_log = logging.getLogger(__name__)
+
+Kind = Literal["features", "codes"]
+
+
+def codebooks_fingerprint(codebooks: Floats) -> str:
+    """Return a hash of codebooks float32 [M, K, d]: 16 hex digits."""
+    array = np.ascontiguousarray(codebooks, dtype="<f4")
+    return fingerprint("codebooks", json.dumps(array.shape), array.tobytes())
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """What a file says about its rows.
+
+    Attributes:
+        model_fingerprint: of the model that made the rows.
+        codebooks: float32 [M, K, d].
+        data_fingerprint: of the data set that the rows come from.
+        class_names: C names; empty if the rows have no labels.
+        multi_label: whether an item of the data set may have several labels.
+        extra: further JSON values.
+
+    Raises:
+        DataError: the codebooks are invalid, or a class name repeats.
+    """
+
+    kind: Kind
+    model_fingerprint: str
+    codebooks: Floats
+    data_fingerprint: str
+    class_names: tuple[str, ...] = ()
+    multi_label: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_codebooks(self.codebooks, unit=False)
+        if len(set(self.class_names)) != len(self.class_names):
+            raise DataError("class names repeat: every class needs its own")
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of the main dataset: M*d of features, code_size of codes."""
+        M, K, d = self.codebooks.shape
+        return M * d if self.kind == "features" else code_size(M, K)
+
+    @property
+    def columns(self) -> dict[str, np.dtype[Any]]:
+        """Dataset name -> type of a row: a number, or an array of numbers."""
+        base = "<f4" if self.kind == "features" else "u1"
+        columns = {str(self.kind): np.dtype((base, (self.width,))), "ids": np.dtype("<i8")}
+        if self.class_names:
+            columns["labels"] = np.dtype(("u1", ((len(self.class_names) + 7) // 8,)))
+        return columns
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of a file."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "kind": self.kind,
+            "model_fingerprint": self.model_fingerprint,
+            "codebooks_fingerprint": codebooks_fingerprint(self.codebooks),
+            "data_fingerprint": self.data_fingerprint,
+            "multi_label": self.multi_label,
+            "extra": json.dumps(self.extra, sort_keys=True),
+        }
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that the header says."""
+        attributes = json.dumps(self.attributes(), sort_keys=True)
+        return fingerprint("rows", attributes, *self.class_names)
+
+
+class RowReader(Closing):
+    """A complete file of features or codes, mapped into memory.
+
+    Args:
+        kind: the required kind (default: any).
+        model_fingerprint: the required model (default: any).
+
+    Attributes:
+        header: what the file says about its rows.
+        ntotal: number of rows N.
+        values: float32 [N, M*d] or uint8 [N, code_size].
+        ids: int64 [N].
+        labels: uint8 [N, ceil(C/8)], packed, or None.
+        text_columns: names of the columns of texts.
+        versions: of the packages that wrote the file.
+
+    Raises:
+        DataError: the file is missing, truncated, damaged or of another format.
+        MismatchError: it is of another kind or another model.
+    """
+
+    def __init__(
+        self, path: str | Path, *, kind: Kind | None = None, model_fingerprint: str | None = None
+    ) -> None:
+        self.path = Path(path)
+        with contextlib.ExitStack() as stack:
+            self._h5 = stack.enter_context(open_hdf5(self.path, _EXPECTED))
+            self.header = header = _read_header(self._h5)
+            if kind not in (None, header.kind):
+                raise MismatchError(f"{path} holds {header.kind}, but {kind} are needed")
+            if model_fingerprint not in (None, header.model_fingerprint):
+                raise MismatchError(
+                    f"{path} is of model {header.model_fingerprint}, not {model_fingerprint}: "
+                    "encode the data again with this model"
+                )
+            arrays = {name: self._map(name, row) for name, row in header.columns.items()}
+            lengths = {name: len(array) for name, array in arrays.items()}
+            if len(set(lengths.values())) != 1:
+                raise DataError(f"columns of different lengths {lengths}: it is damaged")
+            self.values, self.ids, self.labels = (
+                arrays[header.kind],
+                arrays["ids"],
+                arrays.get("labels"),
+            )
+            self.ntotal = len(self.ids)
+            if header.kind == "codes":
+                check_codes(self.values, *header.codebooks.shape[:2], what=str(path))
+            self._texts = dict(self._h5.get("texts", {}))
+            self.text_columns = tuple(self._texts)
+            self.versions = parse_json(self._h5.attrs["versions"])
+            self._stack = stack.pop_all()
+
+    def _map(self, name: str, row: np.dtype[Any]) -> NDArray[Any]:
+        array = dataset(self._h5, name)
+        offset = array.id.get_offset()
+        if array.dtype != row.base or array.shape[1:] != row.shape or offset is None:
+            shape = list(array.shape)
+            raise DataError(f"{name!r} is {array.dtype} {shape}, not of this form: it is damaged")
+        return np.memmap(self.path, row.base, "r", offset, array.shape)
+
+    def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
+        """Return the columns of texts of rows ``start:stop``, StringDType [n] by name."""
+        with reading(self.path, _EXPECTED):
+            return {
+                name: as_texts(column.asstr()[start:stop]) for name, column in self._texts.items()
+            }
+
+    def close(self) -> None:
+        """Close the file; the mapped arrays stay valid."""
+        self._stack.close()
+
+
+def _read_header(h5: Any) -> Header:
+    attributes = dict(h5.attrs)
+    if attributes.get("kind") not in ("features", "codes"):
+        raise DataError(f"it is not {_EXPECTED}")
+    if attributes["format_version"] != FORMAT_VERSION:
+        raise DataError(
+            f"it has format {attributes['format_version']}, not {FORMAT_VERSION}: encode the data again"
+        )
+    names = dataset(h5, "class_names").asstr()[:] if "class_names" in h5 else []
+    header = Header(
+        kind=attributes["kind"],
+        model_fingerprint=attributes["model_fingerprint"],
+        codebooks=np.asarray(dataset(h5, "codebooks")[()]),
+        data_fingerprint=attributes["data_fingerprint"],
+        class_names=tuple(names),
+        multi_label=bool(attributes["multi_label"]),
+        extra=parse_json(attributes["extra"]),
+    )
+    if codebooks_fingerprint(header.codebooks) != attributes["codebooks_fingerprint"]:
+        raise DataError("its codebooks have changed since it was written: it is damaged")
+    return header
+
+
+class RowWriter(Closing):
+    """Write a file of rows block by block; an interrupted run is continued.
+
+    Rows survive a crash once they are committed, which happens every :data:`COMMIT_SECONDS`, when the
+    context is left (also by an error or Ctrl-C), and in :meth:`finish`. Unfinished rows with the same
+    header are continued, others are discarded. Memory does not grow with N.
+
+    Args:
+        overwrite: replace an existing ``path``, in :meth:`finish` and not before.
+
+    Attributes:
+        rows: number of rows so far; after construction, those of an interrupted run.
+        state: the caller's JSON, which was committed with exactly these rows.
+
+    Raises:
+        OutputExistsError: ``path`` exists and ``overwrite`` is false.
+        DataError: the folder cannot be written, the disk is full, or another process writes the file.
+    """
+
+    def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
+        self.path, self.header = check_output(path, overwrite=overwrite), header
+        self.folder = self.path.with_name(f".{self.path.name}.partial")
+        self._raw = {name: self.folder / f"{name}.raw" for name in header.columns}
+        with writing(self.path), contextlib.ExitStack() as stack:
+            stack.enter_context(unfinished(self.folder, self.path, keep=(PROGRESS,)))
+            self.rows, self.state = self._read_progress()
+            self._files = {}
+            for name, row in header.columns.items():
+                self._raw[name].touch()
+                file = stack.enter_context(self._raw[name].open("r+b"))
+                file.truncate(self.rows * row.itemsize)
+                file.seek(0, os.SEEK_END)
+                self._files[name] = file
+            self._stack = stack.pop_all()
+        self._committed = self.rows
+        self._last_commit = time.monotonic()
+
+    def _read_progress(self) -> tuple[int, dict[str, Any]]:
+        if not (self.folder / PROGRESS).exists():
+            return 0, {}
+        with contextlib.suppress(DataError, KeyError, TypeError, ValueError, OSError):
+            progress = read_json(self.folder / PROGRESS, "the progress of an unfinished file")
+            rows = int(progress["rows"])
+            complete = all(
+                self._raw[name].stat().st_size >= rows * row.itemsize
+                for name, row in self.header.columns.items()
+            )
+            if complete and progress["header"] == self.header.fingerprint():
+                _log.info("%s: resuming after row %s", self.folder, f"{rows:,}")
+                return rows, dict(progress["state"])
+        _log.warning("%s is discarded: it is of another model, data set or version", self.folder)
+        (self.folder / PROGRESS).unlink()
+        return 0, {}
+
+    def append(
+        self,
+        values: NDArray[Any],
+        ids: Ids,
+        labels: NDArray[np.uint8] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append n rows.
+
+        Args:
+            values: float32 or uint8 [n, width], depending on the kind.
+            ids: int64 [n].
+            labels: uint8 [n, ceil(C/8)], packed; needed if the header has class names.
+            state: a small JSON object (such as a position in the source) to commit with these rows.
+
+        Raises:
+            DataError: an array of another shape or type, values that are not finite or not codes, or
+                the disk is full.
+        """
+        arrays: dict[str, Any] = {self.header.kind: values, "ids": ids, "labels": labels}
+        block = f"{self.path} (from row {self.rows:,})"
+        for name, row in self.header.columns.items():
+            array = np.asarray(arrays[name])
+            if array.dtype != row.base or array.shape != (len(values), *row.shape):
+                expected = f"{row.base} {[len(values), *row.shape]}"
+                raise DataError(
+                    f"{block}: {name}: {array.dtype} {list(array.shape)}, expected {expected}"
+                )
+        if self.header.kind == "codes":
+            check_codes(values, *self.header.codebooks.shape[:2], what=f"{block}: codes")
+        else:
+            check_vectors(values, self.header.width, what=f"{block}: features")
+        with writing(self.path):
+            for name, file in self._files.items():
+                file.write(np.ascontiguousarray(arrays[name]).data)
+        self.rows, self.state = self.rows + len(values), dict(state or self.state)
+        if time.monotonic() - self._last_commit >= COMMIT_SECONDS:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make the rows so far survive a crash. Raises DataError: the disk is full."""
+        self._last_commit = time.monotonic()
+        if self.rows == self._committed:
+            return
+        progress = {"header": self.header.fingerprint(), "rows": self.rows, "state": self.state}
+        with writing(self.path):
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            write_json(self.folder / PROGRESS, progress)
+        self._committed = self.rows
+
+    def finish(self, item_ids: Ids | None = None, texts: Mapping[str, Texts] | None = None) -> Path:
+        """Write the file atomically, and remove the unfinished rows.
+
+        Args:
+            item_ids: int64 [I], the ids to which ``texts`` belong; they include those of all rows.
+            texts: columns of texts of these items, StringDType [I] by name.
+
+        Raises:
+            DataError: there are no rows, or the disk is full (the unfinished rows are kept).
+        """
+        if self.rows == 0:
+            raise DataError(f"{self.path}: there is no row to write")
+        self.commit()
+        with atomic_path(self.path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
+            for name, row in self.header.columns.items():
+                self._copy_column(h5, name, row)
+            if texts:
+                assert item_ids is not None
+                order = np.argsort(item_ids, kind="stable")
+                ids = np.fromfile(self._raw["ids"], "<i8", self.rows)
+                positions = order[np.searchsorted(item_ids[order], ids)]
+            for name, column in (texts or {}).items():
+                strings = column[positions].tolist()
+                h5.create_dataset(f"texts/{name}", data=strings, dtype=h5py.string_dtype())
+            if self.header.class_names:
+                names = list(self.header.class_names)
+                h5.create_dataset("class_names", data=names, dtype=h5py.string_dtype())
+            h5.create_dataset("codebooks", data=self.header.codebooks.astype("<f4"))
+            h5.attrs.update(self.header.attributes())
+            h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
+        (self.folder / PROGRESS).unlink()
+        self._committed = self.rows = 0
+        self.close()
+        return self.path
+
+    def _copy_column(self, h5: h5py.File, name: str, row: np.dtype[Any]) -> None:
+        column = h5.create_dataset(name, (self.rows, *row.shape), row.base)
+        step = max(1, _BLOCK_BYTES // row.itemsize)
+        with (
+            self._raw[name].open("rb") as file,
+            stage(f"writing {name}", self.rows, "row") as writing_rows,
+        ):
+            for start in range(0, self.rows, step):
+                block = np.fromfile(file, row, min(step, self.rows - start))
+                column[start : start + len(block)] = block
+                writing_rows.advance(len(block))
+
+    def close(self) -> None:
+        """Close the files; unfinished rows are kept for a later run."""
+        self._stack.close()
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        try:
+            if self.rows:
+                # A second error, such as a full disk, must not hide the first.
+                with contextlib.suppress(*([DataError] if kind else [])):
+                    self.commit()
+        finally:
+            self.close()
+
+
+def row_blocks(n: int, size: int, start: int = 0) -> Iterator[slice]:
+    """Yield slices of at most ``size`` rows that cover the rows ``start`` to ``n``."""
+    for first in range(start, n, size):
+        yield slice(first, min(n, first + size))
