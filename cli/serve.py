@@ -69,7 +69,7 @@ def serve(
     """
     from gpq_faiss.inputs import read_toml
     from gpq_faiss.serve.run import serve as run
-    from gpq_faiss.serve.settings import Settings
+    from gpq_faiss.serve.schemas import Settings
 
     address = {name: options.pop(name) for name in ("host", "port", "token")}
     settings = Settings(**address)

@@ -1,34 +1,26 @@
 """The application and its routes."""
 
-from __future__ import annotations
-
-import asyncio
-import contextlib
 import hmac
 import pathlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from .. import __version__
-from ..codes.checks import Floats, Ids
+from ..codes.checks import Floats
 from ..errors import DataError, GpqError
-from . import requests
-from . import service as queries
-from .live import ChangeRequest, RequestError
+from . import schemas
+from .live import RequestError
 from .service import Service
 
-_PAGE = pathlib.Path(__file__).with_name("page")
-_WATCH_SECONDS = 1.0
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -39,12 +31,8 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-# FastAPI's page of the requests loads its scripts from elsewhere.
-_DOCS_POLICY = (
-    "default-src 'self' 'unsafe-inline' data: https://cdn.jsdelivr.net https://fastapi.tiangolo.com"
-)
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": requests.Problem} for status in (400, 401, 403, 404, 409, 411, 413, 422, 507)
+    status: {"model": schemas.Problem} for status in (400, 401, 403, 404, 409, 411, 413, 422, 507)
 }
 _PICTURES = {
     "content": {kind: {"schema": {"type": "string"}} for kind in ("image/png", "image/jpeg")}
@@ -52,46 +40,25 @@ _PICTURES = {
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the complete application, which closes ``service`` at its end."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(_watch(service))
-        yield
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await asyncio.to_thread(service.close)
-
+    """Return the complete application."""
     errors = (StarletteError, RequestValidationError, GpqError, Exception)
     app = FastAPI(
         title="gpq serve",
         version=__version__,
         description="Search an index of codes by image, vector or item; add and remove items.",
         redoc_url=None,
-        lifespan=lifespan,
         responses=_PROBLEMS,
         exception_handlers=dict.fromkeys(errors, _problem),
     )
     app.state.service = service
-    # Routes that need no token say so in the description of the requests.
-    may_read = [] if service.settings.is_local else [Depends(_check_token)]
-    may_write = [Depends(_check_writable), Depends(_check_token)]
-    app.include_router(public)
-    for router in (forms, reading):
-        app.include_router(router, dependencies=may_read)
-    for router in (writing_forms, writing):
-        app.include_router(router, dependencies=may_write)
-    app.mount("/page", StaticFiles(directory=_PAGE))
+    app.get("/healthz")(health)
+    for router in (forms, reading, writing):
+        app.include_router(router)
+    app.mount("/", StaticFiles(directory=pathlib.Path(__file__).with_name("page"), html=True))
     hosts = service.settings.trusted_hosts
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.middleware("http")(_guard)
     return app
-
-
-async def _watch(service: Service) -> None:
-    while True:
-        await asyncio.sleep(_WATCH_SECONDS)
-        await asyncio.to_thread(service.live.watch)
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -104,9 +71,10 @@ async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Resp
         response = JSONResponse({"error": f"more than {limit:,} bytes"}, 413)
     else:
         response = await call_next(request)
-    response.headers.update(_HEADERS)
-    if request.url.path == "/docs":
-        response.headers["content-security-policy"] = _DOCS_POLICY
+    if (
+        request.url.path != "/docs"
+    ):  # FastAPI's page of the requests loads its scripts from elsewhere
+        response.headers.update(_HEADERS)
     return response
 
 
@@ -141,7 +109,7 @@ Bearer = Annotated[
 ItemId = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 Count = Annotated[int, Query(ge=1, description="Number of items.")]
 Labels = Annotated[
-    Sequence[requests.Label],
+    Sequence[schemas.Label],
     Query(max_length=50, description="Only items with one of these labels."),
 ]
 Name = Annotated[str | None, Query(max_length=1000, description="Only items of this name.")]
@@ -151,6 +119,11 @@ def _check_token(service: Running, bearer: Bearer) -> None:
     sent, token = "" if bearer is None else bearer.credentials, service.settings.token or ""
     if not (token and hmac.compare_digest(sent.encode(), token.encode())):  # in constant time
         raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
+
+
+def _check_reader(service: Running, bearer: Bearer) -> None:
+    if not service.settings.is_local:
+        _check_token(service, bearer)
 
 
 def _check_writable(service: Running) -> None:
@@ -163,53 +136,40 @@ def _check_k(k: int, service: Service) -> None:
         raise DataError(f"k: {k} is more than {service.settings.max_k}")
 
 
-# Routes for everybody ---------------------------------------------------------------------------
-
-public = APIRouter()
+# Routes that find and show items ----------------------------------------------------------------
 
 
-@public.get("/healthz")
-def health(service: Running) -> dict[str, str | int]:
+async def health(service: Running) -> dict[str, str | int]:
     """Tell that the service answers, and the number of items."""
     return {"status": "ok", "ntotal": service.live.index.ntotal}
 
 
-@public.get("/", include_in_schema=False)
-def page() -> FileResponse:
-    """Show the page."""
-    return FileResponse(_PAGE / "index.html")
+may_read, may_write = [Depends(_check_reader)], [Depends(_check_writable), Depends(_check_token)]
+reading, writing = APIRouter(dependencies=may_read), APIRouter(dependencies=may_write)
+forms = APIRouter(route_class=schemas.FormRoute, include_in_schema=False)
 
 
-# Routes that find and show items ----------------------------------------------------------------
-
-reading = APIRouter()
-forms = APIRouter(route_class=requests.FormRoute, include_in_schema=False)
-
-
-def _search(service: Service, vector: Floats, request: requests.Filters) -> requests.Results:
+def _search(service: Service, vector: Floats, request: schemas.Filters) -> schemas.Results:
     _check_k(request.k, service)
-    labels = service.catalogue.labels(service.live.index)
+    with_labels = service.catalogue.with_labels
     deny = np.array(request.deny_ids or (), np.int64)
-    deny = np.union1d(deny, labels.with_labels(request.deny_labels or (), "deny_labels"))
+    deny = np.union1d(deny, with_labels(request.deny_labels or ()))
     filters = {"deny": deny} if len(deny) else {}
     if request.allow_ids is not None:
         filters = {"allow": np.setdiff1d(np.array(request.allow_ids, np.int64), deny)}
     if request.allow_labels is not None:
-        allow = np.setdiff1d(labels.with_labels(request.allow_labels, "allow_labels"), deny)
+        allow = np.setdiff1d(with_labels(request.allow_labels), deny)
         filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
-    start = time.perf_counter()
-    scores, ids = service.search(queries.Query(vector, request.k, filters)).result()
-    milliseconds = round(1000 * (time.perf_counter() - start), 3)
+    scores, ids = service.search(vector, request.k, **filters)
     items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
-    results = [requests.Item(score=score, **item) for item, score in items]
-    ntotal = service.live.index.ntotal
-    return requests.Results(results=results, took_ms=milliseconds, ntotal=ntotal)
+    results = [schemas.Item(score=score, **item) for item, score in items]
+    return schemas.Results(results=results, ntotal=service.live.index.ntotal)
 
 
-@forms.post("/search", response_model_exclude_none=True)
+@forms.post("/search", response_model_exclude_none=True, dependencies=may_read)
 def search_by_image(
-    service: Running, form: Annotated[requests.SearchForm, Form()]
-) -> requests.Results:
+    service: Running, form: Annotated[schemas.SearchForm, Form()]
+) -> schemas.Results:
     """Find the k best items for an image."""
     return _search(service, service.embed_image(form.image.file.read()), form)
 
@@ -217,9 +177,9 @@ def search_by_image(
 @reading.post(
     "/search",
     response_model_exclude_none=True,
-    openapi_extra=requests.with_form(requests.SearchForm),
+    openapi_extra=schemas.with_form(schemas.SearchForm),
 )
-def search(service: Running, body: requests.SearchRequest) -> requests.Results:
+def search(service: Running, body: schemas.SearchRequest) -> schemas.Results:
     """Find the k best items for an image (in a form), a vector, features, or the id or name of an item.
 
     Items of equal score are in ascending order of id.
@@ -237,29 +197,25 @@ def search(service: Running, body: requests.SearchRequest) -> requests.Results:
 
 
 @reading.get("/items", response_model_exclude_none=True)
-def items(service: Running, k: Count = 24, label: Labels = (), name: Name = None) -> requests.Items:
+def items(service: Running, k: Count = 24, label: Labels = (), name: Name = None) -> schemas.Items:
     """List some items: a few of every label first. They are always the same, and those of a smaller k come first."""
     _check_k(k, service)
-    labels = service.catalogue.labels(service.live.index)
-    ids: Sequence[int] | Ids = labels.round_robin()
+    ids = service.catalogue.sample(k, label)
     if name is not None:
-        ids = service.catalogue.find(name)
-    elif not labels.names:
-        # The items next to the code of all first codewords.
+        ids = [id_ for id_ in service.catalogue.find(name) if not label or id_ in ids]
+    if not ids and not label and name is None:
+        # No item has a label: the items next to the code of all first codewords.
         first = np.ascontiguousarray(service.live.index.codebooks[:, 0]).reshape(-1)
-        ids = service.search(queries.Query(first, k, {})).result()[1]
-    if label:
-        ids = np.array(ids, np.int64)[np.isin(ids, labels.with_labels(label, "label"))]
-    distinct = [int(id_) for id_ in dict.fromkeys(ids)][:k]
-    listed = [requests.Item(**item) for item in service.catalogue.items(distinct)]
-    return requests.Items(items=listed, ntotal=service.live.index.ntotal)
+        ids = service.search(first, k)[1].tolist()
+    listed = [schemas.Item(**item) for item in service.catalogue.items(ids[:k])]
+    return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
 
 
 @reading.get("/items/{id}", response_model_exclude_none=True)
-def item(service: Running, id_: ItemId) -> requests.Item:
+def item(service: Running, id_: ItemId) -> schemas.Item:
     """Show an item, with its name and labels if it has any."""
     service.code_of(id_)  # an error if no item has the id
-    return requests.Item(**service.catalogue.items([id_])[0])
+    return schemas.Item(**service.catalogue.items([id_])[0])
 
 
 @reading.get("/items/{id}/thumbnail", response_class=Response, responses={200: _PICTURES})
@@ -276,8 +232,8 @@ def thumbnail(service: Running, id_: ItemId) -> Response:
 @reading.get("/info")
 def info(service: Running) -> dict[str, Any]:
     """Describe the service: items, bits, numbers in a vector, input of the model, labels, limits."""
-    index, model, dataset = service.live.index, service.encoder, service.catalogue.dataset
-    labels = service.catalogue.labels(index)
+    index, model, catalogue = service.live.index, service.encoder, service.catalogue
+    labels = catalogue.labels(index)
     return {
         "version": __version__,
         "ntotal": index.ntotal,
@@ -285,9 +241,9 @@ def info(service: Running) -> dict[str, Any]:
         "dimensions": index.d,
         "input": model.input_kind,
         "input_size": model.image_size or model.input_width,
-        "labels": labels.names,
-        "label_counts": labels.counts.tolist(),
-        "thumbnails": dataset is not None and dataset.kind == "images",
+        "labels": list(labels),
+        "label_counts": [len(ids) for ids in labels.values()],
+        "thumbnails": catalogue.has_pictures,
         "writable": service.live.writable,
         "max_k": service.settings.max_k,
         "max_upload": service.settings.max_upload,
@@ -296,26 +252,23 @@ def info(service: Running) -> dict[str, Any]:
 
 # Routes that change items -----------------------------------------------------------------------
 
-writing = APIRouter()
-writing_forms = APIRouter(route_class=requests.FormRoute, include_in_schema=False)
 
-
-def _add(service: Service, code: bytes, new: requests.NewItem) -> dict[str, int]:
+def _add(service: Service, code: bytes, new: schemas.NewItem) -> dict[str, int]:
     if new.id == -1:
         raise DataError("id: -1 marks a missing result: choose another")
     labels = tuple(sorted(set(new.labels))) or None
-    return {"id": service.change(ChangeRequest(new.id, code, new.name, labels)).result()}
+    return {"id": service.live.change(new.id, code, new.name, labels)}
 
 
-@writing_forms.post("/items", status_code=201)
-def add_image(service: Running, form: Annotated[requests.AddForm, Form()]) -> dict[str, int]:
+@forms.post("/items", status_code=201, dependencies=may_write)
+def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dict[str, int]:
     """Add an image."""
     vector = service.embed_image(form.image.file.read(), queries=False)
     return _add(service, service.encode(vector, foreign=False), form)
 
 
-@writing.post("/items", status_code=201, openapi_extra=requests.with_form(requests.AddForm))
-def add(service: Running, body: requests.AddRequest) -> dict[str, int]:
+@writing.post("/items", status_code=201, openapi_extra=schemas.with_form(schemas.AddForm))
+def add(service: Running, body: schemas.AddRequest) -> dict[str, int]:
     """Add an item, with optional name and labels. The response means that it is on disk and in every search."""
     vector = service.embed_numbers(body.vector, body.features, queries=False)
     return _add(service, service.encode(vector, foreign=body.features is None), body)
@@ -324,4 +277,4 @@ def add(service: Running, body: requests.AddRequest) -> dict[str, int]:
 @writing.delete("/items/{id}")
 def remove(service: Running, id_: ItemId) -> dict[str, int]:
     """Remove an item. The response means that the removal is on disk, and that no search finds the item."""
-    return {"id": service.change(ChangeRequest(id_, None)).result()}
+    return {"id": service.live.change(id_, None)}

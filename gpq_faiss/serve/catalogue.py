@@ -6,22 +6,24 @@ the item.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
+import itertools
 import json
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from ..codes.checks import Ids
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError
-from ..indexes.index import ChangedItems, Index, ItemSource
+from ..indexes.index import Index
+from ..store.items import ChangedItems
 from .live import LiveIndex
 
 log = logging.getLogger(__name__)
@@ -29,44 +31,7 @@ log = logging.getLogger(__name__)
 _THUMBNAIL_SIDE = 192  # pixels of the longer side
 _PNG_SIDE = 64  # up to this side PNG is smaller than JPEG, and exact
 _CACHED_THUMBNAILS = 2000  # some 10 KB each
-
-
-class LabelTable(NamedTuple):
-    """Which items have which labels, in one pair for each label of each item.
-
-    Attributes:
-        names: of C labels, in alphabetical order.
-        numbers: int64 [n], of the label of each pair.
-        ids: int64 [n], of the item of each pair.
-    """
-
-    names: list[str]
-    numbers: Ids
-    ids: Ids
-
-    @property
-    def counts(self) -> Ids:
-        """Number of items of each label, int64 [C]."""
-        return np.bincount(self.numbers, minlength=len(self.names))
-
-    def with_labels(self, names: Sequence[str], field: str) -> Ids:
-        """Return the ids of all items with one of these labels.
-
-        Raises:
-            DataError: no item has one of the labels; ``field`` is where the request gives it.
-        """
-        for name in names:
-            if name not in self.names:
-                raise DataError(f"{field}: no item has the label {name[:100]!r}")
-        numbers = [self.names.index(name) for name in names]
-        return np.unique(self.ids[np.isin(self.numbers, numbers)])
-
-    def round_robin(self) -> Ids:
-        """Return the ids int64 [n] of one item of each label in turn, a second one of each, and so on."""
-        order = np.lexsort((self.ids, self.numbers))
-        starts = np.cumsum(self.counts) - self.counts
-        turns = np.arange(len(order)) - starts[self.numbers[order]]
-        return self.ids[order[np.argsort(turns, kind="stable")]]
+_NO_ITEMS = ChangedItems(None, {})
 
 
 class Catalogue:
@@ -78,29 +43,31 @@ class Catalogue:
             pictures are found by id. None: there are no pictures.
 
     Attributes:
-        labels: the :class:`LabelTable` of an index, cached.
-        thumbnail: a small picture of a row of the data set, and its media type, or None if it is broken; cached.
+        thumbnail: returns a small picture of a row of the data set, and its media type, or None if it is broken.
+        labels: returns the labels of an index in alphabetical order, and the ids of the items of each, int64 [n].
     """
 
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
         self.live, self.dataset = live, dataset
-        self.labels = functools.lru_cache(1)(self._labels)
         self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
-        names = None if dataset is None else dataset.texts.get("name")
-        self._rows = None if names is None else {str(name): row for row, name in enumerate(names)}
-        if dataset is not None and names is None:
-            source = live.index.items
-            if source is None or source.data_fingerprint != dataset.fingerprint:
-                log.warning(
-                    "%s has no names, and is not the data that were indexed: no pictures",
-                    dataset.name,
-                )
-                self.dataset = None
+        self.labels = functools.lru_cache(1)(self._labels)
+        self._rows: dict[str, int] | None = None
+        if dataset is None:
+            return
+        self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are left out
+        names = dataset.texts.get("name")
+        if names is not None:
+            texts = [str(name) for name in names]
+            counts = Counter(texts)
+            self._rows = {name: row for row, name in enumerate(texts) if counts[name] == 1}
+        if not self.has_pictures:
+            log.warning(
+                "%s has no names, and is not the data that were indexed: no pictures", dataset.name
+            )
 
     def items(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return id, name and labels of each item [n]."""
-        source = self.live.index.items
-        items = [None] * len(ids) if source is None else source.lookup(np.array(ids, np.int64))
+        items = (self.live.index.items or _NO_ITEMS).lookup(np.array(ids, np.int64))
         return [
             {"id": id_, "name": item and item.name, "labels": item and item.labels}
             for id_, item in zip(ids, items, strict=True)
@@ -108,47 +75,72 @@ class Catalogue:
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""
-        source = self.live.index.items
-        return [] if source is None else source.find(name)
+        return (self.live.index.items or _NO_ITEMS).find(name)
 
-    def _labels(self, index: Index) -> LabelTable:
-        source = index.items.source if isinstance(index.items, ChangedItems) else index.items
-        names, numbers, ids = _labels_in_file(source)
-        changes = dict(self.live.changes)
-        unchanged = ~np.isin(ids, np.fromiter(changes, np.int64))
-        pairs = [(name, id_) for id_, change in changes.items() for name in change.labels or ()]
-        ranks = {name: rank for rank, name in enumerate(sorted({*names, *dict(pairs)}))}
-        file_ranks = np.array([ranks[name] for name in names], np.int64)[numbers[unchanged]]
-        change_ranks = np.array([ranks[name] for name, _ in pairs], np.int64)
-        change_ids = np.array([id_ for _, id_ in pairs], np.int64)
-        return LabelTable(
-            list(ranks), np.append(file_ranks, change_ranks), np.append(ids[unchanged], change_ids)
-        )
+    # Labels -------------------------------------------------------------------------------------
+
+    def _labels(self, index: Index) -> dict[str, Ids]:
+        items: Any = index.items.source if isinstance(index.items, ChangedItems) else index.items
+        changes = dict(self.live.changes)  # others may be added meanwhile
+        changed = np.fromiter(changes, np.int64)
+        added: dict[str, list[int]] = defaultdict(list)
+        for id_, change in changes.items():
+            for name in change.labels or ():
+                added[name].append(id_)
+        table = {name: np.setdiff1d(ids, changed) for name, ids in _labels_in_file(items).items()}
+        for name, new_ids in added.items():
+            table[name] = np.union1d(table.get(name, ()), new_ids).astype(np.int64)
+        return {name: table[name] for name in sorted(table) if len(table[name])}
+
+    def with_labels(self, names: Sequence[str]) -> Ids:
+        """Return the ids of all items with one of these labels. Raises DataError: no item has one of them."""
+        table = self.labels(self.live.index)
+        for name in names:
+            if name not in table:
+                raise DataError(f"no item has the label {name[:100]!r}")
+        return np.unique(np.concatenate([np.empty(0, np.int64), *(table[name] for name in names)]))
+
+    def sample(self, k: int, names: Sequence[str]) -> list[int]:
+        """Return the ids of up to ``k`` items: one of each label in turn, a second one of each, and so on.
+
+        Args:
+            names: of the labels; default: all.
+
+        Raises:
+            DataError: no item has one of the labels.
+        """
+        self.with_labels(names)
+        table = self.labels(self.live.index)
+        columns = [table[name][:k].tolist() for name in names or table]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*columns))
+        return [id_ for id_ in dict.fromkeys(turns) if id_ is not None][:k]
 
     # Pictures -----------------------------------------------------------------------------------
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the data set has names, or is the data that were indexed."""
+        if self.dataset is None or self._rows is not None:
+            return self.dataset is not None
+        fingerprint = (self.live.index.items or _NO_ITEMS).data_fingerprint
+        return fingerprint == self.dataset.fingerprint and self.live.is_complete
+
     def row(self, id_: int) -> int | None:
         """Return the row of an item in the data set; None if it is not in it."""
+        if self.dataset is None or not self.has_pictures:
+            return None
         if self._rows is not None:
             return self._rows.get(self.items([id_])[0]["name"])
-        if self.dataset is None or id_ in self.live.changes:
-            return None
-        row = int(self.dataset.rows_of(np.array([id_]))[0])
+        row = -1 if id_ in self.live.changes else int(self.dataset.rows_of(np.array([id_]))[0])
         return None if row < 0 else row
 
-    def read(self, row: int) -> NDArray[Any] | None:
-        """Return an item of the data set: features float32 [width], or an image uint8 [H, W, 3]; None if it is broken."""
-        assert self.dataset is not None
-        with contextlib.suppress(DataError):  # more images are broken than the data set allows
-            item: NDArray[Any] | None = self.dataset.read(np.array([row]))[0]
-            return item
-        return None
-
     def _thumbnail(self, row: int) -> tuple[bytes, str] | None:
-        image = self.read(row) if isinstance(self.dataset, ImageDataset) else None
-        if image is None:
+        images = (
+            self.dataset.read(np.array([row])) if isinstance(self.dataset, ImageDataset) else [None]
+        )
+        if images[0] is None:
             return None
-        picture = Image.fromarray(image)
+        picture = Image.fromarray(images[0])
         picture.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
         format_ = "PNG" if max(picture.size) <= _PNG_SIDE else "JPEG"
         content = io.BytesIO()
@@ -157,20 +149,11 @@ class Catalogue:
 
 
 @functools.lru_cache(1)
-def _labels_in_file(items: ItemSource | None) -> tuple[list[str], Ids, Ids]:
-    """Return the names of the labels of an index file, and pairs: numbers of labels and ids, int64 [n]."""
-    numbers_by_name: dict[str, int] = {}
-    parse = functools.cache(
-        lambda labels: [
-            numbers_by_name.setdefault(name, len(numbers_by_name)) for name in json.loads(labels)
-        ]
-    )
-    rows = () if items is None else items.rows()
-    pairs = [
-        (number, id_)
-        for id_, _, labels, _ in rows
-        if labels is not None
-        for number in parse(labels)
-    ]
-    numbers, ids = np.array(pairs, np.int64).reshape(-1, 2).T
-    return list(numbers_by_name), numbers, ids
+def _labels_in_file(items: Any) -> dict[str, Ids]:
+    """Return the labels of the items of an index file, and the ids int64 [n] of each."""
+    parse = functools.cache(json.loads)  # many items have the same labels
+    table: dict[str, list[int]] = defaultdict(list)
+    for id_, _, labels, _ in (items or _NO_ITEMS).rows():
+        for name in parse(labels or "[]"):
+            table[name].append(id_)
+    return {name: np.array(ids, np.int64) for name, ids in table.items()}

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ..errors import DataError, MismatchError
 from ..files import Closing
-from ..indexes.index import Index, open_index
+from ..indexes.index import Index
+from ..indexes.opening import open_index
 from ..progress import stage
-from ..store.changes import Change, ChangeWriter, NewChange, changes_path, read_changes
+from ..store.changes import Change, ChangeWriter, changes_path, read_changes
 
 log = logging.getLogger(__name__)
 
@@ -31,21 +30,6 @@ class RequestError(DataError):
         self.status = status
 
 
-class ChangeRequest(NamedTuple):
-    """A request to add or remove an item.
-
-    Attributes:
-        id: of the item; None: the next free one.
-        code: of the item to add; None: remove it.
-        name, labels: of the item to add, or None.
-    """
-
-    id: int | None
-    code: bytes | None
-    name: str | None = None
-    labels: tuple[str, ...] | None = None
-
-
 class LiveIndex(Closing):
     """An index file with its changes, for many threads.
 
@@ -58,6 +42,7 @@ class LiveIndex(Closing):
     Attributes:
         index: the index with all changes; a commit or a new file replaces it.
         changes: the last change of every changed id.
+        is_complete: whether ``changes`` include those that the index file contains.
 
     Raises:
         DataError: index or changes are missing or damaged, or another process writes the changes.
@@ -66,65 +51,72 @@ class LiveIndex(Closing):
 
     index: Index
     changes: dict[int, Change]
+    is_complete: bool
 
     def __init__(
         self, path: str | Path, code_size: int, fingerprint: str, *, writable: bool = False
     ) -> None:
         self.path, self.writable = Path(path), writable
         self._code_size, self._fingerprint = code_size, fingerprint
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._writer: ChangeWriter | None = None
         self._next_id = 0
-        self._writer = ChangeWriter(path, code_size, fingerprint) if writable else None
-        try:
-            self.reload()
-        except BaseException:
-            self.close()
-            raise
+        self.reload()
 
     def close(self) -> None:
         """Let other processes write the changes."""
+        self._closed.set()
         if self._writer is not None:
             self._writer.close()
 
-    def commit(self, requests: Sequence[ChangeRequest]) -> list[int | RequestError]:
-        """Make changes in order, in one transaction, which is on disk on return.
+    def change(
+        self,
+        id_: int | None,
+        code: bytes | None,
+        name: str | None = None,
+        labels: tuple[str, ...] | None = None,
+    ) -> int:
+        """Add or remove an item; on return the change is on disk.
+
+        Args:
+            id_: of the item; None: the next free one.
+            code: of the item to add; None: remove it.
+            name, labels: of the item to add.
 
         Returns:
-            For each request the id of the item, or the error that says why it was not changed.
+            The id of the item.
+
+        Raises:
+            RequestError: the id is in use, or no item has it; or the change cannot be written, and is not made.
         """
         with self._lock:
             assert self._writer is not None
-            next_id = self._next_id
-            accepted: dict[int, NewChange] = {}
-            answers: list[int | RequestError] = []
-            for request in requests:
-                id_ = next_id if request.id is None else request.id
-                if id_ > _LARGEST_ID:
-                    message = "there is no larger id left: give the id of the item"
-                    answers.append(RequestError(409, message))
-                    continue
-                code = accepted[id_][0] if id_ in accepted else self.index.code_of(id_)
-                if code is None and request.code is None:
-                    answers.append(RequestError(404, f"no item has the id {id_}"))
-                elif code is not None and request.code is not None:
-                    message = f"the id {id_} is in use: give another, or remove it first"
-                    answers.append(RequestError(409, message))
-                else:
-                    accepted[id_] = request[1:]
-                    next_id = max(next_id, id_ + 1)
-                    answers.append(id_)
+            number = self._next_id if id_ is None else id_
+            if number > _LARGEST_ID:
+                raise RequestError(409, "there is no larger id left: give the id of the item")
+            is_used = self.index.code_of(number) is not None
+            if is_used and code is not None:
+                raise RequestError(
+                    409, f"the id {number} is in use: give another, or remove it first"
+                )
+            if not is_used and code is None:
+                raise RequestError(404, f"no item has the id {number}")
             try:
-                changes = self._writer.write(accepted) if accepted else {}
+                changes = self._writer.write({number: (code, name, labels)})
             except DataError as error:
                 log.error("%s", error)
-                refusal = RequestError(507, str(error))
-                return [refusal if isinstance(answer, int) else answer for answer in answers]
-            self._next_id = next_id
+                raise RequestError(507, str(error)) from error
+            self._next_id = max(self._next_id, number + 1)
             self.changes.update(changes)
             self.index = self.index.apply(changes)
-            return answers
+            return number
 
     # The index file -----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Watch the index file once a second until the index is closed."""
+        while not self._closed.wait(1.0):
+            self.watch()
 
     def watch(self) -> None:
         """Open the index again if its file was replaced; if that fails, log it and keep the old one."""
@@ -144,16 +136,19 @@ class LiveIndex(Closing):
         """Open the index that is now at the path, with all changes. Raises as the class does."""
         self._seen = self._state()
         with stage("opening the index"):
-            index = open_index(self.path)
+            index = open_index(self.path, changes=False)
             if index.fingerprint != self._fingerprint:
                 raise MismatchError(
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model "
                     f"({self._fingerprint}): build the index with this model"
                 )
             largest_id = -1
-            if self._writer is not None:
+            if self.writable:
                 largest_id = max(int(ids.max(initial=-1)) for _, ids in index.blocks())
             with self._lock:
+                # Not before: a file of changes belongs to the codebooks of its index.
+                if self.writable and self._writer is None:
+                    self._writer = ChangeWriter(self.path, self._code_size, self._fingerprint)
                 changes = (
                     read_changes(self.path, self._code_size, self._fingerprint)
                     if self._writer is None
@@ -161,8 +156,10 @@ class LiveIndex(Closing):
                 )
                 self.changes = {} if changes is None else changes.by_id
                 identity, number = index.contained or ("", 0)
+                self.is_complete = identity == "" or (
+                    changes is not None and identity == changes.identity
+                )
                 if changes is not None:
-                    # Again: the file of changes may have been deleted, but what was acknowledged counts.
                     index = index.apply(
                         {
                             id_: change

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import uvicorn
@@ -16,8 +17,8 @@ from ..errors import UsageError
 from ..progress import stage
 from .app import create_app
 from .live import LiveIndex
+from .schemas import Settings
 from .service import Service
-from .settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def serve(
     settings = settings or Settings()
     if writable and settings.token is None:
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
-    with _bind(settings.host, settings.port) as bound:
+    with bind(settings.host, settings.port) as bound:
         with stage("loading the model"):
             encoder = open_encoder(model, device)
         if writable and not isinstance(encoder, Encoder):
@@ -60,31 +61,27 @@ def serve(
         size, fingerprint = code_size(*encoder.shape[:2]), encoder.codebooks_fingerprint
         with LiveIndex(index, size, fingerprint, writable=writable) as live:
             app = create_app(Service(encoder, live, data, settings))
+            threading.Thread(target=live.follow, daemon=True).start()
             config = uvicorn.Config(
                 app,
                 ws="none",
                 server_header=False,
-                lifespan="on",
+                lifespan="off",
                 log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
-            host, port = bound.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            log.info(
-                "serving %s items at http://%s:%d/ (ctrl-C ends)",
-                f"{live.index.ntotal:,}",
-                shown,
-                port,
-            )
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            items, port = f"{live.index.ntotal:,}", bound.getsockname()[1]
+            log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", items, host, port)
             # The server ends gracefully on these signals, and then raises them again: that is not an error.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
             uvicorn.Server(config).run([bound])
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket, bound before anything slow. Raises UsageError: it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

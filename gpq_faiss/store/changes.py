@@ -164,14 +164,16 @@ class ChangeWriter(Closing):
                     f"{index} is changed by another process: end it first, or serve without --writable"
                 ) from None
             if not self.path.exists():
-                script = _TABLES.format(
-                    identity=secrets.token_hex(16), fingerprint=fingerprint, code_size=code_size
-                )
+                identity = secrets.token_hex(16)
                 with (
                     atomic_path(self.path) as file,
                     contextlib.closing(sqlite3.connect(file)) as db,
                 ):
-                    db.executescript(script)
+                    db.executescript(
+                        _TABLES.format(
+                            identity=identity, fingerprint=fingerprint, code_size=code_size
+                        )
+                    )
             changes = read_changes(index, code_size, fingerprint)
             assert changes is not None
             self.changes, self._number = changes, changes.number

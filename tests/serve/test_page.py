@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gpq_faiss.serve.guard import Settings
 from PIL import Image
 from served import TOKEN, listening, open_live
 
 from gpq_faiss.data.standard import open_digits
-from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.service import Service
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import serve as benchmark
 from commands import refused
+from gpq_faiss.indexes.manifest import update_manifest
+from gpq_faiss.indexes.memory import MemoryIndex
 from model_factory import make_model
 from served import BEARER, TOKEN, open_live
 
-from gpq_faiss.indexes.manifest import update_manifest
-from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 
 

@@ -1,26 +1,83 @@
-"""Bodies of requests and responses."""
-
-from __future__ import annotations
+"""Settings of the service, and bodies of its requests and responses."""
 
 from typing import Annotated, Any, Self
 
 from fastapi import UploadFile
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
-_LARGEST = 1e12  # magnitude of numbers, so that no score overflows
+from ..errors import UsageError
+from ..inputs import parse_bytes
+
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Ids = Annotated[list[Id], Field(max_length=10_000)]
-Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
-Numbers = Annotated[list[Number], Field(max_length=1 << 16)]
+# Limited so that no score overflows.
+Numbers = list[Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]]
 Label = Annotated[str, Field(max_length=1000)]
 Labels = Annotated[list[Label], Field(max_length=1000)]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A name or label to store, in one line."""
+
+
+class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Address and limits of a service; docs/serve.md explains each.
+
+    Raises:
+        UsageError: an unknown name, a value of another type or out of range, or a missing token.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, lt=1 << 16)
+    token: str | None = None
+    allowed_hosts: tuple[str, ...] = Field(default=(), strict=False)
+    max_upload: Annotated[
+        int, Field(ge=1), BeforeValidator(lambda size: parse_bytes(size, "max_upload"))
+    ] = 16 << 20
+    max_k: int = Field(default=1000, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise UsageError(f"{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+
+    @model_validator(mode="after")
+    def _check_token(self) -> Self:
+        token = self.token
+        if token is not None and (len(token) < 16 or not token.isascii() or " " in token):
+            raise UsageError(
+                "the token must have at least 16 ASCII characters and no spaces (openssl rand -hex 32)"
+            )
+        if token is None and not self.is_local:
+            raise UsageError(
+                f"{self.host} can be reached from other machines: a token is needed (--token)"
+            )
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the address."""
+        return self.host in _LOOPBACK_HOSTS
+
+    @property
+    def trusted_hosts(self) -> list[str]:
+        """Names that requests may give as their host.
+
+        On a loopback address others are refused: a page of another site could let its name point to this
+        machine (DNS rebinding).
+        """
+        is_open = not self.is_local and not self.allowed_hosts
+        return ["*"] if is_open else [*_LOOPBACK_HOSTS, *self.allowed_hosts]
+
+
+# Requests and responses -------------------------------------------------------------------------
 
 
 class Filters(BaseModel, extra="forbid"):
@@ -74,6 +131,12 @@ class AddRequest(NewItem, strict=True):
     vector: Numbers | None = None
     features: Numbers | None = None
 
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.vector is None) == (self.features is None):
+            raise ValueError("give one of vector, features, or the image of a form")
+        return self
+
 
 class Item(BaseModel):
     """An item, with its name and labels if it has any, and its score in a search."""
@@ -92,10 +155,9 @@ class Items(BaseModel):
 
 
 class Results(BaseModel):
-    """Results, best first; milliseconds of the search; number of items in the index."""
+    """Results, best first, and the number of items in the index."""
 
     results: list[Item]
-    took_ms: float
     ntotal: int
 
 
