@@ -662,3 +662,26 @@ def search(
         else:
             _sorted(held, n, k, D[q], found[q])
     return done
+
+
+@compiled
+def mark_rows(columns: Codes, ids: Ids, is_first: Any) -> Any:
+    """Mark the first item of each distinct code; whether items are in the order of codewords and ids."""
+    n, T = columns.shape
+    is_sorted = True
+    for i in range(n):
+        is_first[i] = True
+        if i == 0:
+            continue
+        t = 0
+        while t < T and columns[i, t] == columns[i - 1, t]:
+            t += 1
+        if t == T:
+            is_first[i] = False
+            is_sorted &= ids[i] > ids[i - 1]
+        else:
+            a, b = columns[i - 1, t], columns[i, t]
+            is_sorted &= (np.int64(a & 15) << 4 | a >> 4) < (np.int64(b & 15) << 4 | b >> 4)
+        if not is_sorted:
+            return False
+    return True

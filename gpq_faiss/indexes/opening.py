@@ -68,7 +68,7 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
         index = _from_codes(path)
     elif kind == "lists":
         arrays, metadata = open_lists(path)
-        lists = InvertedLists(arrays)
+        lists = InvertedLists(arrays, int(metadata["prefix"]))
         index = Index((Segment(lists, None, lists.n),), arrays.codebooks, form="lists")
         index = _with_items(index, path, int(metadata["crc"]))
     else:
