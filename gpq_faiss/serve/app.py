@@ -2,7 +2,7 @@
 
 import hmac
 import pathlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..codes.checks import Floats
@@ -39,6 +41,27 @@ _PICTURES = {
 }
 
 
+class Guard:
+    """Middleware that refuses bodies of unknown or too large size, and adds headers for browsers."""
+
+    def __init__(self, app: ASGIApp, max_upload: int) -> None:
+        self.app, self.max_upload = app, max_upload
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            # FastAPI's page of the requests loads its scripts from elsewhere.
+            if message["type"] == "http.response.start" and scope["path"] != "/docs":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        app, headers = self.app, Headers(scope=scope)
+        if "transfer-encoding" in headers:
+            app = JSONResponse({"error": "a content-length is needed"}, 411)
+        elif int(headers.get("content-length", 0)) > self.max_upload:
+            app = JSONResponse({"error": f"more than {self.max_upload:,} bytes"}, 413)
+        await app(scope, receive, send_with_headers)
+
+
 def create_app(service: Service) -> FastAPI:
     """Return the complete application."""
     errors = (StarletteError, RequestValidationError, GpqError, Exception)
@@ -57,25 +80,8 @@ def create_app(service: Service) -> FastAPI:
     app.mount("/", StaticFiles(directory=pathlib.Path(__file__).with_name("page"), html=True))
     hosts = service.settings.trusted_hosts
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    app.middleware("http")(_guard)
+    app.add_middleware(Guard, max_upload=service.settings.max_upload)
     return app
-
-
-async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse bodies of unknown or too large size, and add headers for the security of browsers."""
-    limit = request.app.state.service.settings.max_upload
-    size = request.headers.get("content-length", "0")
-    if "transfer-encoding" in request.headers:
-        response: Response = JSONResponse({"error": "a content-length is needed"}, 411)
-    elif not size.isdecimal() or int(size) > limit:
-        response = JSONResponse({"error": f"more than {limit:,} bytes"}, 413)
-    else:
-        response = await call_next(request)
-    if (
-        request.url.path != "/docs"
-    ):  # FastAPI's page of the requests loads its scripts from elsewhere
-        response.headers.update(_HEADERS)
-    return response
 
 
 async def _problem(_: Request, error: Exception) -> Response:
@@ -94,7 +100,7 @@ async def _problem(_: Request, error: Exception) -> Response:
 # Dependencies -----------------------------------------------------------------------------------
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -115,18 +121,18 @@ Labels = Annotated[
 Name = Annotated[str | None, Query(max_length=1000, description="Only items of this name.")]
 
 
-def _check_token(service: Running, bearer: Bearer) -> None:
+async def _check_token(service: Running, bearer: Bearer) -> None:
     sent, token = "" if bearer is None else bearer.credentials, service.settings.token or ""
     if not (token and hmac.compare_digest(sent.encode(), token.encode())):  # in constant time
         raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
 
 
-def _check_reader(service: Running, bearer: Bearer) -> None:
+async def _check_reader(service: Running, bearer: Bearer) -> None:
     if not service.settings.is_local:
-        _check_token(service, bearer)
+        await _check_token(service, bearer)
 
 
-def _check_writable(service: Running) -> None:
+async def _check_writable(service: Running) -> None:
     if not service.live.writable:
         raise HTTPException(403, "the service is read-only (--writable)")
 
@@ -149,11 +155,12 @@ reading, writing = APIRouter(dependencies=may_read), APIRouter(dependencies=may_
 forms = APIRouter(route_class=schemas.FormRoute, include_in_schema=False)
 
 
-def _search(service: Service, vector: Floats, request: schemas.Filters) -> schemas.Results:
+def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
     _check_k(request.k, service)
     with_labels = service.catalogue.with_labels
     deny = np.array(request.deny_ids or (), np.int64)
-    deny = np.union1d(deny, with_labels(request.deny_labels or ()))
+    if request.deny_labels:
+        deny = np.union1d(deny, with_labels(request.deny_labels))
     filters = {"deny": deny} if len(deny) else {}
     if request.allow_ids is not None:
         filters = {"allow": np.setdiff1d(np.array(request.allow_ids, np.int64), deny)}
@@ -162,24 +169,24 @@ def _search(service: Service, vector: Floats, request: schemas.Filters) -> schem
         filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
     scores, ids = service.search(vector, request.k, **filters)
     items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
-    results = [schemas.Item(score=score, **item) for item, score in items]
-    return schemas.Results(results=results, ntotal=service.live.index.ntotal)
+    found = [schemas.Item(score=score, **item) for item, score in items]
+    results = schemas.Results(results=found, ntotal=service.live.index.ntotal)
+    # A response is not validated again.
+    return Response(results.model_dump_json(exclude_none=True), media_type="application/json")
 
 
-@forms.post("/search", response_model_exclude_none=True, dependencies=may_read)
-def search_by_image(
-    service: Running, form: Annotated[schemas.SearchForm, Form()]
-) -> schemas.Results:
+@forms.post("/search", dependencies=may_read)
+def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()]) -> Response:
     """Find the k best items for an image."""
     return _search(service, service.embed_image(form.image.file.read()), form)
 
 
 @reading.post(
     "/search",
-    response_model_exclude_none=True,
+    response_model=schemas.Results,
     openapi_extra=schemas.with_form(schemas.SearchForm),
 )
-def search(service: Running, body: schemas.SearchRequest) -> schemas.Results:
+def search(service: Running, body: schemas.SearchRequest) -> Response:
     """Find the k best items for an image (in a form), a vector, features, or the id or name of an item.
 
     Items of equal score are in ascending order of id.
@@ -200,10 +207,10 @@ def search(service: Running, body: schemas.SearchRequest) -> schemas.Results:
 def items(service: Running, k: Count = 24, label: Labels = (), name: Name = None) -> schemas.Items:
     """List some items: a few of every label first. They are always the same, and those of a smaller k come first."""
     _check_k(k, service)
-    ids = service.catalogue.sample(k, label)
-    if name is not None:
-        ids = [id_ for id_ in service.catalogue.find(name) if not label or id_ in ids]
-    if not ids and not label and name is None:
+    ids = service.catalogue.sample(k, label) if name is None else service.catalogue.find(name)
+    if name is not None and label:
+        ids = [id_ for id_ in ids if id_ in service.catalogue.with_labels(label)]
+    elif name is None and not label and not ids:
         # No item has a label: the items next to the code of all first codewords.
         first = np.ascontiguousarray(service.live.index.codebooks[:, 0]).reshape(-1)
         ids = service.search(first, k)[1].tolist()
