@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,6 +23,7 @@ from . import schemas
 from .live import RequestError
 from .service import Service
 
+_PAGE = pathlib.Path(__file__).with_name("page")
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -34,53 +35,60 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.Problem} for status in (400, 401, 403, 404, 409, 411, 413, 422, 507)
-}
-_PICTURES = {
-    "content": {kind: {"schema": {"type": "string"}} for kind in ("image/png", "image/jpeg")}
+    status: {"model": schemas.Problem} for status in (400, 401, 403, 404, 409, 413, 422, 507)
 }
 
 
-class Guard:
-    """Middleware that refuses bodies of unknown or too large size, and adds headers for browsers."""
+def guard(app: ASGIApp, max_upload: int) -> ASGIApp:
+    """Return a middleware that refuses bodies of unknown or too large size, and adds headers for browsers."""
 
-    def __init__(self, app: ASGIApp, max_upload: int) -> None:
-        self.app, self.max_upload = app, max_upload
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             # FastAPI's page of the requests loads its scripts from elsewhere.
             if message["type"] == "http.response.start" and scope["path"] != "/docs":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        app, headers = self.app, Headers(scope=scope)
-        if "transfer-encoding" in headers:
-            app = JSONResponse({"error": "a content-length is needed"}, 411)
-        elif int(headers.get("content-length", 0)) > self.max_upload:
-            app = JSONResponse({"error": f"more than {self.max_upload:,} bytes"}, 413)
-        await app(scope, receive, send_with_headers)
+        headers = Headers(scope=scope)
+        size = (
+            max_upload + 1 if "transfer-encoding" in headers else headers.get("content-length", 0)
+        )
+        refusal = JSONResponse(
+            {"error": f"a content-length of at most {max_upload:,} bytes is needed"}, 413
+        )
+        await (refusal if int(size) > max_upload else app)(scope, receive, send_with_headers)
+
+    return call
 
 
 def create_app(service: Service) -> FastAPI:
     """Return the complete application."""
-    errors = (StarletteError, RequestValidationError, GpqError, Exception)
+    settings = service.settings
     app = FastAPI(
         title="gpq serve",
         version=__version__,
         description="Search an index of codes by image, vector or item; add and remove items.",
         redoc_url=None,
         responses=_PROBLEMS,
-        exception_handlers=dict.fromkeys(errors, _problem),
+        exception_handlers=dict.fromkeys(
+            (StarletteError, RequestValidationError, GpqError, Exception), _problem
+        ),
     )
     app.state.service = service
     app.get("/healthz")(health)
-    for router in (forms, reading, writing):
-        app.include_router(router)
-    app.mount("/", StaticFiles(directory=pathlib.Path(__file__).with_name("page"), html=True))
-    hosts = service.settings.trusted_hosts
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    app.add_middleware(Guard, max_upload=service.settings.max_upload)
+    app.get("/", include_in_schema=False)(page)
+    app.mount("/page", StaticFiles(directory=_PAGE))
+    # Routes that need no token say so in the description of the requests.
+    may_read = [] if settings.is_local else [Depends(_check_token)]
+    may_write = [Depends(_check_writable), Depends(_check_token)]
+    for router in (reading_forms, reading, writing_forms, writing):
+        dependencies = may_write if router in (writing_forms, writing) else may_read
+        app.include_router(router, dependencies=dependencies)
+    # A page of another site could let its name point to this machine (DNS rebinding).
+    hosts = [*schemas.LOOPBACK_HOSTS, *settings.allowed_hosts]
+    if settings.is_local or settings.allowed_hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+    app.add_middleware(guard, max_upload=settings.max_upload)
     return app
 
 
@@ -113,23 +121,12 @@ Bearer = Annotated[
     ),
 ]
 ItemId = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
-Count = Annotated[int, Query(ge=1, description="Number of items.")]
-Labels = Annotated[
-    Sequence[schemas.Label],
-    Query(max_length=50, description="Only items with one of these labels."),
-]
-Name = Annotated[str | None, Query(max_length=1000, description="Only items of this name.")]
 
 
 async def _check_token(service: Running, bearer: Bearer) -> None:
     sent, token = "" if bearer is None else bearer.credentials, service.settings.token or ""
     if not (token and hmac.compare_digest(sent.encode(), token.encode())):  # in constant time
         raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
-
-
-async def _check_reader(service: Running, bearer: Bearer) -> None:
-    if not service.settings.is_local:
-        await _check_token(service, bearer)
 
 
 async def _check_writable(service: Running) -> None:
@@ -150,9 +147,15 @@ async def health(service: Running) -> dict[str, str | int]:
     return {"status": "ok", "ntotal": service.live.index.ntotal}
 
 
-may_read, may_write = [Depends(_check_reader)], [Depends(_check_writable), Depends(_check_token)]
-reading, writing = APIRouter(dependencies=may_read), APIRouter(dependencies=may_write)
-forms = APIRouter(route_class=schemas.FormRoute, include_in_schema=False)
+async def page() -> FileResponse:
+    """Show the page."""
+    return FileResponse(_PAGE / "index.html")
+
+
+reading, writing = APIRouter(), APIRouter()
+reading_forms, writing_forms = (
+    APIRouter(route_class=schemas.FormRoute, include_in_schema=False) for _ in range(2)
+)
 
 
 def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
@@ -175,7 +178,7 @@ def _search(service: Service, vector: Floats, request: schemas.Filters) -> Respo
     return Response(results.model_dump_json(exclude_none=True), media_type="application/json")
 
 
-@forms.post("/search", dependencies=may_read)
+@reading_forms.post("/search")
 def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()]) -> Response:
     """Find the k best items for an image."""
     return _search(service, service.embed_image(form.image.file.read()), form)
@@ -204,7 +207,17 @@ def search(service: Running, body: schemas.SearchRequest) -> Response:
 
 
 @reading.get("/items", response_model_exclude_none=True)
-def items(service: Running, k: Count = 24, label: Labels = (), name: Name = None) -> schemas.Items:
+def items(
+    service: Running,
+    k: Annotated[int, Query(ge=1, description="Number of items.")] = 24,
+    label: Annotated[
+        Sequence[schemas.Label],
+        Query(max_length=50, description="Only items with one of these labels."),
+    ] = (),
+    name: Annotated[
+        str | None, Query(max_length=1000, description="Only items of this name.")
+    ] = None,
+) -> schemas.Items:
     """List some items: a few of every label first. They are always the same, and those of a smaller k come first."""
     _check_k(k, service)
     ids = service.catalogue.sample(k, label) if name is None else service.catalogue.find(name)
@@ -225,7 +238,11 @@ def item(service: Running, id_: ItemId) -> schemas.Item:
     return schemas.Item(**service.catalogue.items([id_])[0])
 
 
-@reading.get("/items/{id}/thumbnail", response_class=Response, responses={200: _PICTURES})
+@reading.get(
+    "/items/{id}/thumbnail",
+    response_class=Response,
+    responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}},
+)
 def thumbnail(service: Running, id_: ItemId) -> Response:
     """Show a small picture of an item, from the data that the service was started with."""
     service.code_of(id_)  # an error if no item has the id
@@ -267,7 +284,7 @@ def _add(service: Service, code: bytes, new: schemas.NewItem) -> dict[str, int]:
     return {"id": service.live.change(new.id, code, new.name, labels)}
 
 
-@forms.post("/items", status_code=201, dependencies=may_write)
+@writing_forms.post("/items", status_code=201)
 def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dict[str, int]:
     """Add an image."""
     vector = service.embed_image(form.image.file.read(), queries=False)

@@ -4,8 +4,6 @@ Names and labels are those of the index and its changes. A picture comes from a 
 the item.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools
@@ -30,7 +28,6 @@ log = logging.getLogger(__name__)
 
 _THUMBNAIL_SIDE = 192  # pixels of the longer side
 _PNG_SIDE = 64  # up to this side PNG is smaller than JPEG, and exact
-_CACHED_THUMBNAILS = 2000  # some 10 KB each
 _NO_ITEMS = ChangedItems(None, {})
 
 
@@ -49,7 +46,7 @@ class Catalogue:
 
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
         self.live, self.dataset = live, dataset
-        self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
+        self.thumbnail = functools.lru_cache(2000)(self._thumbnail)  # some 10 KB each
         self.labels = functools.lru_cache(1)(self._labels)
         self._rows: dict[str, int] | None = None
         if dataset is None:

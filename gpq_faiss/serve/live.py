@@ -4,8 +4,6 @@ The file is never written here. It may be replaced at any time, by an index of a
 does not contain are applied to it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path
@@ -18,8 +16,6 @@ from ..progress import stage
 from ..store.changes import Change, ChangeWriter, changes_path, read_changes
 
 log = logging.getLogger(__name__)
-
-_LARGEST_ID = 2**63 - 1
 
 
 class RequestError(DataError):
@@ -92,7 +88,7 @@ class LiveIndex(Closing):
         with self._lock:
             assert self._writer is not None
             number = self._next_id if id_ is None else id_
-            if number > _LARGEST_ID:
+            if number >= 2**63:
                 raise RequestError(409, "there is no larger id left: give the id of the item")
             is_used = self.index.code_of(number) is not None
             if is_used and code is not None:

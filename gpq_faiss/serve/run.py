@@ -1,7 +1,5 @@
 """Run the service as a process."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import socket
@@ -21,8 +19,6 @@ from .schemas import Settings
 from .service import Service
 
 log = logging.getLogger(__name__)
-
-_GRACE_SECONDS = 10  # for pending requests at the end
 
 
 def serve(
@@ -60,17 +56,16 @@ def serve(
             )
         size, fingerprint = code_size(*encoder.shape[:2]), encoder.codebooks_fingerprint
         with LiveIndex(index, size, fingerprint, writable=writable) as live:
-            app = create_app(Service(encoder, live, data, settings))
             threading.Thread(target=live.follow, daemon=True).start()
             config = uvicorn.Config(
-                app,
+                create_app(Service(encoder, live, data, settings)),
                 ws="none",
                 server_header=False,
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
                 access_log=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_graceful_shutdown=10,
             )
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             items, port = f"{live.index.ntotal:,}", bound.getsockname()[1]

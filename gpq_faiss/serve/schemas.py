@@ -12,7 +12,7 @@ from starlette.types import Scope
 from ..errors import UsageError
 from ..inputs import parse_bytes
 
-_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "[::1]")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Ids = Annotated[list[Id], Field(max_length=10_000)]
@@ -64,17 +64,7 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address."""
-        return self.host in _LOOPBACK_HOSTS
-
-    @property
-    def trusted_hosts(self) -> list[str]:
-        """Names that requests may give as their host.
-
-        On a loopback address others are refused: a page of another site could let its name point to this
-        machine (DNS rebinding).
-        """
-        is_open = not self.is_local and not self.allowed_hosts
-        return ["*"] if is_open else [*_LOOPBACK_HOSTS, *self.allowed_hosts]
+        return self.host in LOOPBACK_HOSTS
 
 
 # Requests and responses -------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The service without HTTP: a model, a live index and the catalogue of its items."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +20,6 @@ from .catalogue import Catalogue
 from .live import LiveIndex, RequestError
 from .schemas import Settings
 
-_MAX_BATCH = 64
 _MAX_PIXELS = 25_000_000
 _DECODERS = 4  # images that are decoded at a time, each in up to 100 MB
 
@@ -65,10 +62,8 @@ class Service:
         if self.encoder.input_kind != "images":
             raise DataError("image: the model takes features, not images")
         with self._decoders:
-            image = resize_square(
-                decode_image(content, max_pixels=_MAX_PIXELS), self.encoder.image_size
-            )
-        return self._embed(image.transpose(2, 0, 1), "image", queries)
+            image = decode_image(content, max_pixels=_MAX_PIXELS)
+        return self._embed(image, "image", queries)
 
     def embed_numbers(
         self,
@@ -95,13 +90,14 @@ class Service:
         if dataset is not None and row is not None and dataset.kind == self.encoder.input_kind:
             with self._decoders:
                 original = dataset.read(np.array([row]))[0]
-            if original is not None and dataset.kind == "images":
-                original = resize_square(original, self.encoder.image_size).transpose(2, 0, 1)
             if original is not None:
                 return self._embed(original, "item", queries=True)
         return decode(code[None], self.live.index.codebooks).reshape(-1)
 
     def _embed(self, values: NDArray[Any], kind: str, queries: bool) -> Floats:
+        """Return the vector of features, or of an image uint8 [H, W, 3]. Raises DataError: it has no direction."""
+        if self.encoder.input_kind == "images":
+            values = resize_square(values, self.encoder.image_size).transpose(2, 0, 1)
         # One by one: on a CPU a batch is not faster, and the last bits of its vectors differ.
         with self._network:
             vectors, valid = self.encoder.embed(values[None], queries=queries)
@@ -149,8 +145,8 @@ class Service:
         self._waiting.append((vector, k, future))
         # The thread that gets the lock searches for all that wait for it.
         with self._searching:
-            batch = [self._waiting.popleft() for _ in range(min(_MAX_BATCH, len(self._waiting)))]
-            if batch:
+            if not future.done():
+                batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
                 vectors, counts, futures = zip(*batch, strict=True)
                 try:
                     D, ids = self._search_batch(vectors, max(counts))

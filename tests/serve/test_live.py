@@ -125,6 +125,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def open_again(self):
+        self.given = max(-1, *self.filed, *self.changed)
         self.live.close()
         self.live = open_live(self.path, writable=True)
 
@@ -264,15 +265,16 @@ def test_acknowledged_changes_outlive_their_deleted_file(path):
         assert live.index.code_of(3) is None
 
 
-def test_a_watched_index_is_opened_within_seconds(path):
+def test_a_new_index_is_opened_without_a_request(path):
+    reloaded = threading.Event()
     with open_live(path) as live:
+        reload = live.reload
+        live.reload = lambda: (reload(), reloaded.set())
         thread = threading.Thread(target=live.follow)
         thread.start()
         publish(path, made(range(11)))
-        end = time.monotonic() + 30
-        while live.index.ntotal != 11:
-            assert time.monotonic() < end
-        assert thread.is_alive()
+        assert reloaded.wait(30)
+        assert live.index.ntotal == 11
     thread.join()
 
 
@@ -297,7 +299,6 @@ def test_a_change_beside_many_is_fast(path):
             live.change(id_, None)
             seconds.append(time.perf_counter() - start)
     assert sorted(seconds)[30] < 0.02
-    print("median", sorted(seconds)[30] * 1e3, "max", max(seconds) * 1e3)
 
 
 def test_names_of_an_item_are_those_of_its_change(path):

@@ -75,7 +75,10 @@ class Tab:
         if first is not None:
             self.page.wait_for_selector(f"#results li:first-child button[data-id='{first}']")
         self.page.wait_for_selector("body:not(.busy)")
-        return [int(one.get_attribute("data-id")) for one in self.page.query_selector_all("#results button")]
+        return [
+            int(one.get_attribute("data-id"))
+            for one in self.page.query_selector_all("#results button")
+        ]
 
     def shows(self, wanted):
         assert self.results(wanted[0]) == wanted
@@ -113,12 +116,15 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab, site, tmp_pat
     assert page.inner_text("#status").endswith("of 1,797 items")
     assert page.inner_text("#asked-text") == "seven.png"
     until(
-        page, "[...document.querySelectorAll('#results img')].slice(0, 6).every((i) => i.naturalWidth === 8)"
+        page,
+        "[...document.querySelectorAll('#results img')].slice(0, 6).every((i) => i.naturalWidth === 8)",
     )
     # A score is shown as a part of the best possible one.
     Z = site.service.encoder.model.codebooks
     vector, _ = site.service.encoder.embed(DIGITS.read(slice(7, 8)), queries=True)
-    best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
+    best = sum(
+        float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True)
+    )
     scores = site.service.live.snapshot.search(vector, 24)[0][0]
     for n in (0, 23):
         button = page.query_selector_all("#results button")[n]
@@ -127,7 +133,9 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab, site, tmp_pat
         assert part - 0.11 < shown <= part + 0.01
         assert float(button.query_selector("meter").get_attribute("value")) == shown
         assert button.get_attribute("title") == f"score {scores[n]:.3f}, best possible {best:.3f}"
-        assert f", {shown} % of the best possible score: search by it" in button.get_attribute("aria-label")
+        assert f", {shown} % of the best possible score: search by it" in button.get_attribute(
+            "aria-label"
+        )
     assert "best that any code could have for this query" in page.inner_text("#scale")
     other = wanted[5]
     page.click(f"#results button[data-id='{other}']")
@@ -158,7 +166,10 @@ def test_it_opens_with_items_of_every_label_which_filter_too(tab, site):
     page.wait_for_selector("#results li")
     assert tab.results() == began
     page.check("#labels input[value='4']")
-    until(page, "[...document.querySelectorAll('#results .labels')].every((one) => one.textContent === '4')")
+    until(
+        page,
+        "[...document.querySelectorAll('#results .labels')].every((one) => one.textContent === '4')",
+    )
     assert set(classes[tab.results()]) == {4}
     page.uncheck("#labels input[value='4']")
     tab.results(began[0])
@@ -180,7 +191,9 @@ def test_it_opens_with_items_of_every_label_which_filter_too(tab, site):
     tab.shows(eights)
     page.fill("#deny", f"{eights[0]}, {eights[1]}")
     page.press("#deny", "Enter")
-    tab.shows(nearest(site, chosen, 24, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2])))
+    tab.shows(
+        nearest(site, chosen, 24, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2]))
+    )
     page.uncheck("#labels input[value='8']")
     page.click("text=All items")
     tab.shows(began)
