@@ -31,9 +31,8 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import open_encoder
 from gpq_faiss.errors import UsageError
-from gpq_faiss.indexes.items import Items
-from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.store.reader import RowReader
+from gpq_faiss.indexes.index import Index
+from gpq_faiss.store.rows import RowReader
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -49,7 +48,6 @@ TRAINED = {
     "default": ("cifar10-features", "recommended", 48, "500-per-class"),
     "omniglot": ("omniglot", "recommended", 48, "10-per-class"),
     "paper": ("cifar10-features", "paper", 48, "500-per-class"),
-    "gpq": ("cifar10-features", "gpq", 48, "500-per-class"),
     "default-32": ("cifar10-features", "recommended", 32, "500-per-class"),
 }
 """Data, preset, bits and labels of the codes of a name."""
@@ -104,8 +102,7 @@ def trained_codes(folder: Path, n: int, queries: int) -> tuple[Floats, Codes, Fl
     """Codebooks, codes and vectors of queries of a folder (see the head of this file)."""
     with RowReader(folder / "codes.h5") as reader:
         Z = reader.header.codebooks
-        codes = reader.block()
-    assert Z is not None
+        codes = np.asarray(reader.values)
     xq = np.load(folder / "queries.npy", allow_pickle=False).astype(np.float32)
     return Z, enlarged(codes, len(Z), n), np.resize(xq, (queries, xq.shape[1]))
 
@@ -126,14 +123,12 @@ def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int, 
     if len(codes) <= PLAIN:
         yield "IndexPQ", plain(flat), {}
     start = time.perf_counter()
-    index = MemoryIndex(Items.ordered(codes, None), Z)
-    lists = index.lists
+    index = Index.build(codes, Z)
+    seconds, lists = time.perf_counter() - start, index.segments[0].lists
     facts = {
-        "build_seconds": time.perf_counter() - start,
-        "P": lists.P,
-        "lists": lists.lists,
+        "build_seconds": seconds,
+        "lists": len(lists.arrays.names),
         "distinct": lists.distinct,
-        "held": lists,
     }
 
     def exact(xq: Floats, k: int, threads: int) -> Any:
@@ -147,7 +142,7 @@ def recall(found: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq:
     good = 0
     for query, row, least in zip(xq, found, truth[:, -1], strict=True):
         own = codes[row[row >= 0]]
-        good += int((MemoryIndex.build(own, Z).search(query[None], len(own))[0] >= least).sum())
+        good += int((Index.build(own, Z).search(query[None], len(own))[0] >= least).sum())
     return good / found.size
 
 
@@ -162,7 +157,6 @@ def group(
     """Times of all ways over the same codes."""
     built = list(ways(Z, codes))
     cells: list[dict[str, Any]] = []
-    held = next(facts["held"] for name, _, facts in built if name == "lists")
     for k in ks:
         few = xq[: min(100, max(8, 20_000_000 // len(codes)))]
         answers = {name: search(few, k, 1) for name, search, _ in built}
@@ -174,7 +168,6 @@ def group(
             for count in threads:
                 times: dict[str, list[float]] = {name: [] for name, _, _ in built}
                 calls: dict[str, int] = {}
-                held.scored = held.searched = 0
                 for number in range(ROUNDS + 1):
                     for name, search, _ in built:
                         parts = [
@@ -206,10 +199,7 @@ def group(
                             "times_faster_than_fastscan": float(ratio),
                             "recall": recalls[name],
                             "equals_brute_force": same if checked != "lists" else None,
-                            "visited": held.scored / max(1, held.searched) / len(codes)
-                            if name == "lists"
-                            else 1.0,
-                            **{key: value for key, value in facts.items() if key != "held"},
+                            **facts,
                         }
                     )
     return cells
@@ -224,7 +214,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}, {result['settings']['queries']} queries. "
         "`lists` is `gpq_faiss.open_index`'s exact search. FastScan and IndexPQ are Faiss' own. Microseconds a query: median of "
         f"{ROUNDS} rounds; `faster`: median over rounds of FastScan's time over this one. `recall`: share of the true top k, by scores; "
-        "`visited`: share of the items in lists that are visited. Made by `benchmarks/search.py`.",
+        "Made by `benchmarks/search.py`.",
         "",
     ]
     for name, cells in result["groups"].items():
@@ -233,14 +223,14 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"## {source} codes, {bits} bits, {int(n):,} items",
             "",
-            f"{own['distinct']:,} distinct codes, {own['lists']:,} lists, P = {own['P']}, made in {own['build_seconds']:.1f} s.",
+            f"{own['distinct']:,} distinct codes, {own['lists']:,} lists, made in {own['build_seconds']:.1f} s.",
             "",
-            "| k | batch | threads | search | µs | faster | recall | visited |",
-            "|--:|--:|--:|---|--:|--:|--:|--:|",
+            "| k | batch | threads | search | µs | faster | recall |",
+            "|--:|--:|--:|---|--:|--:|--:|",
         ]
         lines += [
             f"| {c['k']} | {c['batch']} | {c['threads']} | {c['way']} | {c['us']:,.0f} | {c['times_faster_than_fastscan']:.2f} | "
-            f"{c['recall']:.3f} | {c['visited']:.2%} |"
+            f"{c['recall']:.3f} |"
             for c in cells
         ]
         lines.append("")
@@ -251,7 +241,7 @@ def main() -> None:
     """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json")
     parser.add_argument(
-        "--codes", default="default,omniglot,paper,gpq", help="trained codes, before random ones"
+        "--codes", default="default,omniglot,paper", help="trained codes, before random ones"
     )
     parser.add_argument("--models", type=Path, default=Path("models"), help="of trained codes")
     parser.add_argument("--items", type=numbers, default=(100_000, 1_000_000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,15 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 Ids = NDArray[np.int64]
 
-WORDS = (4, 8, 16, 32, 64, 128, 256)
-"""Codewords that a codebook may have: 2 to 8 bits."""
+CODEWORDS = (4, 8, 16, 32, 64, 128, 256)
+"""Numbers of codewords that a codebook may have: 2 to 8 bits."""
 NORM_TOLERANCE = 1e-4
 MAX_CODEBOOKS = 256
-"""Maximum number of codebooks of FastScan, which sums 8-bit steps in 16 bits."""
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""Maximum number of codebooks of FastScan, which sums 8-bit entries in 16 bits."""
 
 
 def as_array(x: Any, what: str) -> NDArray[Any]:
-    """``x`` as an array. Raises DataError: rows of different lengths, say."""
+    """Return ``x`` as an array. Raises DataError: its rows have different lengths, say."""
     try:
         return np.asarray(x)
     except (ValueError, TypeError, OverflowError) as error:
@@ -32,50 +30,62 @@ def as_array(x: Any, what: str) -> NDArray[Any]:
 
 
 def check_count(value: Any, what: str, *, least: int = 1, most: int = (1 << 31) - 1) -> int:
-    """A whole number from ``least`` to ``most``. Raises UsageError: anything else."""
-    if (type(value) is not int and not isinstance(value, np.integer)) or not least <= value <= most:
-        raise UsageError(f"{what} = {value!r}: it must be a whole number from {least:,} to {most:,}")
+    """Return a whole number from ``least`` to ``most``. Raises UsageError: it is anything else."""
+    is_integer = type(value) is int or isinstance(value, np.integer)
+    if not is_integer or not least <= value <= most:
+        raise UsageError(
+            f"{what} = {value!r}: it must be a whole number from {least:,} to {most:,}"
+        )
     return int(value)
 
 
 def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True) -> Floats:
-    """``Z`` as C-contiguous float32 [M, K, d], checked for Faiss.
+    """Return codebooks as C-contiguous float32 [M, K, d], checked for Faiss.
 
-    Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only if all codewords have equal norm. So
-    codewords must be unit-norm, and sizes must be supported.
+    Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only if all
+    codewords have equal norm. So codewords must be unit-norm.
 
     Args:
         what: name in errors.
-        unit: whether norms matter; else they are only finite.
+        unit: whether norms matter; otherwise codewords must only be finite.
 
     Raises:
-        DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
+        DataError: wrong type or shape, K not a power of two from 4 to 256, not finite, or a norm that
+            differs from 1 by more than 1e-4.
     """
     array = as_array(Z, what)
-    if array.dtype != np.float32 or array.ndim != 3 or 0 in array.shape or array.shape[1] not in WORDS:
+    is_float32 = array.dtype == np.float32 and array.ndim == 3
+    if not is_float32 or 0 in array.shape or array.shape[1] not in CODEWORDS:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected float32 [codebooks, codewords, dimensions], codewords a power of two "
-            "from 4 to 256"
+            f"{what}: {array.dtype} {array.shape}, expected float32 [codebooks, codewords, dimensions], "
+            "codewords a power of two from 4 to 256"
         )
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
     worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
-    if not abs(norms[worst] - 1.0) <= (NORM_TOLERANCE if unit else np.finfo(np.float32).max):  # NaN, too
-        wanted = "not 1" if unit else "which is not finite"
+    tolerance = NORM_TOLERANCE if unit else np.finfo(np.float32).max
+    if not abs(norms[worst] - 1.0) <= tolerance:  # NaN, too
+        problem = "not 1" if unit else "which is not finite"
         raise DataError(
-            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, {wanted}: "
+            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, {problem}: "
             "pass the normalised codewords (z') that training writes"
         )
     return np.ascontiguousarray(array)
 
 
 def check_vectors(
-    x: ArrayLike, D: int, *, what: str, allow_empty: bool = True, first_row: int = 0, finite: bool = True
+    x: ArrayLike,
+    D: int,
+    *,
+    what: str,
+    allow_empty: bool = True,
+    first_row: int = 0,
+    finite: bool = True,
 ) -> Floats:
     """Return ``x`` as C-contiguous float32 [n, D]; errors count rows from ``first_row``.
 
     Raises:
-        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (rows are
-            named; not checked if ``finite`` is false).
+        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or
+            infinity (rows are named; not checked if ``finite`` is false).
     """
     array = as_array(x, what)
     if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != D:
@@ -88,50 +98,34 @@ def check_vectors(
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
     array = np.ascontiguousarray(array)
-    if not finite:
-        return array
     # One fast pass, without warnings; only suspicious results (or overflows) are examined in detail.
-    if not math.isfinite(np.vdot(array, array)):
-        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-        if len(bad):
-            raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + bad)}")
+    if finite and not math.isfinite(np.vdot(array, array)):
+        rows = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        if len(rows):
+            raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + rows)}")
     return array
 
 
 def named_rows(rows: NDArray[Any]) -> str:
-    """``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
-    shown = ", ".join(str(r) for r in rows[:5])
-    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
-
-
-def repeated_among(blocks: Callable[[], Iterable[Ids]], n: int, memory: int) -> int | None:
-    """As :func:`repeated_id` of ``n`` ids in blocks, within a memory budget: equal ids are in the same part, and each part fits."""
-    parts = max(1, -(-n * 32 // memory))
-    for part in range(parts):
-        # by Fibonacci hashing, for parts of equal size
-        among = [
-            ids[((ids.astype(np.uint64) * _SPREAD) >> np.uint64(33)) % np.uint64(parts) == part]
-            for ids in blocks()
-        ]
-        repeated = repeated_id(np.concatenate(among))
-        if repeated is not None:
-            return repeated
-    return None
+    """Return ``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
+    numbers = ", ".join(str(row) for row in rows[:5])
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return f"row{'s' * (len(rows) > 1)} {numbers}{more}"
 
 
 def check_unique(ids: Ids, what: str) -> None:
-    """Raises DataError: one of the ids is -1, or occurs more than once."""
+    """Check that no id is -1, and that each occurs once.
+
+    Raises:
+        DataError: one of them does not.
+    """
     if bool((ids == -1).any()):
-        raise DataError(f"{what}: an item has the id -1, which marks a missing result: give it another")
-    repeated = repeated_id(ids)
-    if repeated is not None:
-        raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
-
-
-def repeated_id(ids: Ids) -> int | None:
-    """An id that occurs more than once, or None."""
-    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending (the usual case): no sort needed
-        return None
+        raise DataError(
+            f"{what}: an item has the id -1, which marks a missing result: give it another"
+        )
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending (the usual case)
+        return
     ordered = np.sort(ids)
-    again = np.flatnonzero(ordered[1:] == ordered[:-1])
-    return int(ordered[again[0]]) if len(again) else None
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise DataError(f"{what}: id {repeated[0]} occurs more than once: every item needs its own")

@@ -18,7 +18,7 @@ from .checks import Floats, check_codebooks
 
 
 def product_index(centroids: Floats) -> Any:
-    """An empty, trained IndexPQ with these centroids, whatever their norm (fused ones have norm sqrt 2)."""
+    """Return an empty, trained IndexPQ with these centroids of any norm (fused ones have norm sqrt 2)."""
     M, K, d = centroids.shape
     index = faiss.IndexPQ(M * d, M, bits_per_code(K), faiss.METRIC_INNER_PRODUCT)
     faiss.copy_array_to_vector(np.ascontiguousarray(centroids).ravel(), index.pq.centroids)
@@ -27,7 +27,7 @@ def product_index(centroids: Floats) -> Any:
 
 
 def inject(Z: ArrayLike) -> Any:
-    """An empty ``faiss.IndexPQ`` (inner product) that is trained, with ``Z`` as its centroids, bit for bit.
+    """Return an empty, trained ``faiss.IndexPQ`` (inner product) with the centroids ``Z``, bit for bit.
 
     Raises:
         DataError: see :func:`check_codebooks`.
@@ -37,7 +37,7 @@ def inject(Z: ArrayLike) -> Any:
         >>> Z = rng.standard_normal((4, 16, 8)).astype(np.float32)
         >>> Z /= np.linalg.norm(Z, axis=2, keepdims=True)
         >>> index = inject(Z)
-        >>> index.add(Z[:, :5].transpose(1, 0, 2).reshape(5, -1).copy())  # five items: codeword i of each codebook
+        >>> index.add(Z[:, :5].transpose(1, 0, 2).reshape(5, -1).copy())  # item i: codewords i
         >>> faiss.vector_to_array(index.codes).reshape(5, -1).tolist()
         [[0, 0], [17, 17], [34, 34], [51, 51], [68, 68]]
     """
@@ -45,17 +45,17 @@ def inject(Z: ArrayLike) -> Any:
 
 
 def fuse(Z: ArrayLike) -> Floats:
-    """Two 4-bit codebooks as one 8-bit codebook: float32 [ceil(M/2), 256, 2d], for the same code bytes.
+    """Return two 4-bit codebooks as one 8-bit codebook, for the same code bytes: float32 [ceil(M/2), 256, 2d].
 
-    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. For odd M the last codebook is paired with
-    zeros, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
+    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. For odd M the last codebook is paired
+    with zeros, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
 
     Raises:
         UsageError: K is not 16.
         DataError: see :func:`check_codebooks`.
 
     Examples:
-        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 in 16 dimensions
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords
         >>> fuse(Z).shape
         (1, 256, 32)
         >>> np.array_equal(unfuse(fuse(Z)), Z)
@@ -72,14 +72,16 @@ def fuse(Z: ArrayLike) -> Floats:
 
 
 def unfuse(fused: ArrayLike) -> Floats:
-    """The 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]; the inverse of :func:`fuse`.
+    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]: the inverse of :func:`fuse`.
 
     Raises:
         DataError: the codebooks are not of that form.
     """
     array = np.asarray(fused)
     if array.dtype != np.float32 or array.ndim != 3 or array.shape[1] != 256 or array.shape[2] % 2:
-        raise DataError(f"{array.dtype} {array.shape} are not byte-fused codebooks float32 [n, 256, 2d]")
+        raise DataError(
+            f"{array.dtype} {array.shape} are not byte-fused codebooks float32 [n, 256, 2d]"
+        )
     half = array.shape[2] // 2
     Z = np.empty((2 * len(array), 16, half), np.float32)
     Z[0::2] = array[:, :16, :half]
@@ -88,11 +90,11 @@ def unfuse(fused: ArrayLike) -> Floats:
         Z = Z[:-1]
     Z = check_codebooks(Z, what="byte-fused codebooks")
     if not np.array_equal(fuse(Z), array):
-        raise DataError("8-bit codebooks that do not consist of two 4-bit ones each: not byte-fused")
+        raise DataError("the 8-bit codebooks do not consist of two 4-bit ones each: not byte-fused")
     return Z
 
 
 def pad_vectors(x: Floats, width: int) -> Floats:
-    """``x`` [n, D] with zeros appended up to ``width`` columns (the same array if already that wide)."""
+    """Return ``x`` [n, D] with zeros appended up to ``width`` columns."""
     missing = width - x.shape[1]
     return x if missing == 0 else np.pad(x, ((0, 0), (0, missing)))

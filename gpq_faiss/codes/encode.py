@@ -1,7 +1,7 @@
 """Vectors to codes by Faiss, and back: the codeword of the largest inner product in each sub-space.
 
-Faiss takes the codeword of the smallest L2 distance, which is the same, as all have equal norm. (From d = 16 on it uses BLAS, and its
-choice between codewords within rounding error depends on the batch.)
+Faiss takes the codeword of the smallest L2 distance, which is the same, as all have equal norm. (From
+d = 16 on it uses BLAS, and its choice between codewords within rounding error depends on the batch.)
 """
 
 from __future__ import annotations
@@ -21,31 +21,38 @@ _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to abo
 
 
 def _first_of_equals(Z: Floats) -> Codes | None:
-    """uint8 [M, K]: for each codeword the lowest index of an identical one; None where all differ."""
-    table = np.stack([(book[:, None] == book).all(axis=2).argmax(axis=1) for book in Z]).astype(np.uint8)
+    """Return the lowest index of an identical codeword, uint8 [M, K]; None if all codewords differ."""
+    table = np.stack([(book[:, None] == book).all(axis=2).argmax(axis=1) for book in Z]).astype(
+        np.uint8
+    )
     return None if (table == np.arange(Z.shape[1])).all() else table
 
 
-def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0) -> Codes:
-    """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
+def encode(
+    x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0
+) -> Codes:
+    """Encode intra-normalised vectors: the codeword of the largest inner product in each sub-space.
 
-    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index. (Faiss guarantees that only without BLAS.)
-    Additional memory is bounded; there are as many threads as Faiss is set to use.
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index, which
+    Faiss guarantees only without BLAS. Additional memory is bounded; there are as many threads as Faiss
+    is set to use.
 
-    Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose the direction of sub-vectors much
-    longer or shorter than codewords; such sub-vectors (norm below 0.01, or at least 100) are scaled first.
+    Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose the
+    direction of sub-vectors much longer or shorter than codewords; such sub-vectors (norm below 0.01, or
+    at least 100) are scaled first.
 
     Args:
         x: [N, M*d] numbers, sub-vectors of any norm but 0.
         Z: float32 [M, K, d].
-        what: name of the vectors in errors; ``first_row``: number of their first row.
+        what: name of the vectors in errors.
+        first_row: number of their first row in errors.
 
     Returns:
         uint8 [N, code_size]
 
     Raises:
-        DataError: invalid ``Z`` (:func:`check_codebooks`); ``x`` of another width, with NaN, or with a zero sub-vector,
-            which has no direction (rows are named).
+        DataError: ``Z`` is invalid (:func:`check_codebooks`); ``x`` has another width, NaN, or a zero
+            sub-vector, which has no direction (rows are named).
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
@@ -64,19 +71,19 @@ def encode(x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first
         rows = check_vectors(
             source[start : start + ENCODE_BLOCK], M * d, what=what, first_row=first_row + start
         )
-        parts = rows.reshape(-1, M, d)
-        squares = np.einsum("nmd,nmd->nm", parts, parts)
+        sub_vectors = rows.reshape(-1, M, d)
+        squares = np.einsum("nmd,nmd->nm", sub_vectors, sub_vectors)
         extreme = ~((squares >= 1 / _ORDINARY) & (squares < _ORDINARY))
         if extreme.any():
-            directed = (parts != 0).any(axis=2).all(axis=1)
+            directed = (sub_vectors != 0).any(axis=2).all(axis=1)
             if not directed.all():
-                bad = named_rows(first_row + start + np.flatnonzero(~directed))
+                names = named_rows(first_row + start + np.flatnonzero(~directed))
                 raise DataError(
-                    f"{what}: a sub-vector of zeros has no direction, in {bad}: leave these items out"
+                    f"{what}: a sub-vector of zeros has no direction, in {names}: leave these items out"
                 )
-            # by a power of two, which is exact
-            exponents = np.where(extreme, np.frexp(np.abs(parts).max(axis=2))[1], 0)
-            rows = np.ldexp(parts, -exponents[:, :, None]).reshape(rows.shape)
+            # Scaling by a power of two is exact.
+            exponents = np.where(extreme, np.frexp(np.abs(sub_vectors).max(axis=2))[1], 0)
+            rows = np.ldexp(sub_vectors, -exponents[:, :, None]).reshape(rows.shape)
         codes: Codes = index.pq.compute_codes(rows)
         if first is not None:
             assignment = unpack_codes(codes, M, K).astype(np.intp)
@@ -104,17 +111,19 @@ def decode(codes: ArrayLike, Z: ArrayLike, *, unit: bool = True) -> Floats:
 
 
 def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
-    """Check that vectors are items of a model whose item vectors consist of codewords, so equal the reconstruction of their codes.
+    """Check that vectors are items of a model whose item vectors consist of codewords.
+
+    Such vectors equal the reconstruction of their codes.
 
     Raises:
         DataError: a vector differs from its codewords, as query vectors do (rows are named).
     """
     for start in range(0, len(x), ENCODE_BLOCK):
-        part = slice(start, start + ENCODE_BLOCK)
-        off = np.abs(x[part] - decode(codes[part], Z)).max(axis=1) > _ITEM_TOLERANCE
-        if off.any():
-            rows = named_rows(first_row + start + np.flatnonzero(off))
+        block = slice(start, start + ENCODE_BLOCK)
+        differences = np.abs(x[block] - decode(codes[block], Z)).max(axis=1)
+        rows = np.flatnonzero(differences > _ITEM_TOLERANCE)
+        if len(rows):
             raise DataError(
-                f"{what}: {rows} cannot be items of this model, whose items are codewords; are they query vectors? "
-                "Encode the items with gpq encode"
+                f"{what}: {named_rows(first_row + start + rows)} cannot be items of this model, whose items "
+                "are codewords; are they query vectors? Encode the items with gpq encode"
             )

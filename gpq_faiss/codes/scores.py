@@ -1,6 +1,7 @@
 """Scores of codes by table sums, in one fixed order of float32 operations.
 
-:func:`score_tables`, then (t0 + t1) + (t2 + t3) + ...: items with equal codes have bit-equal scores for any batch, block or index.
+The entries t of :func:`score_tables` are summed as (t0 + t1) + (t2 + t3) + ..., so that items with equal
+codes have bit-equal scores for any batch, block or index.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from .checks import Floats, check_codebooks, check_vectors, named_rows
 
 
 def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
-    """Inner product of every query sub-vector with every codeword: float32 [Q, M, K].
+    """Return the inner product of every query sub-vector with every codeword: float32 [Q, M, K].
 
-    The d products are summed sequentially in float32, without BLAS, so that tables do not depend on the batch.
+    The d products are summed sequentially in float32, without BLAS, so that tables do not depend on the
+    batch.
+
+    Args:
+        xq: queries, [Q, M*d].
+        Z: codebooks, float32 [M, K, d].
 
     Raises:
-        DataError: see :func:`check_codebooks`, :func:`check_vectors`; queries so large that a score overflows.
+        DataError: see :func:`check_codebooks`, :func:`check_vectors`; or queries are so large that a
+            score overflows.
     """
     Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape
@@ -30,8 +37,7 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
             np.multiply(queries[:, :, j, None], Z[None, :, :, j], out=term)
             tables += term
         largest = np.abs(tables).max(axis=2, initial=0).sum(axis=1)
-    if not np.isfinite(largest).all():
-        raise DataError(
-            f"queries: values too large for float32 scores in {named_rows(np.flatnonzero(~np.isfinite(largest)))}"
-        )
+    rows = np.flatnonzero(~np.isfinite(largest))
+    if len(rows):
+        raise DataError(f"queries: values too large for float32 scores in {named_rows(rows)}")
     return tables

@@ -161,7 +161,7 @@ def make_run(context: RunContext, dataset: Dataset, spec: RunSpec) -> str:
     work = context.work(spec)
     try:
         device = resolve_device(context.device)
-        options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
+        options = RunOptions(str(device), True, checkpoint_seconds=context.checkpoint_seconds)
         found = compute(spec, dataset, work, options)
         write_run(context.folder / f"{spec.name}.h5", context.about, spec, *found)
         shutil.rmtree(work, ignore_errors=True)

@@ -31,7 +31,7 @@ from ..indexes.index import (
     id_list,
     too_many,
 )
-from ..indexes.lists import code_columns
+from ..indexes.lists import columns_of
 from ..indexes.opening import open_index
 from ..nn.device import resolve_device
 from . import kernel
@@ -94,7 +94,7 @@ class DeviceIndex(Closing):
                 self._ids = tensor_of(self._item_ids).to(device)
             self._Z = tensor_of(Z).to(device)
             M, K, _ = Z.shape
-            columns = tensor_of(code_columns(codes, M, K)).to(device).t()
+            columns = tensor_of(columns_of(codes, M, K)).to(device).t()
             order = _order(columns[: kernel.LEVELS])
             self._arrange(columns.index_select(1, order), order.int())
 

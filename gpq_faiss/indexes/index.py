@@ -29,7 +29,6 @@ from ..codes.checks import (
     check_vectors,
 )
 from ..codes.encode import decode
-from ..codes.scores import score_tables
 from ..data.arrays import whole_numbers
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.convert import check_kind, to_faiss
@@ -37,12 +36,10 @@ from ..files import Closing
 from ..store.changes import Change
 from ..store.items import ChangedItems, ItemSource
 from ..store.rows import codebooks_fingerprint
-from .list_kernels import squared_norm
 from .lists import InvertedLists
 
 RANGE_LIMIT = 10_000_000
 """Default limit of the results of a range search, which take about 50 bytes each."""
-_LARGE_NORM = 1e30  # squared norm of queries from which scores may overflow
 _BLOCK = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -216,20 +213,18 @@ class Index(Closing):
         queries, masks = self._queries(xq), list(self._masks(allow, deny))
         thresholds = self._distances(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
         counts, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        left = limit
         for query, threshold in zip(queries, thresholds.tolist(), strict=True):
-            parts = [
-                segment.lists.range_search(query, threshold, left, mask=mask)
+            results = [
+                segment.lists.range_search(query, threshold, limit, mask=mask)
                 for segment, mask in masks
             ]
-            scores, members = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            scores, members = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
             order = np.lexsort((members, -scores))
-            left -= len(order)
-            if left < 0:
-                raise too_many(min_score, limit)
             counts.append(len(order))
             D.append(scores[order])
             ids.append(members[order])
+            if sum(counts) > limit:
+                raise too_many(min_score, limit)
         lims = np.cumsum(counts, dtype=np.int64)
         scores = np.concatenate(D)
         if self.metric_type == faiss.METRIC_L2:
@@ -245,8 +240,6 @@ class Index(Closing):
             x = check_vectors(xq, self.d, what="queries", allow_empty=False, finite=False)
         if not x.flags.carray:
             x = np.require(x, requirements=["C", "A", "W"])
-        if not squared_norm(x) < _LARGE_NORM:
-            score_tables(x, self.codebooks)  # raises the error that names the rows
         if self.metric_type == faiss.METRIC_L2:
             ones = np.ones((len(x), self.M, 1), np.float32)
             x = np.concatenate([x.reshape(len(x), self.M, -1), ones], axis=2).reshape(len(x), -1)

@@ -1,78 +1,355 @@
-from typing import NamedTuple, Any
+"""Exact search in inverted lists: the codes are their own inverted file.
+
+Codes are sorted by their codewords, so those that begin with the same codewords are neighbours: an
+inverted list, which needs no coarse quantiser. The look-up tables of a query bound the scores in a
+list. A search visits the most promising list first, then those whose bounds reach the k-th score so
+far. Within a list it passes over 64 codes at once that cannot be results, and scores the others. So
+the results equal those of brute force on any data, ties in ascending order of id.
+
+The inverted multi-index (Babenko and Lempitsky, CVPR 2012) has such lists without bounds; PQTable
+(Matsui et al., TMM 2018) looks codes up without lists.
+"""
+
+from __future__ import annotations
+
+import threading
 import zlib
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
 import numpy as np
-from ..codes.bits import unpack_codes, pack_codes
-from ..codes.scores import score_tables
+from numpy.typing import NDArray
+
+from ..codes.bits import code_size, pack_codes, unpack_codes
+from ..codes.checks import Codes, Floats, Ids, named_rows
+from ..errors import DataError
+from . import list_kernels
+from .list_kernels import BLOCK, Lists
+from .parallel import in_parallel, thread_count
+
+LEVELS = 4
+"""Maximum length of a prefix."""
+_TYPICAL = 2048  # codes that the sub-list of a random code should have at least
+_MANY = 1 << 24  # bytes of codes that come from memory, not from a processor's cache
+_FEW = 32  # if at most one item in so many passes a filter, these get lists of their own
+_STEP = 1 << 20  # codes that are read at once
+_NO_MASK = np.empty(0, np.bool_)
 
 
 class ListArrays(NamedTuple):
-    codebooks: Any
-    codes_: Any
-    members: Any
+    """Codes in inverted lists, in memory or mapped (see the drawing in :mod:`.list_kernels`).
+
+    Attributes:
+        codebooks: float32 [M, K, d].
+        names: uint8 [sub-lists, 2], the two bytes by which a sub-list's score is looked up.
+        ends: int64 [sub-lists + 1], the first row of each sub-list, and the number of rows.
+        blocks: uint8 [ceil(rows / 64), T, 64], the distinct codes in ascending order.
+        starts: uint32 or int64 [rows + 1], the first member of each row, and n; or [0] where all
+            codes are distinct.
+        members: uint32 or int64 [n], ids, ascending within a row.
+        prefix: number of codewords that name a sub-list.
+    """
+
+    codebooks: Floats
+    names: Codes
+    ends: Ids
+    blocks: Codes
+    starts: NDArray[Any]
+    members: NDArray[Any]
+    prefix: int
 
 
-def code_columns(codes, M, K):
-    if K == 16:
+# Order of codes ---------------------------------------------------------------------------------
+
+
+def columns_of(codes: Codes, M: int, K: int) -> Codes:
+    """Return codes with a byte for two codewords where K <= 16, else with a byte for each."""
+    if K in (16, 256):
         return codes
     indices = unpack_codes(codes, M, K)
-    return pack_codes(indices, 16) if K < 16 else np.ascontiguousarray(indices)
+    return pack_codes(indices, 16) if K < 16 else indices
+
+
+def codes_of(columns: Codes, M: int, K: int) -> Codes:
+    """Return packed codes; the inverse of :func:`columns_of`."""
+    if K in (16, 256):
+        return columns
+    return pack_codes(unpack_codes(columns, M, 16) if K < 16 else columns, K)
+
+
+def swap_halves(column: Codes) -> Codes:
+    """Return bytes with their first codeword, of the lower half, in the upper one."""
+    return column << 4 | column >> 4
+
+
+def lists_order(columns: Codes, ids: Ids) -> Ids:
+    """Return the order of codes in lists: by codewords, the first in front, then by id.
+
+    Args:
+        columns: uint8 [n, T] (:func:`columns_of`).
+    """
+    n, T = columns.shape
+    order = np.argsort(ids, kind="stable")
+    bits = n.bit_length()
+    # Columns and positions share a number: NumPy sorts numbers ten times as fast as it orders rows.
+    width = (64 - bits) // 8
+    for stop in range(T, 0, -width):
+        keys = np.zeros(n, np.uint64)
+        for t in range(max(0, stop - width), stop):
+            keys <<= np.uint64(8)
+            keys |= swap_halves(columns[:, t].take(order))
+        keys <<= np.uint64(bits)
+        keys |= np.arange(n, dtype=np.uint64)
+        keys.sort()
+        order = order.take((keys & np.uint64((1 << bits) - 1)).view(np.int64))
+    return order
+
+
+def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
+    """Sort codes into the order of lists; codes that are in order already are not copied.
+
+    Returns:
+        Columns, ids, and int64 or uint32 [rows + 1], where each distinct code begins, and n.
+    """
+    starts = np.empty(len(ids) + 1, np.uint32 if len(ids) < 1 << 32 else np.int64)
+    rows = list_kernels.find_rows(columns, ids, starts)
+    if rows < 0:
+        order = lists_order(columns, ids)
+        columns, ids = columns.take(order, axis=0), ids.take(order)
+        rows = list_kernels.find_rows(columns, ids, starts)
+    return columns, ids, starts[: rows + 1]
+
+
+def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
+    """Return the first P codewords of each code as a number, the first in the highest bits."""
+    words = np.zeros((len(columns), 2), np.uint8)
+    words[:, : columns.shape[1]] = swap_halves(columns[:, :2])
+    return words.view(">u2")[:, 0].astype(np.uint16) >> 4 * (LEVELS - P)
+
+
+def count_words(columns: Codes, M: int, K: int) -> Ids:
+    """Count codes by their first codewords, as many as may name a sub-list: int64 [16^levels]."""
+    levels = min(LEVELS, M - 1) if K <= 16 else 0
+    return np.bincount(first_words(columns, levels), minlength=16**levels)
+
+
+def choose_prefix(counts: Ids) -> int:
+    """Return the length of the prefix: the longest that leaves sub-lists that are worth a visit."""
+    n, levels = int(counts.sum()), (len(counts).bit_length() - 1) // 4
+    prefix = min(1, levels)
+    while prefix < levels:
+        sizes = counts.reshape(16 ** (prefix + 1), -1).sum(axis=1)
+        squares = np.square(sizes.astype(np.float64)).sum()
+        if np.count_nonzero(sizes) > 8 * n**0.5 or squares < _TYPICAL * n:
+            break
+        prefix += 1
+    return prefix
+
+
+def names_of(words: NDArray[np.uint16], prefix: int) -> Codes:
+    """Return the names of sub-lists, uint8 [sub-lists, 2], of their :func:`first_words`."""
+    indices = words.astype(np.int64)[:, None] >> 4 * np.arange(prefix)[::-1] & 15
+    names = np.zeros((len(words), 2), np.uint8)
+    packed = pack_codes(indices, 16)
+    first = int(prefix == 1)  # a single codeword is in the second byte
+    names[:, first : first + packed.shape[1]] = packed
+    return names
+
+
+# Searching --------------------------------------------------------------------------------------
 
 
 class InvertedLists:
-    def __init__(self, arrays):
+    """Exact search of codes in inverted lists. Thread-safe.
+
+    Args:
+        arrays: see :class:`ListArrays`.
+
+    Attributes:
+        arrays: the same.
+        n: number of codes.
+        distinct: number of distinct codes.
+    """
+
+    def __init__(self, arrays: ListArrays) -> None:
         self.arrays = arrays
-        self.n = len(arrays.members)
+        self.M, self.K, _ = (int(size) for size in arrays.codebooks.shape)
+        self.n, self.distinct = len(arrays.members), int(arrays.ends[-1])
+        names, first = arrays.names, np.zeros(1, np.int64)
+        if arrays.prefix >= 2:
+            first = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
+        self._lists = Lists(
+            np.ascontiguousarray(arrays.codebooks.transpose(2, 0, 1)),
+            arrays.prefix,
+            names[first, 0].copy(),
+            np.append(first, len(names)),
+            names,
+            arrays.ends,
+            arrays.blocks,
+            arrays.starts,
+            arrays.members,
+            _NO_MASK,
+        )
+        self._lock = threading.Lock()
 
     @classmethod
-    def build(cls, codes, ids, Z):
-        sw = codes << 4 | codes >> 4
-        order = np.lexsort((ids, *sw.T[::-1]))
-        return cls(ListArrays(Z, np.asarray(codes)[order], np.asarray(ids)[order]))
+    def build(cls, codes: Codes, ids: Ids, Z: Floats) -> Self:
+        """Sort checked codes into lists.
 
-    def codes(self, start=0, stop=None):
-        return self.arrays.codes_[start:stop]
+        Args:
+            codes: uint8 [n, code_size]. Codes that are in the order of the lists are recognised.
+            ids: int64 [n], each once.
+            Z: codebooks, float32 [M, K, d].
 
-    def crc(self):
-        return zlib.crc32(
-            self.arrays.members.tobytes(), zlib.crc32(np.ascontiguousarray(self.codes()).tobytes())
-        )
+        Raises:
+            DataError: there are no codes.
+        """
+        return cls._of_columns(columns_of(codes, *Z.shape[:2]), ids, Z)
 
-    def positions(self, ids):
-        o = np.argsort(self.arrays.members)
-        s = self.arrays.members[o]
-        p = np.searchsorted(s, ids).clip(max=self.n - 1)
-        return np.where(s[p] == ids, o[p], -1)
-
-    def _scores(self, xq):
-        Z = self.arrays.codebooks
-        w = unpack_codes(self.arrays.codes_, *Z.shape[:2]).T
-        t = (
-            score_tables(xq, Z)
-            if np.allclose(np.linalg.norm(Z, axis=2), 1, atol=1e-3)
-            else np.stack(
-                [np.stack([Z[m] @ x.reshape(len(Z), -1)[m] for m in range(len(Z))]) for x in xq]
+    @classmethod
+    def _of_columns(cls, columns: Codes, ids: Ids, Z: Floats) -> Self:
+        if not len(columns):
+            raise DataError("no codes: an index needs at least one item")
+        columns, ids, starts = sort_codes(columns, ids)
+        rows, T = len(starts) - 1, columns.shape[1]
+        blocks = np.zeros((-(-rows // BLOCK), T, BLOCK), np.uint8)
+        list_kernels.fill_blocks(blocks, 0, columns, starts)
+        prefix = choose_prefix(count_words(columns, *Z.shape[:2]))
+        words = first_words(columns.take(starts[:-1], axis=0), prefix)
+        first = np.flatnonzero(np.append(True, words[1:] != words[:-1]))
+        narrow = 0 <= ids.min() and ids.max() < 1 << 32
+        return cls(
+            ListArrays(
+                Z,
+                names_of(words[first], prefix),
+                np.append(first, rows),
+                blocks,
+                starts[:0] if rows == len(ids) else starts,
+                ids.astype(np.uint32 if narrow else np.int64),
+                prefix,
             )
         )
-        parts = [t[:, m, word] for m, word in enumerate(w)]
-        pairs = [sum(parts[m + 1 : m + 2], parts[m]) for m in range(0, len(parts), 2)]
-        return np.asarray(sum(pairs[1:], pairs[0]), np.float32)
 
-    def search(self, xq, k, *, mask=None, threads=None):
-        S = self._scores(xq)
-        D = np.full((len(xq), k), -np.inf, np.float32)
-        I = np.full((len(xq), k), -1)
-        rows = np.arange(self.n) if mask is None else np.flatnonzero(mask)
-        for q in range(len(xq)):
-            o = rows[np.lexsort((self.arrays.members[rows], -S[q, rows]))][:k]
-            D[q, : len(o)] = S[q, o]
-            I[q, : len(o)] = self.arrays.members[o]
+    def search(
+        self,
+        xq: Floats,
+        k: int,
+        *,
+        mask: NDArray[np.bool_] | None = None,
+        threads: int | None = None,
+    ) -> tuple[Floats, Ids]:
+        """Return the k best items of each query.
+
+        Args:
+            xq: float32 [Q, M * d], C-contiguous.
+            mask: bool [n], the members that may be returned (default: all).
+            threads: at most so many (default: Faiss' setting).
+
+        Returns:
+            Scores, float32 [Q, k], and ids, int64 [Q, k], best first, ties in ascending order of
+            id; -inf and -1 where fewer items pass.
+
+        Raises:
+            DataError: queries with NaN or infinity, or too large for float32 scores.
+        """
+        if mask is not None and 0 < np.count_nonzero(mask) * _FEW <= self.n:
+            few = self._only(np.flatnonzero(mask))
+            return few.search(xq, k, threads=threads)
+        lists = self._lists if mask is None else self._lists._replace(mask=mask)
+        D, I = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
+        status = np.empty(len(xq), np.uint8)
+        many = _MANY // lists.blocks.shape[1]
+
+        def run(*arrays: Any) -> None:
+            list_kernels.search(lists, k, many, *arrays)
+
+        count = thread_count(len(xq), threads)
+        if count == 1:
+            run(xq, D, I, status)
+        else:
+            in_parallel(run, (xq, D, I, status), count)
+        if status.any():
+            self._check(status == list_kernels.NOT_FINITE)
+            left = np.flatnonzero(status)
+            arrays = xq[left], D[left], I[left]
+
+            def together(*arrays: Any) -> None:
+                list_kernels.search_together(lists, k, *arrays)
+
+            in_parallel(together, arrays, thread_count(len(left), threads))
+            D[left], I[left] = arrays[1:]
         return D, I
 
-    def range_search(self, query, min_score, limit, *, mask=None):
-        S = self._scores(query[None])[0]
-        ok = S >= np.float32(min_score)
-        if mask is not None:
-            ok &= mask
-        r = np.flatnonzero(ok)
-        r = r[np.lexsort((self.arrays.members[r], -S[r]))]
-        return S[r], self.arrays.members[r]
+    def range_search(
+        self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
+    ) -> tuple[Floats, Ids]:
+        """Return scores and ids of all items with at least a score, best first.
+
+        Args:
+            query: float32 [M * d].
+            limit: maximum number of results.
+            mask: bool [n], the members that may be returned (default: all).
+
+        Raises:
+            DataError: more results than ``limit``, or see :meth:`search`.
+        """
+        lists = self._lists if mask is None else self._lists._replace(mask=mask)
+        limit = min(limit, self.n)
+        D, I, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
+        self._check(np.array([count < 0]))
+        if count > limit:
+            raise DataError(
+                f"a range search from {min_score:g} has more than {limit:,} results: "
+                "raise the minimum score or the limit"
+            )
+        return D[:count].copy(), I[:count].copy()
+
+    @staticmethod
+    def _check(wrong: NDArray[np.bool_]) -> None:
+        if wrong.any():
+            rows = named_rows(np.flatnonzero(wrong))
+            raise DataError(
+                f"queries: NaN, infinity or values too large for float32 scores in {rows}"
+            )
+
+    # Items ------------------------------------------------------------------------------------
+
+    def _rows_of(self, positions: Ids) -> Ids:
+        """Return the rows of members, int64 [m]."""
+        starts = self.arrays.starts
+        return np.searchsorted(starts, positions, side="right") - 1 if len(starts) else positions
+
+    def _only(self, positions: Ids) -> Self:
+        """Return the lists of a few members, int64 [m] ascending."""
+        rows, arrays = self._rows_of(positions), self.arrays
+        columns = arrays.blocks[rows // BLOCK, :, rows % BLOCK]
+        ids = arrays.members[positions].astype(np.int64)
+        return self._of_columns(columns, ids, arrays.codebooks)
+
+    def codes(self, start: int = 0, stop: int | None = None) -> Codes:
+        """Return the codes of members ``start:stop``, uint8 [n, code_size]."""
+        count = (self.n if stop is None else stop) - start
+        columns = np.empty((count, self.arrays.blocks.shape[1]), np.uint8)
+        row = int(self._rows_of(np.array([start]))[0])
+        list_kernels.read_columns(self._lists, row, start, columns)
+        return codes_of(columns, self.M, self.K)
+
+    def positions(self, ids: Ids) -> Ids:
+        """Return where each id is among the members, int64 [m]; -1 if missing."""
+        order, ordered = self._by_id
+        found = np.searchsorted(ordered, ids).clip(max=self.n - 1)
+        return np.where(ordered[found] == ids, order[found], -1)
+
+    @cached_property
+    def _by_id(self) -> tuple[Ids, NDArray[Any]]:
+        order = np.argsort(self.arrays.members)
+        return order, self.arrays.members[order]
+
+    def crc(self) -> int:
+        """Return the CRC-32 of all codes, then of all ids as int64, in the order of the lists."""
+        value = 0
+        for start in range(0, self.n, _STEP):
+            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)), value)
+        for start in range(0, self.n, _STEP):
+            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8"), value)
+        return value

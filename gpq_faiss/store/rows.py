@@ -364,7 +364,6 @@ class RowWriter(Closing):
             h5.attrs.update(self.header.attributes())
             h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
         (self.folder / PROGRESS).unlink()
-        self._committed = self.rows = 0
         self.close()
         return self.path
 

@@ -13,7 +13,7 @@ from model_factory import make_model, random_input
 from PIL import Image
 
 import gpq_faiss.stages.encode as stage
-from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data
+from gpq_faiss import Encoder, RowReader, encode, open_data
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import sampled_content
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
@@ -166,10 +166,6 @@ def test_overwrite_runs_the_network(tmp_path, model, data):
     encode(model, other, out, overwrite=True)
     encode(model, other, tmp_path / "fresh.h5", keep_features=False)
     same_rows(out, tmp_path / "fresh.h5")
-    (path,) = encode_shards(model, data.name, tmp_path / "shards")
-    before = path.stat().st_mtime_ns
-    encode_shards(model, data.name, tmp_path / "shards", overwrite=True)
-    assert path.stat().st_mtime_ns != before
 
 
 @pytest.mark.parametrize(("name", "out"), [("features.h5", "codes.h5"), ("x.h5", "x.h5")])
@@ -183,17 +179,12 @@ def test_the_data_are_not_replaced(tmp_path, model, name, out):
     assert (tmp_path / name).read_bytes() == before
 
 
-def test_broken_images_count_together_in_shards_and_over_an_interruption(tmp_path, monkeypatch, caplog):
+def test_broken_images_count_over_an_interruption(tmp_path, monkeypatch):
     model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
     bitmaps(tmp_path / "images", 1)
     for name in ("0/02.bmp", "1/11.bmp"):
         (tmp_path / "images" / name).write_bytes(b"")
     data, above = f"folder:{tmp_path}/images", "2 of 20 images cannot be read.*above the limit of 5 %"
-    parts = {"shard_items": 10, "batch_size": 5}
-    assert len(encode_shards(model, data, tmp_path / "shards", data_args={"max_bad": 0.1}, **parts)) == 2
-    assert "2 of 20 images cannot be read, and were left out" in caplog.text
-    with pytest.raises(DataError, match=above):
-        encode_shards(model, data, tmp_path / "shards", data_args={"max_bad": 0.05}, **parts)
     monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
     fail_once(monkeypatch, at=6)
     how = {"keep_features": False, "batch_size": 5}
@@ -218,26 +209,15 @@ def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
 # Two at the same time ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
-    tmp_path, model, data, monkeypatch, shards
-):
-    """Also while the first one makes codes of features that are finished, and while it goes on to its next shard."""
-    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_items", []
-    write = getattr(stage, name)
-
-    def run(**options):
-        if shards:
-            return encode_shards(model, data.name, out, shard_items=400, batch_size=100, **options)
-        return encode(model, data, out, batch_size=100, **options)
+def test_a_second_encoding_to_the_same_output_is_refused(tmp_path, model, data, monkeypatch):
+    out, refused, write = tmp_path / "out", [], stage.encode_items
 
     def encode_again(*args, **options):
         with untouched(tmp_path), pytest.raises(BusyError, match="out is being written by another") as caught:
-            run(overwrite=True)
+            encode(model, data, out, overwrite=True)
         refused.append(caught.value)
         return write(*args, **options)
 
-    monkeypatch.setattr(stage, name, encode_again)
-    paths = run()
-    assert len(refused) == (3 if shards else 1)
-    assert not shards or sorted(out.iterdir()) == sorted(paths)
+    monkeypatch.setattr(stage, "encode_items", encode_again)
+    encode(model, data, out, batch_size=100)
+    assert len(refused) == 1
