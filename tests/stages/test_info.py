@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from commands import done
+from gpq_faiss.store.writer import RowWriter
 from model_factory import random_input
 
 import gpq_faiss as gpq
@@ -17,7 +18,6 @@ from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import read_encoder_metadata
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.store.writer import RowWriter
 
 M, K, D, N = 5, 16, 12, 23
 CLASSES = ("cat", "dog", "owl")
