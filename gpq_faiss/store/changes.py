@@ -38,7 +38,6 @@ CREATE TABLE about (identity TEXT NOT NULL, codebooks TEXT NOT NULL, code_size I
 INSERT INTO about VALUES ('{identity}', '{fingerprint}', {code_size});
 COMMIT;
 """
-_BUSY_SECONDS = 30.0
 
 NewChange = tuple[bytes | None, str | None, tuple[str, ...] | None]
 """Code (None: remove the item), name and labels."""
@@ -130,7 +129,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     """
     name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
     return sqlite3.connect(
-        name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+        name, timeout=30, isolation_level=None, check_same_thread=False, uri=True
     )
 
 
@@ -165,14 +164,16 @@ class ChangeWriter(Closing):
                     f"{index} is changed by another process: end it first, or serve without --writable"
                 ) from None
             if not self.path.exists():
-                script = _TABLES.format(
-                    identity=secrets.token_hex(16), fingerprint=fingerprint, code_size=code_size
-                )
+                identity = secrets.token_hex(16)
                 with (
                     atomic_path(self.path) as file,
                     contextlib.closing(sqlite3.connect(file)) as db,
                 ):
-                    db.executescript(script)
+                    db.executescript(
+                        _TABLES.format(
+                            identity=identity, fingerprint=fingerprint, code_size=code_size
+                        )
+                    )
             changes = read_changes(index, code_size, fingerprint)
             assert changes is not None
             self.changes, self._number = changes, changes.number
@@ -184,11 +185,8 @@ class ChangeWriter(Closing):
 
     def _identify(self) -> tuple[int, int] | None:
         """Return device and inode of the file at the path; None if there is none."""
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
+        status = self.path.stat() if self.path.exists() else None
+        return None if status is None else (status.st_dev, status.st_ino)
 
     def write(self, changes: Mapping[int, NewChange]) -> dict[int, Change]:
         """Make changes in one transaction, which is on disk on return.
@@ -223,9 +221,7 @@ class ChangeWriter(Closing):
                 self._db.execute("BEGIN IMMEDIATE")
                 self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
         except sqlite3.Error as error:
-            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-            reason = "the disk is full: free some space" if full else one_line(error)
-            raise DataError(f"cannot write {self.path}: {reason}") from error
+            raise DataError(f"cannot write {self.path}: {one_line(error)}") from error
         self._number = number
         return {id_: Change(number, *change) for id_, change in changes.items()}
 

@@ -93,6 +93,9 @@ class ItemSource(Protocol):
     def lookup(self, ids: Ids) -> list[Item | None]:
         """Return the item of each id [n]; None for -1 and unknown ids."""
 
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name."""
+
     def rows(self) -> Iterator[Row]:
         """Yield all items as they are stored."""
 
@@ -211,6 +214,12 @@ class Items(Closing):
         with self._lock, self._guard():
             return self._db.execute(sql, parameters).fetchall()
 
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        query = "SELECT id FROM items WHERE name = ? ORDER BY id"
+        with self._lock, self._guard():
+            return [number for (number,) in self._db.execute(query, (name,))]
+
     def rows(self) -> Iterator[Row]:
         """Yield all items as they are stored, by ascending id."""
         with self._guard():
@@ -244,6 +253,10 @@ class RowItems(Closing):
         flags = np.unpackbits(reader.labels[row], count=len(reader.header.class_names))
         names = (reader.header.class_names[number] for number in np.flatnonzero(flags))
         return Item(texts, tuple(sorted(names)))
+
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        return sorted(row[0] for row in self.rows() if row[1] == name)
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them, in the order of the file."""
@@ -285,17 +298,17 @@ class ChangedItems(Closing):
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
-        self._source, self._changes = source, dict[int, Change]()
+        self.source, self._changes = source, dict[int, Change]()
         if isinstance(source, ChangedItems):
-            self._source, self._changes = source._source, source._changes
+            self.source, self._changes = source.source, source._changes
         self._changes.update(changes)
         self.data_fingerprint = "" if source is None else source.data_fingerprint
 
     def lookup(self, ids: Ids) -> list[Item | None]:
         """Return the item of each id [n]; None for -1 and unknown ids."""
         items: list[Item | None] = [None] * len(ids)
-        if self._source is not None:
-            items = self._source.lookup(ids)
+        if self.source is not None:
+            items = self.source.lookup(ids)
         for position, number in enumerate(ids.tolist()):
             change = self._changes.get(number)
             if change is not None:
@@ -303,9 +316,17 @@ class ChangedItems(Closing):
                 items[position] = None if change.code is None else Item(texts, change.labels)
         return items
 
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        changes = dict(self._changes)  # others may be added meanwhile
+        numbers = [] if self.source is None else self.source.find(name)
+        unchanged = [number for number in numbers if number not in changes]
+        changed = [number for number, change in changes.items() if change.name == name]
+        return sorted([*unchanged, *changed])
+
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them: first those that have not changed."""
-        for row in () if self._source is None else self._source.rows():
+        for row in () if self.source is None else self.source.rows():
             if row[0] not in self._changes:
                 yield row
         for number, change in self._changes.items():
@@ -315,5 +336,5 @@ class ChangedItems(Closing):
 
     def close(self) -> None:
         """Close the source of the unchanged items."""
-        if self._source is not None:
-            self._source.close()
+        if self.source is not None:
+            self.source.close()

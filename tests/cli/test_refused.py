@@ -70,7 +70,7 @@ REFUSED = """
 1 evaluate MODEL DATA --labels LABELS --protocol 2        | protocol
 2 evaluate MODEL DATA --labels LABELS --codes CODES --protocol 1 | leave out --compare and --protocol
 2 evaluate encoder.onnx DATA --labels LABELS              | encodes queries only
-2 encode MODEL DATA --ray local --batch-size -1           | they must be positive
+2 encode MODEL DATA --ray local --batch-size -1           | must be positive
 2 index MODEL CODES --add                                 | name a manifest
 2 index MODEL                                             | nothing to index
 2 index MODEL CODES --memory 1MB                          | at least 16 MiB

@@ -246,8 +246,8 @@ def call_of_two_processes(folder, steps, waiting, alive):
     """In a process of its own: two trainings in two processes, which hold ``alive``; ``waiting`` for a kill when their state is saved."""
     fork, save = multiprocessing.get_context("fork"), RunState.save
 
-    def saved(self, identity):
-        save(self, identity)
+    def saved(self, *arguments):
+        save(self, *arguments)
         time.sleep(600 * waiting)
 
     setattr(RunState, "save", saved)  # noqa: B010
