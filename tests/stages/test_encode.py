@@ -133,6 +133,13 @@ def test_overwriting_runs_the_network(tmp_path, model, data):
     assert same(rows_of(out), rows_of(tmp_path / "new.h5"))
 
 
+def test_rows_that_a_kill_left_beside_their_file_are_removed(tmp_path, model, data):
+    encode(model, data, tmp_path / "codes.h5").unlink()
+    (tmp_path / ".features.h5.partial").mkdir()
+    encode(model, data, tmp_path / "codes.h5")
+    assert not (tmp_path / ".features.h5.partial").exists()
+
+
 # Images -----------------------------------------------------------------------------------------
 
 
