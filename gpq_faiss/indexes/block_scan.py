@@ -173,7 +173,7 @@ def _instructions() -> Callable[..., Number] | None:
     return None
 
 
-@overload(scan_block, jit_options=options(counted=False), strict=False)
+@overload(scan_block, strict=False, inline="always")
 def _scan(
     blocks: Any, block: Any, quantised: Any, base: Any, first: Any, early: Any
 ) -> Callable[..., Number]:

@@ -548,7 +548,7 @@ def search(
     D: Floats,
     I: Ids,
     status: Codes,
-) -> None:
+) -> Number:
     """Find the k best members for each query, one query after the other.
 
     The most promising sub-list gives a threshold before it is scanned (:func:`_first_threshold`),
@@ -562,13 +562,18 @@ def search(
             left is one that k members reach.
         status: uint8 [Q], filled with :data:`DONE`, :data:`TOGETHER` for a query that is left, or
             :data:`NOT_FINITE` for one without finite scores.
+
+    Returns:
+        The number of queries that are not done.
     """
+    left = 0
     list_scores, order = np.empty(len(lists.keys), np.float32), np.empty(len(lists.keys), np.int64)
     queries = _new_queries(lists, 1, k, 2 * k + 8)  # _select takes long for few results
     for q in range(len(xq)):
         status[q] = DONE
         if not _begin(lists, queries, 0, xq[q], np.float32(-np.inf)):
             status[q] = NOT_FINITE
+            left += 1
             continue
         opened = _best_sublist(lists, queries, list_scores)
         if len(lists.mask) == 0 and lists.codebooks.shape[2] <= 16:
@@ -596,6 +601,9 @@ def search(
                     scanned += stop - start
         if status[q] == DONE:
             _finish(queries, 0, D[q], I[q])
+        else:
+            left += 1
+    return left
 
 
 @compiled

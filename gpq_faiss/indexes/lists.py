@@ -260,15 +260,17 @@ class InvertedLists:
         status = np.empty(len(xq), np.uint8)
         many = _MANY // lists.blocks.shape[1]
 
-        def run(*arrays: Any) -> None:
-            list_kernels.search(lists, k, many, *arrays)
-
         count = thread_count(len(xq), threads)
         if count == 1:
-            run(xq, D, I, status)
+            unfinished = list_kernels.search(lists, k, many, xq, D, I, status)
         else:
+
+            def run(*arrays: Any) -> None:
+                list_kernels.search(lists, k, many, *arrays)
+
             in_parallel(run, (xq, D, I, status), count)
-        if status.any():
+            unfinished = status.any()
+        if unfinished:
             self._check(status == list_kernels.NOT_FINITE)
             left = np.flatnonzero(status)
             arrays = xq[left], D[left], I[left]

@@ -67,10 +67,10 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
     elif kind == "codes":
         index = _from_codes(path)
     elif kind == "lists":
-        arrays, metadata = open_lists(path)
+        arrays, crc = open_lists(path)
         lists = InvertedLists(arrays)
         index = Index((Segment(lists, None, lists.n),), arrays.codebooks, form="lists")
-        index = _with_items(index, path, int(metadata["crc"]))
+        index = _with_items(index, path, crc)
     else:
         raise DataError(f"{path} is {kind}, not {_EXPECTED}")
     return _with_changes(index, path) if changes else index
