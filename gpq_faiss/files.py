@@ -121,21 +121,38 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
         DataError: writing fails (disk full, read-only, no permission); ``path`` is unchanged.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
+        with _temporary(path, folder) as temporary:
+            yield temporary
+            for file in [*temporary.rglob("*"), temporary]:
+                fsync(file)
+            _replace(temporary, path)
+            fsync(path.parent)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, folder: bool) -> Iterator[Path]:
+    """Make a temporary file or folder beside ``path`` and hold its lock; remove it at the end."""
+    while True:
+        temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
         if folder:
             temporary.mkdir()
         else:
             temporary.touch(exist_ok=False)
+        # Before it is locked, another process may take it for a leftover and remove it.
+        with (
+            contextlib.suppress(FileNotFoundError, BlockingIOError),
+            contextlib.ExitStack() as stack,
+        ):
+            stack.enter_context(_locked(temporary))
+            if temporary.exists():
+                lock = stack.pop_all()
+                break
+    with lock:
         try:
-            with _locked(temporary):
-                yield temporary
-                for file in [*temporary.rglob("*"), temporary]:
-                    fsync(file)
-                _replace(temporary, path)
-                fsync(path.parent)
+            yield temporary
         finally:
             if temporary.is_dir():
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -23,6 +23,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -393,6 +394,11 @@ class RowWriter(Closing):
                     self.commit()
         finally:
             self.close()
+
+
+def discard_unfinished(path: Path) -> None:
+    """Remove the unfinished rows of a complete file, which a kill may leave beside it."""
+    shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
 
 
 def row_blocks(n: int, size: int, start: int = 0) -> Iterator[slice]:
