@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 import gpq_faiss as gpq
-from gpq_faiss.codes.checks import check_count
 from gpq_faiss.errors import UsageError
 
 from . import options as common
@@ -74,6 +73,7 @@ def search(
     """
     import faiss
 
+    from gpq_faiss.codes.checks import check_count
     from gpq_faiss.data.arrays import read_ids
     from gpq_faiss.stages.search import open_queries
 

@@ -224,9 +224,9 @@ class Index(Closing):
         score_tables(xq, self.codebooks)  # raises an error that names rows which are not finite
         thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
         counts, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        for query, threshold in zip(queries, thresholds.tolist(), strict=True):
+        for row, (query, threshold) in enumerate(zip(queries, thresholds.tolist(), strict=True)):
             results = [
-                segment.lists.range_search(query, threshold, limit, mask=mask)
+                segment.lists.range_search(query, threshold, limit, mask=mask, row=row)
                 for segment, mask in masks
             ]
             scores, members = (np.concatenate(arrays) for arrays in zip(*results, strict=True))

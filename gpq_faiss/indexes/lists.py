@@ -283,7 +283,13 @@ class InvertedLists:
         return D, I
 
     def range_search(
-        self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
+        self,
+        query: Floats,
+        min_score: float,
+        limit: int,
+        *,
+        mask: NDArray[np.bool_] | None = None,
+        row: int = 0,
     ) -> tuple[Floats, Ids]:
         """Return scores and ids of all items with at least a score, best first.
 
@@ -291,6 +297,7 @@ class InvertedLists:
             query: float32 [M * d].
             limit: maximum number of results.
             mask: bool [n], the members that may be returned (default: all).
+            row: number of the query, for errors.
 
         Raises:
             DataError: more results than ``limit``, or see :meth:`search`.
@@ -298,7 +305,7 @@ class InvertedLists:
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         limit = min(limit, self.n)
         D, I, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
-        self._check(np.array([count < 0]))
+        self._check(np.array([count < 0]), row)
         if count > limit:
             raise DataError(
                 f"a range search from {min_score:g} has more than {limit:,} results: "
@@ -307,9 +314,9 @@ class InvertedLists:
         return D[:count].copy(), I[:count].copy()
 
     @staticmethod
-    def _check(wrong: NDArray[np.bool_]) -> None:
+    def _check(wrong: NDArray[np.bool_], first_row: int = 0) -> None:
         if wrong.any():
-            rows = named_rows(np.flatnonzero(wrong))
+            rows = named_rows(first_row + np.flatnonzero(wrong))
             raise DataError(
                 f"queries: NaN, infinity or values too large for float32 scores in {rows}"
             )

@@ -250,7 +250,7 @@ def test_unfit_k_is_refused(k):
         (XQ[:, 1:], r"\[n, 24\]"),
         (XQ[0], r"\[n, 24\]"),
         (NAN, "NaN.* in row 3"),
-        (XQ * np.float32(1e38), "too large for float32 scores in rows"),
+        (XQ * np.float32(1e38), "too large for float32 scores in row"),
         (XQ.astype(np.complex64), "complex64"),
         ([[1.0], [1.0, 2.0]], "not an array of numbers"),
     ],
