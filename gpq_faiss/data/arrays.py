@@ -72,6 +72,27 @@ class LazyArray:
         return np.asarray(self.load()[rows])
 
 
+@dataclass(frozen=True)
+class OpenRows:
+    """Rows of a data set of an open HDF5 file, which wants the numbers of rows in order."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype  # type: ignore[no-any-return]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        if isinstance(rows, slice):
+            return np.asarray(self.array[rows])
+        wanted, inverse = np.unique(rows, return_inverse=True)
+        return np.asarray(self.array[wanted])[inverse]
+
+
 def npz_member(path: Path, name: str) -> LazyArray:
     """Return an array of an ``.npz``, decompressed when it is read."""
     with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
@@ -87,9 +108,16 @@ def npz_member(path: Path, name: str) -> LazyArray:
 
 
 class JoinedMatrix:
-    """Concatenated rows of several matrices of one width, read as float32."""
+    """Concatenated rows of several matrices, read as float32.
 
-    def __init__(self, parts: Sequence[Matrix]) -> None:
+    Raises DataError: they are not matrices of one width; ``names`` are those of the parts.
+    """
+
+    def __init__(self, parts: Sequence[Matrix], names: Sequence[object] = ()) -> None:
+        for part, name in zip(parts, names, strict=False):
+            if len(part.shape) != 2 or part.shape[1] != parts[0].shape[1]:
+                shapes = f"{names[0]} is {list(parts[0].shape)}, {name} {list(part.shape)}"
+                raise DataError(f"{shapes}: rows of one width are needed")
         self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
         self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
         self.shape = (int(self._starts[-1]), parts[0].shape[1])

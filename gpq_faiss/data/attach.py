@@ -1,4 +1,4 @@
-"""Labels, ids and names beside the data: in files, tables and dicts, matched by id or name or order."""
+"""Labels, ids and names beside the data: in files, tables and dicts, matched by id, name or order."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..inputs import parse_json, read_text
 from ..store.hdf5 import as_texts
 from .arrays import read_ids, whole_numbers
-from .base import Dataset
+from .base import Dataset, FeatureDataset
 from .images import without_gradient
-from .labels import MISSING, Labels, composed, label_texts, labels_note, labels_of, plain_text
-from .paths import files_of, local_path
+from .labels import (
+    MISSING,
+    ROW,
+    WHOLE,
+    Labels,
+    composed,
+    label_texts,
+    labels_note,
+    labels_of,
+    plain_text,
+)
+from .paths import files_of
 from .tables import (
     IDS,
     ITEMS,
@@ -29,23 +38,9 @@ from .tables import (
     Table,
     file_form,
     frame_table,
-    join_tables,
-    open_table,
+    open_tables,
     usual,
 )
-
-_ROW = re.compile(r"[01](?:[,;\s]+[01])+")
-_COLUMNS = re.compile(r".*[,;\t].*|\d+(?:\s+\d+)+")
-_NUMBER = re.compile(r"-?\d+(\.0*)?")
-
-
-@dataclass
-class _Keyed:
-    """Labels of items by a key, the id or the name of an item; ``column`` and ``source`` name them."""
-
-    labels: Mapping[Any, Any]
-    column: str
-    source: str
 
 
 def with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
@@ -58,24 +53,35 @@ def with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
-    source = "labels"
+    source, n = "labels", len(dataset)
     if isinstance(labels, str):
         files = files_of(labels)
-        source = files[0].name if len(files) == 1 else os.path.basename(labels)
-        labels = _read_labels(files, len(dataset), o)
+        source = files[0].name if len(files) == 1 else labels
+        labels = _read_labels(files, n, o)
     elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
         labels = frame_table(labels)
     elif hasattr(labels, "index") and hasattr(labels, "items"):  # a Series of pandas
-        keys = labels.index.tolist()
-        if keys != list(range(len(dataset))):
+        keys, items = labels.index.tolist(), {*map(str, dataset.ids.tolist())}
+        if keys == list(range(n)):
+            labels = labels.tolist()
+        elif (
+            len(keys) == n and "name" not in dataset.texts and not items.issuperset(map(_key, keys))
+        ):
+            remedy = "give labels.to_numpy() for the order of the items"
+            raise DataError(f"labels: the index of the Series is not that of the items: {remedy}")
+        else:
             labels = dict(zip(keys, labels.tolist(), strict=True))
-    how = "in their order"
+    how, keyed = "in their order", isinstance(labels, Table | Mapping)
     if isinstance(labels, Table):
-        dataset, labels, how = _from_table(dataset, labels, source, o)
+        dataset, labels, how = _from_table(dataset, labels, o)
     elif isinstance(labels, Mapping):
-        labels, how = _matched(dataset, _Keyed(labels, "its keys", source))
-    found = labels_of(labels, source, len(dataset))
+        labels, how = _matched(dataset, labels, source, "its keys")
+    elif column := o.label_column or o.id_column:
+        raise UsageError(f"--read label_column, id_column: {source} has no columns, as {column!r}")
+    found = labels_of(labels, source, n)
     notes = [labels_note(source, found, how), *dataset.notes[1:]]
+    if source != "labels" and not keyed and isinstance(dataset, FeatureDataset) and dataset.content:
+        return dataset.with_files(labels=found, notes=notes)
     return dataset.having("labels", found.fingerprint(), labels=found, notes=notes)
 
 
@@ -86,178 +92,148 @@ def _read_labels(files: Sequence[Path], n: int, o: Options) -> Any:
         values = parse_json(read_text(files[0], "JSON of labels"))
         if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
             return values
-    if form in ("tar", "gzip"):
-        raise DataError(f"{files[0]} is an archive: unpack it, and give the file of labels in it")
-    if form in ("text", "csv") and len(files) == 1:
-        return _read_lines(files[0], n, o)
-    table = join_tables([open_table(file, "csv" if form == "text" else form) for file in files])
-    if len(table.kinds) == 1 and not o.label_column:
-        return table.values(next(iter(table.kinds)))
-    return table
+    if form in ("text", "csv") and (lines := _lines(files[0], n)) is not None:
+        return lines
+    table = open_tables(files)
+    column = next(iter(table.kinds)) if len(table.kinds) == 1 else o.label_column
+    return table.values(column) if len(table.kinds) == 1 and column else table
 
 
-def _read_lines(file: Path, n: int, o: Options) -> Any:
-    """Read a text of labels: a table whose header names labels or items, else one item per line.
+def _lines(file: Path, n: int) -> Any:
+    """Read a text of a label per line; None if it is a table, of several columns with a header.
 
-    Such a line is empty, a class number, a name, several separated by ``|``, or 0/1 per class.
+    A line is empty, a class number, a name, several separated by ``|``, or 0/1 per class. A first
+    line with a usual name, or of text above numbers, is a header; above 0/1 it names the classes.
     """
-    text = read_text(file, "labels, one item per line,")
-    lines = [line.strip() for line in text.split("\n")]
+    lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
     lines = lines[:-1] if lines[-1] == "" else lines
-    header = [name.strip(' "') for name in re.split("[,;\t|]", lines[0])] if lines else []
-    rest = lines[1:]
-    rows = [line for line in rest if _ROW.fullmatch(line)]
-    if len(header) > 1 and len(rows) < len(rest):
-        if usual(LABELS, header) or usual(IDS, header) or o.label_column in header:
-            return open_table(file, "csv")
-    one_label = bool(rest) and usual(LABELS, lines[:1]) is not None and lines[0] not in rest
-    numbers = all(_NUMBER.fullmatch(line) or line.lower() in MISSING or not line for line in rest)
-    first = lines[0] if lines else ""
-    plain = (
-        _NUMBER.fullmatch(first) or _ROW.fullmatch(first) or first.lower() in MISSING or not first
-    )
-    has_header = one_label or (bool(rest) and not plain and (numbers or len(rows) == len(rest)))
-    if has_header and len(lines) == n:
+    first, rest = (lines or [""])[0], lines[1:]
+    hot = bool(rest) and all(map(ROW.fullmatch, rest))
+    if re.search("[,;\t]", first) and not hot:
+        return None
+    numbers = all(WHOLE.fullmatch(line) or line.lower() in MISSING or not line for line in rest)
+    plain = WHOLE.fullmatch(first) or ROW.fullmatch(first) or first.lower() in MISSING or not first
+    named = usual(LABELS, [first]) is not None and first not in rest
+    header = bool(rest) and (named or (not plain and (numbers or hot)))
+    if header and len(lines) == n:
         raise DataError(
             f"{file} has a header ({first[:40]!r}) and {n - 1:,} labels for {n:,} items"
         )
-    labels = rest if has_header else lines
+    labels = rest if header else lines
     if len(labels) != n:
         many = f"{len(labels):,} lines of labels, the data has {n:,} items"
         raise DataError(f"{file} has {many}: give one per item, or a table with ids or names")
-    classes = len((_ROW.fullmatch(labels[-1]) and re.findall("[01]", labels[-1])) or ())
-    if has_header and len(rows) == n and len(header) == classes:
-        hot = np.array([re.findall("[01]", line) for line in labels]) == "1"
-        return Labels.from_multihot(hot, header)
-    wrong = next((x for x in labels if _COLUMNS.fullmatch(x) and not _ROW.fullmatch(x)), None)
-    if wrong is not None:
-        table = "a table with a column of ids or names and one of labels, with a header line"
-        what = f"lines of several columns ({wrong[:60]!r}) and the first names none of labels"
-        raise DataError(
-            f"{file} has {what}: give one label per line, or {table} ({lines[0][:60]!r})"
-        )
+    classes = [name.strip(' "') for name in re.split("[,;\t]", first)]
+    rows = [re.findall("[01]", line) for line in labels] if header and hot else [[]]
+    if {len(row) for row in rows} == {len(classes)}:
+        return Labels.from_multihot(np.array(rows) == "1", classes)
     return labels
 
 
-def _from_table(
-    dataset: Dataset, table: Table, source: str, o: Options
-) -> tuple[Dataset, Any, str]:
+def _from_table(dataset: Dataset, table: Table, o: Options) -> tuple[Dataset, Any, str]:
     """Return the data set (with the table's names, if it has none), labels, and how they match."""
     columns = list(table.kinds)
     items = o.id_column or usual(ITEMS, columns)
-    label = o.label_column or usual(LABELS, [name for name in columns if name != items])
-    if label is None:
-        known = ", ".join(map(repr, columns[:20]))
-        raise DataError(
-            f"{table.source}: which column holds labels? It has {known}: --read label_column="
-        )
+    label = o.label_column or usual(LABELS, [name for name in columns if name != items]) or ""
     values = table.values(table.check(label, "--read label_column"))
     names = table.class_names.get(label)
+    in_order = table.rows == len(dataset)
+    if items is None and not in_order:
+        table.check("id", "--read id_column")
     if items is not None:
         keys = table.values(table.check(items, "--read id_column"))
-        of_names = table.kinds[items] == "text" and "name" not in dataset.texts
-        if not (of_names and table.rows == len(dataset)) or o.id_column:
-            if names is not None:
-                values = [None if v < 0 else names[v] for v in np.asarray(values).tolist()]
-            pairs = list(zip(keys, values, strict=True))
-            if len(dict(pairs)) < len(pairs):
-                twice = Counter(map(str, keys)).most_common(1)[0][0]
-                what = f"{items} {twice!r} occurs more than once: give each item one line"
+        if not in_order or table.kinds[items] != "text" or "name" in dataset.texts or o.id_column:
+            values = values if names is None else [names[i] if i >= 0 else None for i in values]
+            repeated, count = Counter(map(_key, keys)).most_common(1)[0] if len(keys) else ("", 0)
+            if count > 1 and repeated:
+                what = f"{items} {repeated!r} occurs more than once: give each item one line"
                 raise DataError(f"{table.source}: {what}")
-            return dataset, *_matched(dataset, _Keyed(dict(pairs), repr(items), table.source))
-        texts = dataset.texts | {"name": as_texts(map(plain_text, keys))}
-        dataset = dataset.having("names", "\0".join(texts["name"].tolist()), texts=texts)
-    elif table.rows != len(dataset):
-        known = ", ".join(map(repr, columns[:20]))
-        what = (
-            f"{table.rows:,} rows without a column of ids or names, the data {len(dataset):,} items"
-        )
-        raise DataError(
-            f"{table.source} has {what} (columns: {known}): name it with --read id_column="
-        )
+            given = dict(zip(keys, values, strict=True))
+            return dataset, *_matched(dataset, given, table.source, repr(items))
+        dataset = with_names(dataset, keys)
     return dataset, labels_of(values, table.source, class_names=names), "in their order"
 
 
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
     text = composed(plain_text(value).strip()) if value is not None else ""
-    return text.partition(".")[0] if re.fullmatch(r"-?\d+\.0*", text) else text
+    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
 
 
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
+    "id": str,
     "file name": os.path.basename,
     "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
 }
 """Ways in which the key of a label may name an item."""
 
 
-def _matched(dataset: Dataset, keyed: _Keyed) -> tuple[list[Any], str]:
+def _matched(
+    dataset: Dataset, given: Mapping[Any, Any], source: str, column: str
+) -> tuple[list[Any], str]:
     """Return the label of each item by its name or id, None for others, and how they match."""
-    given = {_key(key): label for key, label in keyed.labels.items()}
-    given.pop("", None)
+    given = {_key(key): label for key, label in given.items() if _key(key)}
     names = (
         [composed(name) for name in dataset.texts["name"].tolist()]
         if "name" in dataset.texts
         else []
     )
     ids = [str(i) for i in dataset.ids.tolist()]
-    candidates = [
-        (f"by {way}", list(map(shorten, names)), shorten) for way, shorten in _WAYS.items()
-    ]
-    for how, items, shorten in [candidates[0], ("by id", ids, str), *candidates[1:]]:
+    for way, shorten in _WAYS.items():
+        items = ids if way == "id" else list(map(shorten, names))
         labels = {shorten(key): label for key, label in given.items()}
-        if (
-            how == "by name"
-            or how == "by id"
-            or (len(labels) == len(given)
-            and len({*items}) == len(items))
-        ):
-            matches = [labels.get(item) for item in items]
-            if any(label is not None and label_texts(label) for label in matches):
-                break
+        unique = shorten is str or (len(labels) == len(given) and len({*items}) == len(items))
+        if unique and any(label_texts(labels.get(item)) for item in items):
+            break
     else:
-        what = f"no key of a label in {keyed.column} is an id or name of the data"
-        example = f"it has {list(given)[:1]}, the data {(names or ids)[:1]}"
-        raise DataError(f"{keyed.source}: {what} ({example})")
-    if how == "by id" and np.array_equal(dataset.ids, np.arange(len(ids))) and "0" not in labels:
-        numbers = [int(key) for key in labels if re.fullmatch(r"\d{1,18}", key)]
-        if max(numbers) == len(ids):
-            what = (
-                f"{keyed.column} runs from {min(numbers)} to {len(ids):,}, but row numbers from 0"
-            )
-            raise DataError(
-                f"{keyed.source}: {what}: give the ids of the data with --read ids=FILE"
-            )
-        how = f"{how} (row numbers from 0)"
+        what = f"no key of a label in {column} is an id or name of the data"
+        raise DataError(
+            f"{source}: {what} (it has {list(given)[:1]}, the data {(names or ids)[:1]})"
+        )
     others = len(labels.keys() - {*items})
-    rest = f" ({others:,} rows are of other items)" if others else ""
-    return matches, f"matched {how} in {keyed.column}{rest}"
+    how = f"matched by {way} in {column}" + (
+        f" ({others:,} rows are of other items)" if others else ""
+    )
+    if way == "id" and "0" not in labels and np.array_equal(dataset.ids, np.arange(len(ids))):
+        largest = max(int(key) for key in labels if re.fullmatch(r"\d{1,18}", key))
+        if largest == len(ids):
+            what = f"ids from 1 to {largest:,} in {column}, but the items are numbered from 0"
+            raise DataError(f"{source} has {what}: give the ids of the data with --read ids=FILE")
+        how += "; the data has no ids: items are numbered from 0"
+    return [labels.get(item) for item in items], how
+
+
+def _column(files: Sequence[Path], candidates: Sequence[str], what: str) -> Any:
+    """Return the column of a table with one of the usual names, or the only one."""
+    table = open_tables(files)
+    only = next(iter(table.kinds)) if len(table.kinds) == 1 else ""
+    return table.values(
+        table.check(usual(candidates, table.kinds) or only, f"--read {what}=FILE of one")
+    )
 
 
 def with_ids(dataset: Dataset, ids: Any) -> Dataset:
-    """Return a data set with other ids: a file of them (:func:`.arrays.read_ids`) or the ids."""
+    """Return a data set with other ids: the ids, or a list or table of them in a file."""
     if isinstance(ids, str):
-        path = local_path(ids)
-        is_table = file_form(path) not in ("npy", "text")
-        table = open_table(path) if is_table else None
-        column = usual((*IDS, "arr0"), table.kinds) if table is not None else None
-        new = read_ids(path) if table is None else whole_numbers(table.values(column or "id"), ids)
-    else:
-        new = whole_numbers(without_gradient(ids), "ids")
+        files = files_of(ids)
+        listed = file_form(files[0]) in ("npy", "text") and len(files) == 1
+        ids = read_ids(files[0]) if listed else _column(files, IDS, "ids")
+        if isinstance(dataset, FeatureDataset) and dataset.content:
+            return dataset.with_files(ids=whole_numbers(ids, "ids"))
+    new = whole_numbers(without_gradient(ids), "ids")
     return dataset.having("ids", new.tobytes(), ids=new)
 
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
-    """Return a data set with names of a list, a text with one per line, or a table."""
-    lines: Any = names
+    """Return a data set with other names: the names, or a text (one per line) or table of them."""
     if isinstance(names, str):
         files = files_of(names)
-        if file_form(files[0]) == "text":
-            lines = read_text(files[0], "text with a name per line").splitlines()
-        else:
-            table = join_tables([open_table(file) for file in files])
-            lines = table.values(usual(NAMES, table.kinds) or next(iter(table.kinds)))
-    column = as_texts(map(plain_text, lines))
+        listed = file_form(files[0]) == "text"
+        text = read_text(files[0], "text with a name per line") if listed else ""
+        names = text.splitlines() if listed else _column(files, NAMES, "names")
+    if np.ndim(names) != 1:
+        raise DataError(f"names are an array {list(np.shape(names))}: one text per item is needed")
+    column = as_texts(map(plain_text, names))
     texts = dataset.texts | {"name": column}
     return dataset.having("names", "\0".join(column.tolist()), texts=texts)

@@ -38,6 +38,7 @@ class Dataset(Annotations, ABC):
         kind: ``images`` or ``features``.
         max_bad: fraction of unreadable images that is no error.
         bad: row of an unreadable image -> its name, and why. Thread-safe.
+        content: hash of the files alone, while nothing but them is in the fingerprint.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Dataset(Annotations, ABC):
     kind: Literal["images", "features"]
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
+    content: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
@@ -63,7 +65,8 @@ class Dataset(Annotations, ABC):
 
     def having(self, what: str, *content: str | bytes, **changes: Any) -> Self:
         """Return a copy with ``changes``; the fingerprint covers ``what`` they are and ``content``."""
-        return replace(self, fingerprint=fingerprint(self.fingerprint, what, *content), **changes)
+        mark = fingerprint(self.fingerprint, what, *content)
+        return replace(self, fingerprint=mark, content=None, **changes)
 
     @functools.cached_property
     def _order(self) -> NDArray[np.int64]:
@@ -112,6 +115,16 @@ class FeatureDataset(Dataset):
     matrix: Matrix = field(repr=False)
     kind: Literal["images", "features"] = "features"
 
+    def with_files(self, **changes: Any) -> Self:
+        """Return a copy with labels or ids of files in the order of the rows.
+
+        The fingerprint is that of files that hold them themselves.
+        """
+        dataset = replace(self, **changes)
+        shape, marks = str(tuple(self.matrix.shape)), (dataset.mark(), dataset.ids.tobytes())
+        dataset.fingerprint = fingerprint("features", str(self.content), shape, *marks)
+        return dataset
+
     def __len__(self) -> int:
         return self.matrix.shape[0]
 
@@ -140,25 +153,6 @@ class FeatureDataset(Dataset):
                 raise DataError(f"{fault}: repair such rows or leave them out")
         return x
 
-    def scale(self, most: int = 1000) -> dict[str, float]:
-        """Return the typical scale: the median norm, and the percentiles 1 and 99 of the numbers.
-
-        It is measured on up to ``most`` evenly spaced rows; rows that :meth:`read` refuses are left
-        to it.
-        """
-        rows = np.unique(np.linspace(0, len(self) - 1, num=min(most, len(self))).astype(np.int64))
-        return scale_of(np.asarray(self.matrix[rows], np.float64))
-
-
-def scale_of(x: NDArray[Any]) -> dict[str, float]:
-    """Return the ``norm``, ``low`` and ``high`` of vectors [n, width] (see FeatureDataset.scale)."""
-    x = np.asarray(x, np.float64)[np.isfinite(x).all(axis=1)]
-    if not len(x):
-        return {}
-    low, high = np.percentile(x, (1, 99))
-    norm = np.median(np.linalg.norm(x, axis=1))
-    return {"norm": float(norm), "low": float(low), "high": float(high)}
-
 
 def features(
     name: str, matrix: Matrix, known: Annotations, content: str | None = None
@@ -171,10 +165,10 @@ def features(
     if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or dtype.itemsize > 8:
         needed = "numbers [N, width] are needed, one row per item"
         raise DataError(f"{name} is {dtype} {list(shape)}: {needed}")
-    content = digest(matrix[:]) if content is None else content
-    dataset = FeatureDataset(**vars(known), name=name, fingerprint="", matrix=matrix)
-    marks = dataset.mark(), dataset.ids.tobytes()
-    dataset.fingerprint = fingerprint("features", content, str(shape), *marks)
+    own = digest(matrix[:]) if content is None else content
+    dataset = FeatureDataset(**vars(known), name=name, fingerprint="", matrix=matrix, content=own)
+    dataset = dataset.with_files()
+    dataset.content = content
     return dataset
 
 

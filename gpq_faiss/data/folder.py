@@ -58,8 +58,11 @@ def open_tar(path: Path) -> dict[str, Piece]:
     """
     members: dict[str, Piece] = {}
     what = "a tar archive or a folder"
+    form = file_form(path)
+    if form not in ("tar", "gzip", "text"):
+        raise DataError(f"{path} is a file of the form {form}: {what} is needed")
     with reading(path, what), path.open("rb") as file:
-        packed = file_form(path) == "gzip"
+        packed = form == "gzip"
         stream = io.BytesIO(gzip.decompress(file.read())) if packed else file
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
@@ -275,15 +278,13 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     if all(size < 0 for _, (_, _, size) in pieces):
         what = "tar files of KEY.jpg and KEY.cls (.json, .txt) are expected"
         raise DataError(f"{name} has no images: {what}")
-    columns = dict.fromkeys(extension for sample in samples for extension in sample.members)
+    columns = dict.fromkeys((e for sample in samples for e in sample.members), "text")
     described = next((sample for sample in samples if "json" in sample.members), None)
-    columns |= dict.fromkeys(described.value(None) if described else ())
+    columns |= dict.fromkeys(described.value(None) if described else (), "text")
     label = o.label_column or ("cls" if "cls" in columns else None)
     label = label or usual(LABELS, columns) or ("txt" if "txt" in columns else None)
     annotations = Annotations()
-    table = Table(
-        name, len(samples), columns, lambda c: [sample.value(c) for sample in samples], None
-    )
+    table = Table(name, len(samples), columns, lambda c: [sample.value(c) for sample in samples])
     for column in o.keep:
         annotations.texts[column] = table.texts(table.check(column, "--read keep"))
     if label is not None and o.with_labels:

@@ -29,8 +29,8 @@ MAX_CLASSES = 65_535
 SEPARATOR = "|"
 """Separator of several labels of one item in text."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-_WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
-_ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
+WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
+ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
 
 Rows = slice | NDArray[Any]
 
@@ -285,7 +285,7 @@ def label_texts(value: Any) -> list[str]:
         value = plain_text(value)
     if isinstance(value, str):
         text = composed(value).strip()
-        if _ROW.fullmatch(text):
+        if ROW.fullmatch(text):
             return re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text)
         if text[:1] in ("[", "{", "("):
             with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
@@ -350,7 +350,7 @@ def _labels(values: Any, class_names: Sequence[str] | None) -> Labels:
         hot = np.array([row or ["0"] * length for row in rows]) == "1"
         return Labels.from_multihot(hot, class_names)
     texts -= {"", "-1", *(text for text in texts if text.lower() in MISSING)}
-    if all(map(_WHOLE.fullmatch, texts)):  # an integer column with gaps becomes float in pandas
+    if all(map(WHOLE.fullmatch, texts)):  # an integer column with gaps becomes float in pandas
         rows = [[text.partition(".")[0] for text in row if text in texts] for row in rows]
     rows = [[text for text in row if text not in ("", "-1")] for row in rows]
     if class_names is not None:

@@ -23,7 +23,7 @@ from .paths import files_of, is_url, without_secrets
 from .sources import open_array, open_features, open_frame, open_hf, open_items, open_listed
 from .standard import open_digits, open_nuswide, open_published
 from .tables import FORMS as ENDINGS
-from .tables import Options, file_form, open_table
+from .tables import Options, file_form, open_tables
 
 log = logging.getLogger(__name__)
 
@@ -83,17 +83,15 @@ def form_of(path: str, image_column: str | None = None) -> str:
         files = files_of(path)
         return "webdataset" if len(files) > 1 or has_samples(files[0]) else "folder"
     if ending in (*ENDINGS, ".txt", ".lst"):
-        first = files_of(path)[0]
-        form = file_form(first)
-        if form in ("text", "csv", "jsonl", "json", "parquet", "arrow", "orc"):
-            if form == "text" and ending != ".csv":
-                return "list"
-            table = open_table(first, form)
-            is_list = (
-                table.image_column(image_column) is not None and "list" not in table.kinds.values()
-            )
-            return ("csv" if form == "csv" else "parquet") if is_list else "features"
-        return "features"
+        files = files_of(path)
+        form = file_form(files[0])
+        if form not in ("text", "csv", "jsonl", "json", "parquet", "arrow", "orc"):
+            return "features"
+        if form == "text":
+            return "list"
+        table = open_tables(files[:1])
+        is_list = table.image_column(image_column) and "list" not in table.kinds.values()
+        return ("csv" if form == "csv" else "parquet") if is_list else "features"
     if os.path.exists(local):
         file_form(files_of(local)[0])
         what = f"its ending tells no form ({', '.join([*ENDINGS, '.txt', '.tar'])} do)"

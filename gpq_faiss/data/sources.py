@@ -21,7 +21,7 @@ from ..inputs import read_text
 from ..progress import stage
 from ..store.hdf5 import Hdf5Array
 from ..store.reader import RowReader
-from .arrays import Matrix
+from .arrays import Matrix, OpenRows
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, labels_note, labels_of
@@ -35,14 +35,14 @@ from .paths import (
 )
 from .tables import (
     FORMS,
+    LABELS,
     PLAIN,
     Annotations,
     Options,
-    arrow_table,
     file_form,
     frame_table,
-    join_tables,
-    open_table,
+    in_memory,
+    open_tables,
     usual,
 )
 
@@ -63,7 +63,7 @@ def vector_files(path: str) -> tuple[list[Path], list[Path]]:
     parts = [_files_below(folder) for folder in (vectors, metadata)]
     if not parts[0]:
         raise DataError(f"{root} contains no files of vectors ({', '.join(FORMS)})")
-    return parts[0], parts[1] if vectors != root else []
+    return parts[0], parts[1] if vectors.name == "img_emb" else []
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -77,19 +77,15 @@ def open_features(path: str, o: Options = PLAIN) -> Dataset:
     """Open files of vectors, one or several concatenated; rows are checked when they are read."""
     files, metadata = vector_files(path)
     name = f"features:{without_secrets(path)}"
-    if (
-        len(files) == 1
-        and file_form(files[0]) == "hdf5"
-        and "codebooks" in open_table(files[0]).kinds
-    ):
+    table = open_tables(files)
+    if len(files) == 1 and "codebooks" in table.kinds:
         matrix, annotations = _our_features(files[0])
     else:
-        table = join_tables([open_table(file) for file in files])
         if any(kind == "image" for kind in table.kinds.values()) and o.vectors is None:
             return open_hub_parquet(name, files, o)
-        described = join_tables([open_table(file) for file in metadata]) if metadata else table
+        described = open_tables(metadata) if metadata else table
         annotations, used = described.annotations(o)
-        labels = usual(("labels", "label"), table.kinds) or ""
+        labels = usual(LABELS, table.kinds) or ""
         matrix, note = table.vectors({labels, *(used if described is table else ())}, o.vectors)
         annotations.notes.append(note)
         if matrix.shape[1:] and matrix.dtype == np.uint8 and len(matrix.shape) > 2:
@@ -166,7 +162,8 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
         raise DataError(f"{name}: {type(rows).__name__} cannot be read by position: give a Dataset")
     kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}
     named = {c: kind.names for c, kind in kinds.items() if getattr(kind, "names", None)}
-    table = arrow_table(name, data, named)
+    table = in_memory(name, data)
+    table.class_names = named
     pictures = (
         [] if o.vectors else [n for n, kind in kinds.items() if type(kind).__name__ == "Image"]
     )
@@ -217,10 +214,10 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
         raise UsageError(f"{without_secrets(path)}: {remedy}")
     files = files_of(path)
     base = files[0].parent if o.root is None else Path(o.root).expanduser()
-    if form == "list":
+    if form == "list" or (form != "csv" and file_form(files[0]) == "text"):
         listed, annotations = _list(files[0])
     else:
-        table = join_tables([open_table(file, "csv" if form == "csv" else None) for file in files])
+        table = open_tables(files)
         image = table.image_column(o.image_column) or table.check("image", "--read image_column")
         listed = [str(value or "") for value in table.values(image)]
         if "" in listed or not listed:
@@ -292,11 +289,9 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     Vectors in an h5py data set are read by rows. Raises DataError: neither vectors nor images.
     """
     if isinstance(values, h5py.Dataset) and values.ndim == 2:
-        values.file.flush()
-        path = Path(values.file.filename)
-        return features(
-            "array", Hdf5Array(path, values.name), Annotations(), file_fingerprint(path)
-        )
+        sample = np.unique(np.linspace(0, len(values) - 1, num=1000).astype(np.int64))
+        rows = OpenRows(values)
+        return features("array", rows, Annotations(), digest(rows[sample]))
     array = as_array(values[:] if isinstance(values, h5py.Dataset) else values, "the array")
     if array.ndim == 2:
         return features("array", array, Annotations())

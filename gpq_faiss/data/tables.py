@@ -5,10 +5,12 @@ Parquet, Arrow, ORC and CSV are read by pyarrow, arrays by numpy, h5py, SciPy an
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fnmatch
 import functools
 import io
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,19 +37,29 @@ from .arrays import (
     open_vecs,
     whole_numbers,
 )
-from .images import is_image_name, without_gradient
-from .labels import Labels, errors_of, labels_note, labels_of, plain_text
+from .images import is_image_name
+from .labels import WHOLE, Labels, errors_of, labels_note, labels_of, plain_text
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0")
-LABELS = ("labels", "label", "y", "class", "classes", "category", "finelabel", "target", "targets")
-LABELS += (
+LABELS: tuple[str, ...] = (
+    "labels",
+    "label",
+    "y",
+    "class",
+    "classes",
+    "category",
+    "finelabel",
+    "target",
+    "targets",
+)
+LABELS = (
+    *LABELS,
     "categories",
     "classname",
     "labelname",
     "labelid",
     "classid",
     "categoryid",
-    "tag",
     "tags",
 )
 IDS = ("ids", "id", "imageid", "itemid", "imgid", "uid")
@@ -192,7 +204,7 @@ class Table:
     rows: int
     kinds: Mapping[str, str]
     load: Callable[[str], Any]
-    matrix: Callable[[Sequence[str]], Matrix]
+    matrix: Callable[[Sequence[str]], Matrix] | None = None
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def check(self, name: str, option: str) -> str:
@@ -200,6 +212,7 @@ class Table:
         if name not in self.kinds:
             columns = ", ".join(repr(known[:40]) for known in list(self.kinds)[:20])
             remedy = f"name one with {option}" if columns else "give another file"
+            name = name or "of a usual name"
             raise DataError(f"{self.source} has no column {name!r} (it has {columns}): {remedy}")
         return name
 
@@ -288,6 +301,7 @@ class Table:
             others = [repr(name) for name in numbers if name not in chosen]
             rest = f"; {', '.join(others[:5])} left out" if others else ""
             note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}{rest}"
+        assert self.matrix is not None
         return self.matrix(chosen), note
 
     def image_column(self, wanted: str | None) -> str | None:
@@ -306,93 +320,78 @@ class Table:
 def column_labels(values: Any, class_names: Sequence[str] | None = None) -> Labels | None:
     """Return the labels of a column, None if it is empty."""
     empty = not isinstance(values, np.ndarray) and not any(
-        value is not None and value != "" and value != [] for value in values
+        not (value is None or value in ("", [])) for value in values
     )
     return None if empty else labels_of(values, "", class_names=class_names)
 
 
-def join_tables(tables: Sequence[Table]) -> Table:
-    """Concatenate the rows of tables. Raises DataError: their columns differ."""
-    first = tables[0]
-    for table in tables[1:]:
-        if set(table.kinds) != set(first.kinds):
-            names = ", ".join(sorted(set(table.kinds) ^ set(first.kinds))[:5])
-            raise DataError(f"{first.source} and {table.source} do not fit: one lacks {names}")
-        if table.class_names != first.class_names:
-            raise DataError(f"{first.source} and {table.source} name their classes differently")
+def open_tables(paths: Sequence[Path]) -> Table:
+    """Return the columns of files of one form (:func:`file_form`), one below the other.
 
-    def load(name: str) -> Any:
-        parts = [table.values(name) for table in tables]
-        if all(isinstance(part, np.ndarray) for part in parts):
-            return np.concatenate(parts)
-        return [value for part in parts for value in part]
-
-    def matrix(names: Sequence[str]) -> Matrix:
-        parts = [table.matrix(names) for table in tables]
-        for part, table in zip(parts, tables, strict=True):
-            if part.shape[1:] != parts[0].shape[1:] or len(part.shape) != 2:
-                shapes = (
-                    f"{first.source} is {list(parts[0].shape)}, {table.source} {list(part.shape)}"
-                )
-                raise DataError(f"{shapes}: rows of one width are needed")
-        return JoinedMatrix(parts)
-
-    if len(tables) == 1:
-        return first
-    rows = sum(table.rows for table in tables)
-    return Table(first.source, rows, first.kinds, load, matrix, first.class_names)
-
-
-def open_table(path: Path, form: str | None = None) -> Table:
-    """Return the columns of a file of any form (:func:`file_form`); of others than :data:`FORMS`
-    as CSV. Raises DataError: damaged, or not a table."""
-    form = form or file_form(path)
+    Texts of other forms than :data:`FORMS` are CSV. Raises DataError: damaged, not a table, or files
+    with different columns.
+    """
+    form, source = file_form(paths[0]), str(paths[0])
+    if form in ("tar", "gzip"):
+        raise DataError(f"{source} is an archive: unpack it, and give the files in it")
     if form in ("parquet", "arrow", "orc"):
-        return _arrow_file(path, form)
-    if form == "npz":
-        with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
-            names = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
-        return array_table(str(path), {name: npz_member(path, name) for name in names})
-    if form == "npy":
-        return array_table(str(path), {"arr_0": NpyArray(path)})
-    with reading(path, {"hdf5": "an HDF5 file"}.get(form, f"a file of the form {form}")):
-        if form == "hdf5":
-            return array_table(str(path), _hdf5_arrays(path))
-        if form == "vecs":
-            return array_table(str(path), {"vectors": open_vecs(path)})
-        if form == "mat":
-            scipy_io = optional(
-                "scipy.io", f"reading {path} needs SciPy: pip install scipy", DataError
+        dataset = import_pyarrow(source, "pyarrow.dataset")
+        checked = dataset.ParquetFileFormat(page_checksum_verification=True)
+        with reading(paths[0], f"a file of the form {form}"):
+            data = dataset.dataset(
+                list(map(str, paths)), format=checked if form == "parquet" else form
             )
-            arrays = scipy_io.loadmat(path, squeeze_me=True)
-            return array_table(str(path), {k: v for k, v in arrays.items() if k[0] != "_"})
-        if form == "safetensors":
-            from safetensors.numpy import load_file
+            return arrow_table(source, data)
+    if form in ("csv", "json", "jsonl", "text"):
+        tables = [_csv(path) if form in ("csv", "text") else _json(path, form) for path in paths]
+        table = in_memory(source, *tables)
+        ids = usual(IDS, table.kinds) if form in ("csv", "text") else None
+        if ids is not None and all(map(WHOLE.fullmatch, map(str.strip, table.load(ids)))):
+            table.kinds = {**table.kinds, ids: "integer"}
+        return table
+    parts = []
+    for path in paths:
+        with reading(path, f"a file of the form {form}"):
+            parts.append(_arrays(path, form))
+    if names := next(
+        (part.keys() ^ parts[0].keys() for part in parts if part.keys() != parts[0].keys()), None
+    ):
+        raise DataError(
+            f"{source} and another file do not fit: one lacks {', '.join(sorted(names)[:5])}"
+        )
+    if len(parts) == 1:
+        return array_table(source, parts[0])
+    joined = {name: [part[name] for part in parts] for name in parts[0]}
+    classes = joined.pop("class_names", [None])
+    if any(not np.array_equal(part[:], classes[0][:]) for part in classes[1:]):
+        raise DataError(f"{source} and another file name their classes differently")
+    arrays = {
+        name: JoinedMatrix(some, paths)
+        if len(some[0].shape) > 1
+        else np.concatenate([a[:] for a in some])
+        for name, some in joined.items()
+        if some[0].shape
+    }
+    return array_table(source, arrays | ({} if classes[0] is None else {"class_names": classes[0]}))
 
-            return array_table(str(path), load_file(path))
-        if form in ("json", "jsonl"):
-            text = read_text(path, "JSON")
-            records = parse_json(text) if form == "json" else [*map(parse_json, text.splitlines())]
-            return records_table(str(path), records)
-    return _csv_table(path)
 
+def _arrays(path: Path, form: str) -> Mapping[str, Any]:
+    """Return the arrays of a file by name, read by rows where it can be."""
+    if form == "npy":
+        return {"arr_0": NpyArray(path)}
+    if form == "npz":
+        with zipfile.ZipFile(path) as archive:
+            names = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+        return {name: npz_member(path, name) for name in names}
+    if form == "vecs":
+        return {"vectors": open_vecs(path)}
+    if form == "mat":
+        scipy_io = optional("scipy.io", f"reading {path} needs SciPy: pip install scipy", DataError)
+        return {k: v for k, v in scipy_io.loadmat(path, squeeze_me=True).items() if k[0] != "_"}
+    if form == "safetensors":
+        from safetensors.numpy import load_file
 
-def records_table(source: str, records: Any) -> Table:
-    """Return a table of JSON's records, or of a dict of columns."""
-    pyarrow = import_pyarrow(source)
-    try:
-        if not isinstance(records, dict):
-            names = dict.fromkeys(name for record in records for name in record)
-            records = {name: [record.get(name) for record in records] for name in names}
-        data = pyarrow.table(records)
-    except Exception as error:  # any of Python's or pyarrow's
-        why = one_line(error, 80)
-        raise DataError(f"{source} is not a list of records with equal fields ({why})") from None
-    return arrow_table(source, data)
-
-
-def _hdf5_arrays(path: Path) -> dict[str, Any]:
-    """Return the arrays at the top of an HDF5 file: numbers by rows, texts in memory."""
+        return load_file(path)
     arrays: dict[str, Any] = {}
     with h5py.File(path, "r", locking=False) as h5:
         for name, node in h5.items():
@@ -404,28 +403,23 @@ def _hdf5_arrays(path: Path) -> dict[str, Any]:
 
 
 def array_table(source: str, arrays: Mapping[str, Any]) -> Table:
-    """Return a table of arrays of N rows; ``class_names`` names the class numbers."""
-    kinds: dict[str, str] = {}
-    for name, array in arrays.items():
-        kind = {"i": "integer", "u": "integer", "f": "number"}.get(array.dtype.kind, "other")
-        kinds[name] = (
-            "list" if len(array.shape) > 1 else "text" if array.dtype.kind in "US" else kind
-        )
-        if not array.shape:
-            kinds[name] = "other"
+    """Return a table of arrays of N rows; one called ``class_names`` names the class numbers."""
+    known = {"i": "integer", "u": "integer", "f": "number", "U": "text", "S": "text"}
+    kinds = {
+        name: known.get(array.dtype.kind, "other") for name, array in arrays.items() if array.shape
+    }
+    kinds |= {name: "list" for name in kinds if len(arrays[name].shape) > 1}
     names = {}
-    if "class_names" in arrays:
-        names = dict.fromkeys(
-            arrays, [plain_text(name) for name in arrays["class_names"][:].tolist()]
-        )
-        kinds.pop("class_names")
+    if kinds.pop("class_names", None) is not None:
+        classes = [plain_text(name) for name in arrays["class_names"][:].tolist()]
+        names = dict.fromkeys(kinds, classes)
 
     def matrix(chosen: Sequence[str]) -> Matrix:
-        if len(chosen) == 1:
-            return arrays[chosen[0]]  # type: ignore[no-any-return]
-        return np.column_stack([arrays[name][:] for name in chosen])
+        if len(chosen) > 1:
+            return np.column_stack([arrays[name][:] for name in chosen])
+        return arrays[chosen[0]]  # type: ignore[no-any-return]
 
-    rows = max((array.shape[0] for array in arrays.values() if array.shape), default=0)
+    rows = max((arrays[name].shape[0] for name in kinds), default=0)
     return Table(source, rows, kinds, lambda name: arrays[name][:], matrix, names)
 
 
@@ -441,7 +435,6 @@ def import_pyarrow(source: str, module: str = "pyarrow") -> Any:
 
 def _kind(arrow_type: Any) -> str:
     """Return the kind of values of an Arrow type, see :class:`Table`."""
-    text = str(arrow_type)
     kinds = {
         "list": r"(large_|fixed_size_)?list<.*",
         "text": r"(dictionary<values=)?(large_)?string.*",
@@ -449,116 +442,103 @@ def _kind(arrow_type: Any) -> str:
         "number": r"halffloat|float|double",
         "image": r"(large_)?binary|struct<.*bytes: (large_)?binary.*",
     }
-    return next((kind for kind, form in kinds.items() if re.match(form, text)), "other")
+    return next((kind for kind, form in kinds.items() if re.match(form, str(arrow_type))), "other")
 
 
-def _rows_of(table: Any, names: Sequence[str], where: str, first: int) -> NDArray[Any]:
+def arrow_table(
+    source: str, data: Any, class_names: Mapping[str, Sequence[str]] | None = None
+) -> Table:
+    """Return the columns of a ``pyarrow.dataset.Dataset``, read when they are needed.
+
+    Of vectors the last two row groups that were read stay in memory.
+    """
+    columns, fragments = data.schema.names, list(data.get_fragments())
+    for fragment in fragments:
+        names = fragment.physical_schema.names
+        if len(set(names)) < len(names) or set(names) != set(columns):
+            what = ", ".join(sorted(set(names) ^ set(columns))) or "one name of a column twice"
+            raise DataError(
+                f"{source}: its columns differ between files ({what}), or have equal names"
+            )
+    if hasattr(fragments[0], "split_by_row_group"):
+        fragments = [group for fragment in fragments for group in fragment.split_by_row_group()]
+    groups = [group for group in fragments if group.count_rows()]
+    sizes = [group.count_rows() for group in groups]
+    starts = np.cumsum([0, *sizes]).tolist()
+    file = functools.partial(reading, Path(source), "the table that was opened")
+    errors = file if os.path.isfile(source) else contextlib.nullcontext
+
+    def load(name: str) -> Any:
+        with errors():
+            return data.to_table(columns=[name])[name].to_pylist()
+
+    def matrix(chosen: Sequence[str]) -> Matrix:
+        names = list(chosen)
+        where = f"{source}: {', '.join(map(repr, names[:3]))}"
+
+        if not groups:
+            raise DataError(f"{source} has no rows")
+        with errors():
+            first = _rows_of(groups[0].head(1, columns=names, batch_size=1), where, 0)
+
+        @functools.lru_cache(maxsize=2)
+        def rows(i: int) -> NDArray[Any]:
+            with errors():
+                part = _rows_of(groups[i].to_table(columns=names), where, starts[i])
+            if part.shape[1] != first.shape[1]:
+                what = f"{part.shape[1]} numbers at row {starts[i]}, {first.shape[1]} elsewhere"
+                raise DataError(f"{where} has {what}: one width is needed")
+            return part
+
+        shapes = [(size, first.shape[1]) for size in sizes]
+        parts = [
+            LazyArray(shape, first.dtype, functools.partial(rows, i))
+            for i, shape in enumerate(shapes)
+        ]
+        return parts[0] if len(parts) == 1 else JoinedMatrix(parts)
+
+    kinds = {name: _kind(kind) for name, kind in zip(columns, data.schema.types, strict=True)}
+    return Table(source, starts[-1], kinds, load, matrix, class_names or {})
+
+
+def _rows_of(table: Any, where: str, first: int) -> NDArray[Any]:
     """Return a column of lists, or columns of numbers, of an Arrow table as an array [n, width].
 
     Raises DataError: missing rows or numbers (counted from row ``first``), or unlike widths.
     """
-    columns = [table[name].combine_chunks() for name in names]
+    columns = [column.combine_chunks() for column in table.columns]
     if _kind(columns[0].type) != "list":
         return np.column_stack([column.to_numpy(zero_copy_only=False) for column in columns])
     column, flat = columns[0], columns[0].flatten()
     if _kind(flat.type) not in ("integer", "number") or flat.null_count:
         what = "missing numbers" if flat.null_count else f"lists of {flat.type}"
         raise DataError(f"{where} holds {what} (from row {first:,}): vectors of numbers are needed")
-    compute = import_pyarrow(where, "pyarrow.compute")
-    lengths = np.asarray(compute.fill_null(compute.list_value_length(column), -1))
-    width = int(max(lengths[0], 0)) if len(lengths) else 0
-    wrong = np.flatnonzero(lengths != width)
+    lengths = np.asarray(
+        import_pyarrow(where, "pyarrow.compute").list_value_length(column).fill_null(0)
+    )
+    wrong = np.flatnonzero(lengths != lengths[0])
+    wrong = np.array([0]) if not lengths[0] else wrong
     if wrong.size:
-        length = int(lengths[wrong[0]])
-        what = "no vector" if length < 0 else f"{length} numbers"
-        where_ = f"{what} at {named_rows(first + wrong)}"
-        raise DataError(f"{where} has {where_}, {width} numbers elsewhere: leave such rows out")
-    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
+        what = f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {lengths[0]} elsewhere"
+        raise DataError(f"{where} has {what}: leave such rows out")
+    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), lengths[0]))
 
 
-def _matrix(
-    source: str, names: Sequence[str], sizes: Sequence[int], read: Callable[..., Any]
-) -> Matrix:
-    """Return rows of groups of ``sizes``, of which the last two that were read stay in memory.
-
-    ``read`` returns a group by its number, or its first rows, as an Arrow table.
-    """
-    where = f"{source}: {', '.join(map(repr, names[:3]))}"
-    groups = [i for i, size in enumerate(sizes) if size]
-    if not groups:
-        raise DataError(f"{source} has no rows")
-    starts = np.cumsum([0, *sizes])
-    sample = _rows_of(read(groups[0], 1), names, where, int(starts[groups[0]]))
-    width = sample.shape[1]
-
-    @functools.lru_cache(maxsize=2)
-    def load(i: int) -> NDArray[Any]:
-        rows = _rows_of(read(i), names, where, int(starts[i]))
-        if rows.shape != (sizes[i], width):
-            message = f"{rows.shape[1]} numbers at row {starts[i]}, {width} elsewhere"
-            raise DataError(f"{where} has {message}: one width is needed")
-        return rows
-
-    shapes = [(i, (sizes[i], width)) for i in groups]
-    parts = [LazyArray(shape, sample.dtype, functools.partial(load, i)) for i, shape in shapes]
-    return parts[0] if len(parts) == 1 else JoinedMatrix(parts)
+def in_memory(source: str, *tables: Any) -> Table:
+    """Return the columns of tables of pyarrow, one below the other. Raises DataError: they differ."""
+    dataset = import_pyarrow(source, "pyarrow.dataset")
+    batches = [batch for table in tables for batch in table.to_batches()]
+    try:
+        return arrow_table(source, dataset.dataset(batches or tables[0]))
+    except (TypeError, ValueError) as error:  # of pyarrow
+        raise DataError(f"the tables of {source} do not fit together ({one_line(error)})") from None
 
 
-def arrow_table(
-    source: str, data: Any, class_names: Mapping[str, Sequence[str]] | None = None
-) -> Table:
-    """Return the columns of a ``pyarrow.Table``."""
-    names = data.schema.names
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{source} has the column {repeated[0]!r} twice: rename one")
-    sizes = [batch.num_rows for batch in data.to_batches()]
-    starts = np.cumsum([0, *sizes]).tolist()
+def _csv(path: Path) -> Any:
+    """Return a text with a header line, separated by what is most in that, as an Arrow table.
 
-    def matrix(chosen: Sequence[str]) -> Matrix:
-        def read(i: int, most: int | None = None) -> Any:
-            return data.select(list(chosen)).slice(starts[i], most or sizes[i])
-
-        return _matrix(source, chosen, sizes, read)
-
-    kinds = {name: _kind(kind) for name, kind in zip(names, data.schema.types, strict=True)}
-    load = lambda name: data[name].to_pylist()  # noqa: E731
-    return Table(source, data.num_rows, kinds, load, matrix, class_names or {})
-
-
-def _arrow_file(path: Path, form: str) -> Table:
-    """Return the columns of a Parquet, Arrow or ORC file, read by row groups when needed."""
-    files = import_pyarrow(str(path), "pyarrow.dataset")
-    what = f"a file of the form {form}"
-    checked = {"parquet": files.ParquetFileFormat(page_checksum_verification=True)}
-    with reading(path, what):
-        data = files.dataset(path, format=checked.get(form, form))
-        (fragment,) = data.get_fragments()
-        groups = fragment.split_by_row_group() if form == "parquet" else [fragment]
-        sizes = [group.count_rows() for group in groups]
-        empty = arrow_table(str(path), data.schema.empty_table())
-
-    def load(name: str) -> Any:
-        with reading(path, what):
-            return data.to_table(columns=[name])[name].to_pylist()
-
-    def matrix(chosen: Sequence[str]) -> Matrix:
-        def read(i: int, most: int | None = None) -> Any:
-            with reading(path, what):
-                columns = list(chosen)
-                if most is not None:
-                    return groups[i].head(most, columns=columns, batch_size=most)
-                return groups[i].to_table(columns=columns)
-
-        return _matrix(str(path), chosen, sizes, read)
-
-    return Table(str(path), sum(sizes), empty.kinds, load, matrix)
-
-
-def _csv_table(path: Path) -> Table:
-    """Return the columns of a text with a header line, separated by what is most in that.
-
-    Numbers in the first line are a row: columns are then named by their numbers. All cells are
-    texts, except of columns that are numbered (f0, f1 ...).
+    Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
+    names of labels, ids and names are texts.
     """
     what = "a table with a header line"
     reader = import_pyarrow(str(path), "pyarrow.csv")
@@ -571,71 +551,45 @@ def _csv_table(path: Path) -> Table:
     numeric = all(
         re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", name, re.IGNORECASE) for name in header
     )
-    if numeric:
-        header = [str(i) for i in range(len(header))]
+    names = [str(i) for i in range(len(header))] if numeric else header
+    texts = {name: "string" for name in names if usual((*LABELS, *ITEMS), [name])}
     try:
-        data = reader.read_csv(
+        return reader.read_csv(
             io.BytesIO("\n".join(lines[not numeric :]).encode()),
-            reader.ReadOptions(use_threads=False, column_names=header),
+            reader.ReadOptions(use_threads=False, column_names=names),
             reader.ParseOptions(delimiter=separator, newlines_in_values=True),
-            reader.ConvertOptions(
-                column_types={n: "string" for n in header if not re.fullmatch(r"\D*\d+", n)}
-            ),
+            reader.ConvertOptions(column_types=texts, true_values=[], false_values=[]),
         )
     except Exception as error:  # any of pyarrow's
-        raise DataError(
-            f"{path} is not CSV with {len(header)} columns: {one_line(error)}"
-        ) from None
-    table = arrow_table(str(path), data)
-    kinds = {
-        name: _text_kind(data[name]) if kind == "text" else kind
-        for name, kind in table.kinds.items()
-    }
-
-    def load(name: str) -> list[Any]:
-        values = data[name].to_pylist()
-        return [value.strip() if isinstance(value, str) else value for value in values]
-
-    def matrix(chosen: Sequence[str]) -> Matrix:
-        return np.column_stack([np.array(load(name), dtype=np.float64) for name in chosen])
-
-    return Table(str(path), data.num_rows, kinds, load, matrix)
+        raise DataError(f"{path} is not CSV with {len(names)} columns: {one_line(error)}") from None
 
 
-def _text_kind(column: Any) -> str:
-    """Return ``integer`` or ``number`` if all texts of a column are such, else ``text``."""
-    column = import_pyarrow("a table", "pyarrow.compute").utf8_trim_whitespace(column)
-    for kind in ("integer", "number"):
-        try:
-            column.cast("int64" if kind == "integer" else "float64")
-        except ValueError:  # of pyarrow
-            continue
-        return kind
-    return "text"
+def _json(path: Path, form: str) -> Any:
+    """Return a list of records, records by line, or a dict of columns as an Arrow table."""
+    text = read_text(path, "JSON")
+    try:
+        records = parse_json(text) if form == "json" else [*map(parse_json, text.splitlines())]
+        if not isinstance(records, dict):
+            names = dict.fromkeys(name for record in records for name in record)
+            records = {name: [record.get(name) for record in records] for name in names}
+        return import_pyarrow(str(path)).table(records)
+    except Exception as error:  # any of Python's or pyarrow's
+        why = one_line(error, 80)
+        raise DataError(f"{path} is not a list of records with equal fields ({why})") from None
 
 
 def frame_table(source: Any) -> Table:
     """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
     where = f"the {type(source).__name__}"
-    pyarrow = import_pyarrow("a table")
+    pyarrow = import_pyarrow(where)
     try:
         data = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
     except Exception as error:  # from pyarrow, or the table's library
         what = f"{where} has a column that cannot be converted ({one_line(error)})"
         raise DataError(f"{what}: leave out those of mixed types") from None
-    table, index = (
-        arrow_table(where, data),
-        (data.schema.pandas_metadata or {}).get("index_columns", []),
-    )
+    table = in_memory(where, data)
+    index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     table.kinds = {
         n: "other" if n in index else kind for n, kind in table.kinds.items()
     }  # no vector
     return table
-
-
-def plain_values(values: Any) -> Any:
-    """Return arrays, tensors, and columns of pandas, polars and pyarrow as arrays or lists."""
-    for method in ("to_pylist", "to_list"):
-        if hasattr(values, method):
-            return getattr(values, method)()
-    return without_gradient(values)

@@ -117,7 +117,7 @@ def search(
             )
         # Half of the budget is for the search itself.
         half = None if budget is None or place is not None else budget // 2
-        source = open_queries(queries, memory=half, **(data_args or {}))
+        source = open_queries(queries, **(data_args or {}))
         vectors, ids, names = query_vectors(encoder, source, rows=rows, memory=half)
         log.info("%s: %s", index, opened.describe())
         with gpu_memory(_FITS):

@@ -18,6 +18,7 @@ from ..config import Config, preset, to_dict, validate
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
+from ..data.scale import typical_scale
 from ..errors import DataError, UsageError
 from ..files import fingerprint, versions
 from ..methods.gpq import build_gpq
@@ -93,6 +94,10 @@ def train(
             split = make_split(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
+            seen, needed = len(split.labelled) + len(split.unlabelled), config.quantizer.codewords
+            if seen < needed:
+                few = f"{seen} items are too few for {needed} codewords"
+                raise DataError(f"{few}: give at least {needed}, or set quantizer.codewords")
             # Everything that must be equal to continue a checkpoint.
             often = f"amp {options.amp}, validation every {options.validate_every} steps"
             method = METHODS["posterior" if config.method == "posterior" else "gpq"]
@@ -136,7 +141,12 @@ def _describe(
     own = {} if backbone is None else {"backbone_of": backbone.origin}
     return own | {
         "config": to_dict(config),
-        "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
+        "data": {
+            "name": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "notes": dataset.notes,
+            "scale": typical_scale(dataset),
+        },
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
         "class_names": list(labels.class_names),
         "multi_label": labels.multi_label,
