@@ -46,7 +46,7 @@ def run(folder, *, compare=(), device="cpu", amp=False):
     model = train(data, folder / "model", config=quick(), labelled="20-per-class", options=options)
     codes = gpq.encode(model, data, folder / "codes.h5", device=device)
     index = gpq.index(model, codes, folder / "index.faiss")
-    results = gpq.search(model, index, data, rows="0:8", device=device)
+    results = gpq.search(gpq.open_encoder(model, device), index, data, rows="0:8")
     return Products(model, codes, results, evaluate(model, data, compare=compare, device=device))
 
 

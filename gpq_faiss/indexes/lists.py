@@ -253,35 +253,43 @@ class InvertedLists:
             DataError: queries with NaN or infinity, or too large for float32 scores.
         """
         if mask is not None and 0 < np.count_nonzero(mask) * _FEW <= self.n:
-            few = self._only(np.flatnonzero(mask))
-            return few.search(xq, k, threads=threads)
+            selected = self._only(np.flatnonzero(mask))
+            return selected.search(xq, k, threads=threads)
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         D, I = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
         many = _MANY // lists.blocks.shape[1]
 
-        def run(*arrays: Any) -> None:
-            list_kernels.search(lists, k, many, *arrays)
-
         count = thread_count(len(xq), threads)
         if count == 1:
-            run(xq, D, I, status)
+            unfinished = list_kernels.search(lists, k, many, xq, D, I, status)
         else:
+
+            def run(*arrays: Any) -> None:
+                list_kernels.search(lists, k, many, *arrays)
+
             in_parallel(run, (xq, D, I, status), count)
-        if status.any():
+            unfinished = status.any()
+        if unfinished:
             self._check(status == list_kernels.NOT_FINITE)
-            left = np.flatnonzero(status)
-            arrays = xq[left], D[left], I[left]
+            rows = np.flatnonzero(status)
+            arrays = xq[rows], D[rows], I[rows]
 
             def together(*arrays: Any) -> None:
                 list_kernels.search_together(lists, k, *arrays)
 
-            in_parallel(together, arrays, thread_count(len(left), threads))
-            D[left], I[left] = arrays[1:]
+            in_parallel(together, arrays, thread_count(len(rows), threads))
+            D[rows], I[rows] = arrays[1:]
         return D, I
 
     def range_search(
-        self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
+        self,
+        query: Floats,
+        min_score: float,
+        limit: int,
+        *,
+        mask: NDArray[np.bool_] | None = None,
+        row: int = 0,
     ) -> tuple[Floats, Ids]:
         """Return scores and ids of all items with at least a score, best first.
 
@@ -289,6 +297,7 @@ class InvertedLists:
             query: float32 [M * d].
             limit: maximum number of results.
             mask: bool [n], the members that may be returned (default: all).
+            row: number of the query, for errors.
 
         Raises:
             DataError: more results than ``limit``, or see :meth:`search`.
@@ -296,7 +305,7 @@ class InvertedLists:
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         limit = min(limit, self.n)
         D, I, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
-        self._check(np.array([count < 0]))
+        self._check(np.array([count < 0]), row)
         if count > limit:
             raise DataError(
                 f"a range search from {min_score:g} has more than {limit:,} results: "
@@ -305,9 +314,9 @@ class InvertedLists:
         return D[:count].copy(), I[:count].copy()
 
     @staticmethod
-    def _check(wrong: NDArray[np.bool_]) -> None:
+    def _check(wrong: NDArray[np.bool_], first_row: int = 0) -> None:
         if wrong.any():
-            rows = named_rows(np.flatnonzero(wrong))
+            rows = named_rows(first_row + np.flatnonzero(wrong))
             raise DataError(
                 f"queries: NaN, infinity or values too large for float32 scores in {rows}"
             )
@@ -337,8 +346,9 @@ class InvertedLists:
     def positions(self, ids: Ids) -> Ids:
         """Return where each id is among the members, int64 [m]; -1 if missing."""
         order, ordered = self._by_id
-        found = np.searchsorted(ordered, ids).clip(max=self.n - 1)
-        return np.where(ordered[found] == ids, order[found], -1)
+        places = np.searchsorted(ordered, ids).clip(max=self.n - 1)
+        positions: Ids = np.where(ordered[places] == ids, order[places], -1)
+        return positions
 
     @cached_property
     def _by_id(self) -> tuple[Ids, NDArray[Any]]:
@@ -349,7 +359,7 @@ class InvertedLists:
         """Return the CRC-32 of all codes, then of all ids as int64, in the order of the lists."""
         value = 0
         for start in range(0, self.n, _STEP):
-            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)), value)
+            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)).data, value)
         for start in range(0, self.n, _STEP):
-            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8"), value)
+            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8").data, value)
         return value

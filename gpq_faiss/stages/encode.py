@@ -21,7 +21,7 @@ from ..errors import DataError, UsageError
 from ..faissio.model import encode_items
 from ..files import check_output
 from ..progress import stage
-from ..store.rows import Header, RowReader, RowWriter, row_blocks
+from ..store.rows import Header, RowReader, RowWriter, discard_unfinished, row_blocks
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ def encode(
                 existing = reader.header.fingerprint()
         if existing == header.fingerprint():
             log.info("%s is of this model and data: the network does not run again", path)
+            discard_unfinished(path)
         else:
             check_output(path, overwrite=overwrite)
             with RowWriter(path, header, overwrite=overwrite) as vectors:

@@ -257,6 +257,7 @@ def test_other_file_is_named(tmp_path, content, message):
 def test_mutated_file_never_crashes(tmp_path):
     """Each case is read and searched in a fork of this process, which must end by itself."""
     path, rng = tmp_path / "x.faiss", np.random.default_rng(0)
+    open_index(to_faiss(CODES, IDS, Z)).search(XQ, 1)  # loops are compiled before the forks
     for case in range(60):
         kind = ("flat", "fused", "fastscan", "ivf")[case % 4]
         data = bytearray(

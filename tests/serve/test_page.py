@@ -207,6 +207,8 @@ def test_an_error_is_said_and_keeps_the_results(tab, site, tmp_path):
     ):
         tab.search(text)
         tab.error(message)
+    tab.search("12")
+    page.wait_for_selector("#error", state="hidden")
     page.route("**/search", lambda route: route.abort())
     page.fill("#deny", "3")
     page.press("#deny", "Enter")

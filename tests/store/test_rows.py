@@ -137,7 +137,7 @@ def test_kill_at_any_operation_is_resumed(tmp_path):
         write(path, step=40)
 
     resumed = set()
-    for _ in every_kill(work, path):
+    for _ in every_kill(work, tmp_path):
         if path.exists():
             assert path.read_bytes() == whole
             path.unlink()
