@@ -1,9 +1,10 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
-An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk, and
-renamed. The process that makes it holds a lock on it, so that the next command with the same output
-removes what a killed process left. Two commands that write one output do not wait for each other: the
-last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
+An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
+and renamed. The process that makes it holds a lock on it, so that the next command with the same
+output
+removes what a killed process left. Two commands that write one output do not wait for each other:
+the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ def fsync(path: Path) -> None:
 def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[None]:
     """Lock the folder of unfinished work on ``out`` for a block.
 
-    The folder is created if missing, and removed at the end unless one of the files ``keep`` is in it.
+    The folder is created if missing, and removed at the end unless one of the files ``keep`` is in
+    it.
 
     Raises:
         BusyError: another process holds the lock.

@@ -18,21 +18,18 @@ LOCAL = "local"
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[Any]:
-    """Connect to a Ray cluster; yields the module ``ray``. An existing connection is used, whatever
-    the address.
+def connected(address: str) -> Iterator[Any]:
+    """Connect to a Ray cluster for a block, and yield the module ``ray``.
+
+    An existing connection is used, whatever the address.
 
     Args:
-        address: ``local``, ``auto`` (the cluster running on this machine), or ``HOST:PORT``; None:
-            no connection.
+        address: ``local``, ``auto`` (the cluster running on this machine), or ``HOST:PORT``.
 
     Raises:
         UsageError: Ray is not installed.
         DataError: no cluster responds.
     """
-    if address is None:
-        yield None
-        return
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}.items():
         os.environ.setdefault(name, value)  # Ray reads them on import
     ray = optional("ray", "the package ray is missing: pip install 'gpq-faiss[ray]'")
@@ -60,18 +57,3 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def work_in(folder: str) -> None:
-    """Set the working folder of a cluster process to that of the command, for relative paths.
-
-    Raises:
-        DataError: it is not on this node.
-    """
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise DataError(
-            f"a node of the cluster has no {folder} ({error.strerror}): "
-            "all nodes must see the same files under the same paths"
-        ) from None

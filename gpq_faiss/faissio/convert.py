@@ -9,7 +9,8 @@ kind          Faiss index
 ``ivf``       ``IndexIVFPQ`` not by residual: the first codewords of a code name its inverted list
 ============  ============================================================================================
 
-All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its position.
+All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its
+position.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""``index.lists``: the arrays of a search as one safetensors file, which is mapped into memory when it is opened.
+"""``index.lists``: the arrays of a search as one safetensors file, which is mapped into memory when
+it is opened.
 
-The file is built from any number of rows in passes over mapped files: rows are first placed by their first
-two codewords, and then each of these 256 parts is sorted in memory. The page cache of the operating system
-is the memory budget, of the build as of searches.
+The file is built from any number of rows in passes over mapped files: rows are first placed by
+their first two codewords, and then each of these 256 parts is sorted in memory. The page cache of
+the operating system is the memory budget, of the build as of searches.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     sizes = counts.reshape(_PARTS, -1).sum(axis=1)
     ends = np.append(0, np.cumsum(sizes))
     T = (M + 1) // 2 if K <= 16 else M
-    with tempfile.TemporaryFile(dir=out.parent) as codes, tempfile.TemporaryFile(dir=out.parent) as ids:
+    with (
+        tempfile.TemporaryFile(dir=out.parent) as codes,
+        tempfile.TemporaryFile(dir=out.parent) as ids,
+    ):
         columns = np.memmap(codes, np.uint8, "w+", shape=(n, T))
         members = np.memmap(ids, id_type, "w+", shape=(n,))
         cursors = ends[:-1].copy()
@@ -121,7 +125,9 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
                 count = int(list_kernels.find_rows(block, members[span].astype(np.int64), starts))
                 list_kernels.fill_blocks(arrays["blocks"], row, block, starts[: count + 1])
                 if rows < n:
-                    arrays["starts"][row : row + count + 1] = starts[: count + 1] + start_type(span.start)
+                    arrays["starts"][row : row + count + 1] = starts[: count + 1] + start_type(
+                        span.start
+                    )
                 arrays["members"][span] = members[span]
                 row += count
                 filling.advance(len(block))
@@ -150,7 +156,9 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
         ranges.append((low, high))
     ranges.sort()
     # Ids of a source occur once; those of several can repeat only if their ranges overlap.
-    if any(following[0] <= before[1] for before, following in zip(ranges, ranges[1:], strict=False)):
+    if any(
+        following[0] <= before[1] for before, following in zip(ranges, ranges[1:], strict=False)
+    ):
         n = sum(source.ntotal for source in sources)
         check_memory(24 * n, f"comparing the ids of {n:,} items")
         blocks = [ids for source in sources for _, ids in source.blocks(_ROWS)]
@@ -158,9 +166,7 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
     return counts, ranges[0][0], max(high for _, high in ranges)
 
 
-def _place(
-    block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids
-) -> None:
+def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
     """Append rows to their parts, of which ``cursors`` says where each goes on."""
     parts = first_words(block, LEVELS) >> 8
     order = np.argsort(parts, kind="stable")

@@ -44,6 +44,7 @@ DONE, TOGETHER, NOT_FINITE = np.uint8(0), np.uint8(1), np.uint8(2)
 # Numba compiles a function anew for a literal number: constants have NumPy's types. And it takes
 # seconds for assignments to slices and for methods of arrays: these are loops here.
 _EPS = float(np.finfo(np.float32).eps)
+_ONLY = np.int64(0)  # the number of a query that is searched by itself
 _SMALLEST_SPAN = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # a LUT is quantised anew where its span would shrink by this factor
 _STRIDE = np.int64(8)  # blocks of equal columns that are passed over at once
@@ -174,7 +175,9 @@ def _largest(lut: Floats, m: Number) -> Number:
 
 @inner
 def _begin(lists: Lists, queries: Queries, g: Number, query: Floats, threshold: Number) -> Number:
-    """Fill the state of a query, all but its quantised LUT, and return whether scores are finite."""
+    """Fill the state of a query, all but its quantised LUT, and return whether scores are
+    finite.
+    """
     P, lut, name_lut = lists.prefix, queries.luts[g], queries.name_luts[g]
     M, K = lut.shape
     size = _fill_lut(query, lists.codebooks, lut)
@@ -435,24 +438,20 @@ def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number
 
 @inner
 def _enough(
-    lists: Lists,
-    queries: Queries,
-    g: Number,
-    block: Number,
-    end: Number,
-    stride: Number,
+    blocks: Codes,
+    sampled: tuple[Number, Number, Number],
+    quantised: Codes,
     base: Number,
+    first: Number,
+    k: Number,
 ) -> Number:
-    """Return whether k codes of every ``stride``-th block have quantised distances up to 254."""
-    common, T = lists.prefix // 2, lists.blocks.shape[1]
-    count, early = np.uint64(0), min(max(np.int64(2), common + 1), T)
-    while block < end and count < np.uint64(queries.k):
-        passed = scan_block(
-            lists.blocks, block, queries.quantised[g], np.uint8(base), common, early
-        )
-        count += _count_bits(passed)
+    """Return whether k codes of the blocks ``range(*sampled)`` are within 254 (see scan_block)."""
+    block, end, stride = sampled
+    count, early = np.uint64(0), min(max(np.int64(2), first + 1), blocks.shape[1])
+    while block < end and count < np.uint64(k):
+        count += _count_bits(scan_block(blocks, block, quantised, np.uint8(base), first, early))
         block += stride
-    return count >= np.uint64(queries.k)
+    return count >= np.uint64(k)
 
 
 @inner
@@ -462,15 +461,15 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
     It is found by counting codes of some of the blocks by a LUT that is rounded *up*, as results
     that enter one after the other take far longer.
     """
-    lut, common, k = queries.luts[g], lists.prefix // 2, queries.k
-    M, K = lut.shape
+    lut, quantised, common = queries.luts[g], queries.quantised[g], lists.prefix // 2
+    blocks, k, (M, K) = lists.blocks, queries.k, lut.shape
     block, end = (lists.ends[sublist] + BLOCK - 1) // BLOCK, lists.ends[sublist + 1] // BLOCK
     if (end - block) * BLOCK < k or M > 127:
         return np.float32(-np.inf)
     best, span = np.float32(0), _SMALLEST_SPAN
     for m in range(M):
         if m < 2 * common:
-            pair = np.int64(lists.blocks[block, m // 2, 0])
+            pair = np.int64(blocks[block, m // 2, 0])
             best += lut[m, pair >> 4 if m % 2 else pair & 15]
         else:
             largest, smallest = _largest(lut, m), lut[m, 0]
@@ -478,23 +477,23 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
                 smallest = min(smallest, lut[m, j])
             best += largest
             span += largest - smallest
-    stride = max(np.int64(1), (end - block) // (k + 8))
+    sampled = block, end, max(np.int64(1), (end - block) // (k + 8))
     # With a quarter of the span a distance of at most 63 becomes one of at most 252, so the codes
     # that were enough in a round are enough for low = 0 in the next one.
     smallest_span, low, high = span / np.float32(1 << 20), np.int64(0), np.int64(191)
     while True:
         factor = np.float32(254 - M) / span  # all codes are within 254, as rounding adds up to M
-        _quantise(lut, factor, np.True_, queries.quantised[g])
-        if span < smallest_span or not _enough(lists, queries, g, block, end, stride, high):
+        _quantise(lut, factor, np.True_, quantised)
+        if span < smallest_span or not _enough(blocks, sampled, quantised, high, common, k):
             break
         span /= np.float32(4)
     for _ in range(6):
         middle = (low + high) // 2
-        if _enough(lists, queries, g, block, end, stride, middle):
+        if _enough(blocks, sampled, quantised, middle, common, k):
             low = middle
         else:
             high = middle
-    return best - np.float32(254 - low) / factor - 2 * queries.margins[g]
+    return best - np.float32(254 - low) / factor - np.float32(2) * queries.margins[g]
 
 
 # Searches ---------------------------------------------------------------------------------------
@@ -505,9 +504,9 @@ def _best_sublist(lists: Lists, queries: Queries, list_scores: Floats) -> Number
     """Fill the scores of the lists' keys, and return the best sub-list of the best list."""
     best = np.int64(0)
     for number in range(len(lists.keys)):
-        list_scores[number] = _list_score(lists, queries.luts[0], lists.keys[number])
+        list_scores[number] = _list_score(lists, queries.luts[_ONLY], lists.keys[number])
         best = np.int64(number) if list_scores[number] > list_scores[best] else best
-    sublist, name_lut = lists.first[best], queries.name_luts[0]
+    sublist, name_lut = lists.first[best], queries.name_luts[_ONLY]
     for number in range(lists.first[best], lists.first[best + 1]):
         if name_lut[lists.names[number, 1]] > name_lut[lists.names[sublist, 1]]:
             sublist = number
@@ -566,44 +565,47 @@ def search(
     Returns:
         The number of queries that are not done.
     """
-    left = 0
+    remaining = 0
     list_scores, order = np.empty(len(lists.keys), np.float32), np.empty(len(lists.keys), np.int64)
     queries = _new_queries(lists, 1, k, 2 * k + 8)  # _select takes long for few results
     for q in range(len(xq)):
         status[q] = DONE
-        if not _begin(lists, queries, 0, xq[q], np.float32(-np.inf)):
+        if not _begin(lists, queries, _ONLY, xq[q], np.float32(-np.inf)):
             status[q] = NOT_FINITE
-            left += 1
+            remaining += 1
             continue
         opened = _best_sublist(lists, queries, list_scores)
         if len(lists.mask) == 0 and lists.codebooks.shape[2] <= 16:
-            queries.thresholds[0] = _first_threshold(lists, queries, 0, opened)
-        _quantise_to_threshold(queries, 0)
-        _scan(lists, queries, 0, lists.ends[opened], lists.ends[opened + 1])
-        tail, scanned = queries.list_tails[0], lists.ends[opened + 1] - lists.ends[opened]
-        count = _order_lists(list_scores, queries.thresholds[0] - tail, order)
+            queries.thresholds[_ONLY] = _first_threshold(lists, queries, _ONLY, opened)
+        _quantise_to_threshold(queries, _ONLY)
+        _scan(lists, queries, _ONLY, lists.ends[opened], lists.ends[opened + 1])
+        tail, scanned = queries.list_tails[_ONLY], lists.ends[opened + 1] - lists.ends[opened]
+        count = _order_lists(list_scores, queries.thresholds[_ONLY] - tail, order)
         reached = np.int64(0)
         if len(xq) > 1:
-            reached = _count_rows(lists, list_scores, queries.thresholds[0] - tail)
+            reached = _count_rows(lists, list_scores, queries.thresholds[_ONLY] - tail)
         for i in range(count):
-            least = queries.thresholds[0] - tail
+            least = queries.thresholds[_ONLY] - tail
             if reached > many and 16 * scanned >= reached:  # the threshold will hardly rise now
                 reached = _count_rows(lists, list_scores, least)
                 if reached > many:
-                    status[q], D[q, 0] = TOGETHER, queries.thresholds[0]
+                    status[q], D[q, 0] = TOGETHER, queries.thresholds[_ONLY]
                     break
             if list_scores[order[i]] < least:
                 break
             for number in range(lists.first[order[i]], lists.first[order[i] + 1]):
                 start, stop = lists.ends[number], lists.ends[number + 1]
-                if number != opened and _bound(lists, queries, 0, number) >= queries.thresholds[0]:
-                    _scan(lists, queries, 0, start, stop)
+                if (
+                    number != opened
+                    and _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]
+                ):
+                    _scan(lists, queries, _ONLY, start, stop)
                     scanned += stop - start
         if status[q] == DONE:
-            _finish(queries, 0, D[q], I[q])
+            _finish(queries, _ONLY, D[q], I[q])
         else:
-            left += 1
-    return left
+            remaining += 1
+    return remaining
 
 
 @compiled
@@ -642,15 +644,15 @@ def range_search(
         Scores and ids, of which so many count, at most ``limit`` + 1; -1 without finite scores.
     """
     queries = _new_queries(lists, 1, limit + 1, limit + 1)
-    if not _begin(lists, queries, 0, query, min_score):
-        queries.counts[0] = -1
-    _quantise_to_threshold(queries, 0)
+    if not _begin(lists, queries, _ONLY, query, min_score):
+        queries.counts[_ONLY] = -1
+    _quantise_to_threshold(queries, _ONLY)
     for number in range(len(lists.names)):
-        if 0 <= queries.counts[0] <= limit:
-            if _bound(lists, queries, 0, number) >= queries.thresholds[0]:
-                _scan(lists, queries, 0, lists.ends[number], lists.ends[number + 1])
-    _sort(queries.scores[0], queries.ids[0], queries.counts[0])
-    return queries.scores[0], queries.ids[0], queries.counts[0]
+        if 0 <= queries.counts[_ONLY] <= limit:
+            if _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]:
+                _scan(lists, queries, _ONLY, lists.ends[number], lists.ends[number + 1])
+    _sort(queries.scores[0], queries.ids[0], queries.counts[_ONLY])
+    return queries.scores[0], queries.ids[0], queries.counts[_ONLY]
 
 
 # Building ---------------------------------------------------------------------------------------

@@ -253,8 +253,8 @@ class InvertedLists:
             DataError: queries with NaN or infinity, or too large for float32 scores.
         """
         if mask is not None and 0 < np.count_nonzero(mask) * _FEW <= self.n:
-            few = self._only(np.flatnonzero(mask))
-            return few.search(xq, k, threads=threads)
+            selected = self._only(np.flatnonzero(mask))
+            return selected.search(xq, k, threads=threads)
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         D, I = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
@@ -272,14 +272,14 @@ class InvertedLists:
             unfinished = status.any()
         if unfinished:
             self._check(status == list_kernels.NOT_FINITE)
-            left = np.flatnonzero(status)
-            arrays = xq[left], D[left], I[left]
+            rows = np.flatnonzero(status)
+            arrays = xq[rows], D[rows], I[rows]
 
             def together(*arrays: Any) -> None:
                 list_kernels.search_together(lists, k, *arrays)
 
-            in_parallel(together, arrays, thread_count(len(left), threads))
-            D[left], I[left] = arrays[1:]
+            in_parallel(together, arrays, thread_count(len(rows), threads))
+            D[rows], I[rows] = arrays[1:]
         return D, I
 
     def range_search(
@@ -346,8 +346,9 @@ class InvertedLists:
     def positions(self, ids: Ids) -> Ids:
         """Return where each id is among the members, int64 [m]; -1 if missing."""
         order, ordered = self._by_id
-        found = np.searchsorted(ordered, ids).clip(max=self.n - 1)
-        return np.where(ordered[found] == ids, order[found], -1)
+        places = np.searchsorted(ordered, ids).clip(max=self.n - 1)
+        positions: Ids = np.where(ordered[places] == ids, order[places], -1)
+        return positions
 
     @cached_property
     def _by_id(self) -> tuple[Ids, NDArray[Any]]:
@@ -358,7 +359,7 @@ class InvertedLists:
         """Return the CRC-32 of all codes, then of all ids as int64, in the order of the lists."""
         value = 0
         for start in range(0, self.n, _STEP):
-            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)), value)
+            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)).data, value)
         for start in range(0, self.n, _STEP):
-            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8"), value)
+            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8").data, value)
         return value

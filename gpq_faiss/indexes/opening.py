@@ -1,7 +1,7 @@
 """Opening an index: ``index.faiss``, ``index.lists``, ``codes.h5``, or a Faiss index in memory.
 
-The changes of a service beside a file are applied. Names and labels come from the items file beside it,
-if that belongs to the index.
+The changes of a service beside a file are applied. Names and labels come from the items file beside
+it, if that belongs to the index.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
     """Open an index for exact search.
 
     Args:
-        source: the path of an ``index.faiss``, ``index.lists`` (mapped, not read) or ``codes.h5``, or of
-            any Faiss file with an ``IndexPQ`` of 2 to 8 bits, inner product or L2; or such a Faiss index,
-            whose codes are copied.
+        source: the path of an ``index.faiss``, ``index.lists`` (mapped, not read) or ``codes.h5``,
+            or of any Faiss file with an ``IndexPQ`` of 2 to 8 bits, inner product or L2; or such a
+            Faiss index, whose codes are copied.
         changes: apply the changes that a service has made since the file was written.
 
     Raises:

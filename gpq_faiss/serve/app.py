@@ -224,9 +224,7 @@ def items(
     if name is not None and label:
         ids = [id_ for id_ in ids if id_ in service.catalogue.with_labels(label)]
     elif name is None and not label and not ids:
-        # No item has a label: the items next to the code of all first codewords.
-        first = np.ascontiguousarray(service.live.index.codebooks[:, 0]).reshape(-1)
-        ids = service.search(first, k)[1].tolist()
+        ids = next(service.live.index.blocks(k))[1].tolist()  # no item has a label
     listed = [schemas.Item(**item) for item in service.catalogue.items(ids[:k])]
     return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
 
@@ -277,25 +275,27 @@ def info(service: Running) -> dict[str, Any]:
 # Routes that change items -----------------------------------------------------------------------
 
 
-def _add(service: Service, code: bytes, new: schemas.NewItem) -> dict[str, int]:
+def _add(
+    service: Service, vector: Floats, new: schemas.NewItem, *, foreign: bool
+) -> dict[str, int]:
     if new.id == -1:
         raise DataError("id: -1 marks a missing result: choose another")
-    labels = tuple(sorted(set(new.labels))) or None
-    return {"id": service.live.change(new.id, code, new.name, labels)}
+    code, labels = service.encode(vector, foreign=foreign), tuple(sorted(set(new.labels)))
+    return {"id": service.live.change(new.id, code, new.name, labels or None)}
 
 
 @writing_forms.post("/items", status_code=201)
 def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dict[str, int]:
     """Add an image."""
     vector = service.embed_image(form.image.file.read(), queries=False)
-    return _add(service, service.encode(vector, foreign=False), form)
+    return _add(service, vector, form, foreign=False)
 
 
 @writing.post("/items", status_code=201, openapi_extra=schemas.with_form(schemas.AddForm))
 def add(service: Running, body: schemas.AddRequest) -> dict[str, int]:
     """Add an item, with optional name and labels. The response means that it is on disk and in every search."""
     vector = service.embed_numbers(body.vector, body.features, queries=False)
-    return _add(service, service.encode(vector, foreign=body.features is None), body)
+    return _add(service, vector, body, foreign=body.features is None)
 
 
 @writing.delete("/items/{id}")

@@ -125,7 +125,10 @@ _USUAL_PRESET = {"gpq": "gpq", "posterior": "recommended"}
 
 def model_name(description: Mapping[str, Any]) -> str:
     """Table name of a model, from its ``config.json``: its method, and its preset unless that is the usual one: ``gpq (paper)``."""
-    method, used = str(description.get("method", "gpq")), str(description["config"].get("preset", "paper"))
+    method, used = (
+        str(description.get("method", "gpq")),
+        str(description["config"].get("preset", "paper")),
+    )
     return method if _USUAL_PRESET.get(method) == used else f"{method} ({used})"
 
 
@@ -134,7 +137,12 @@ def _trained_on(encoder: Encoder) -> tuple[str, str, str, int]:
     about = encoder.model.description
     try:
         split = about["split"]
-        return str(about["data"]["fingerprint"]), split["hash"], str(split["protocol"]), int(split["seed"])
+        return (
+            str(about["data"]["fingerprint"]),
+            split["hash"],
+            str(split["protocol"]),
+            int(split["seed"]),
+        )
     except (KeyError, TypeError, ValueError):
         raise DataError(
             f"{encoder.source}: config.json does not say what the model was trained on: copy or train the model again"
@@ -151,7 +159,9 @@ def _open_compared(
     Raises:
         DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
-    entries: dict[object, tuple[str, Encoder | None]] = {first.source.resolve(): (str(first.source), first)}
+    entries: dict[object, tuple[str, Encoder | None]] = {
+        first.source.resolve(): (str(first.source), first)
+    }
     for name in compare:
         folder = Path(name)
         of_method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
@@ -176,14 +186,18 @@ def _open_compared(
             )
         other.check(dataset)
         entries[own] = name, other
-    names = [path if one is None else model_name(one.model.description) for path, one in entries.values()]
+    names = [
+        path if one is None else model_name(one.model.description) for path, one in entries.values()
+    ]
     return {
         f"{name}: {path}" if one is not None and names.count(name) > 1 else name: one
         for name, (path, one) in zip(names, entries.values(), strict=True)
     }
 
 
-def _resolve_split(encoder: Encoder, dataset: Dataset, protocol: str | None) -> tuple[Split, list[str]]:
+def _resolve_split(
+    encoder: Encoder, dataset: Dataset, protocol: str | None
+) -> tuple[Split, list[str]]:
     """The split to evaluate on: the training split for the training data, else a new one; and notes for the user.
 
     Raises:
@@ -191,9 +205,7 @@ def _resolve_split(encoder: Encoder, dataset: Dataset, protocol: str | None) -> 
     """
     data, _, found, _ = _trained_on(encoder)
     if data != dataset.fingerprint:
-        note = (
-            f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
-        )
+        note = f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
         return make_split(dataset, protocol or "1", labelled="all"), [note]
     if protocol not in (None, found):
         raise MismatchError(
@@ -228,7 +240,9 @@ def _rank_all(
             log.info("comparing with %s", name)
         if encoder is None:
             with stage(name):
-                coded = fit_and_encode(name, first.bits, seed, dataset, split, image_size=size, **rows)
+                coded = fit_and_encode(
+                    name, first.bits, seed, dataset, split, image_size=size, **rows
+                )
         elif encoder is not first:
             coded = _encode(encoder, dataset, split.query, database)
         measured[name] = Row(
@@ -240,7 +254,9 @@ def _rank_all(
     return measured, of_first.query_rows
 
 
-def _encode(encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]) -> Coded:
+def _encode(
+    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Coded:
     """Encode queries and database with a model."""
     query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
     with stage("encoding", len(rows)) as encoding:
@@ -310,7 +326,11 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         likeness = None if self.likeness is None else asdict(self.likeness)
-        about = {"likeness": likeness, "bits": self.bits, "model_fingerprint": self.model_fingerprint}
+        about = {
+            "likeness": likeness,
+            "bits": self.bits,
+            "model_fingerprint": self.model_fingerprint,
+        }
         return {**self.ranking.as_dict(), **about}
 
 
@@ -350,7 +370,10 @@ class Evaluation(Shown):
         (_, model), *others = self.measured.items()
         return {
             **model.to_dict(),
-            **{name: getattr(self, name) for name in ("method", "protocol", "split_hash", "data", "device")},
+            **{
+                name: getattr(self, name)
+                for name in ("method", "protocol", "split_hash", "data", "device")
+            },
             "compared": {name: row.to_dict() for name, row in others},
             "notes": list(self.notes),
             "versions": versions("numpy", "python"),

@@ -1,4 +1,6 @@
-"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists, with names and labels beside it."""
+"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists, with names and
+labels beside it.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +46,19 @@ def index(
     names: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Build a searchable index from codes (or features, which are encoded), with the ids of the items.
+    """Build a searchable index from codes (or features, which are encoded), with the ids of the
+    items.
 
     Args:
         model_dir: the model of the rows.
         source: ``codes.h5``, ``features.h5``, or an index, with the changes that a service has made
             beside it; several are merged.
-        out: the index: a plain Faiss file, or ``NAME.lists``, which is mapped when it is opened and may
-            be larger than the memory.
-        kind: of the Faiss file (:data:`..faissio.convert.KINDS`); all but ``flat`` are exports for plain
-            Faiss.
-        ids: write the ids; if false, they must be 0 to n - 1, and are the positions in a bare index.
+        out: the index: a plain Faiss file, or ``NAME.lists``, which is mapped when it is opened and
+            may be larger than the memory.
+        kind: of the Faiss file (:data:`..faissio.convert.KINDS`); all but ``flat`` are exports for
+            plain Faiss.
+        ids: write the ids; if false, they must be 0 to n - 1, and are the positions in a bare
+            index.
         names: write names, labels and kept columns of the items to ``out + ".items.sqlite"``.
         overwrite: replace existing files.
 

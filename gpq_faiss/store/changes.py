@@ -1,9 +1,11 @@
 """Changes of an index since its file was written, in SQLite: ``index.faiss.changes.sqlite``.
 
 Table ``changes`` has the last change of every id: the number of its transaction, its code (null if
-the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the file, a
-random text made with it, and says to which codebooks the codes belong. Rows are never deleted: an index
-of any age may be put beside the file, and all changes that it does not contain are applied to it.
+the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the file,
+a
+random text made with it, and says to which codebooks the codes belong. Rows are never deleted: an
+index of any age may be put beside the file, and all changes that it does not contain are applied to
+it.
 
 The service is the only writer. SQLite's rollback journal keeps each transaction whole.
 """
@@ -62,7 +64,8 @@ class Changes(NamedTuple):
     """All changes in a file.
 
     Attributes:
-        identity: a random text made with the file, so that numbers of another file are not taken for its own.
+        identity: a random text made with the file, so that numbers of another file are not taken
+            for its own.
         number: of the last transaction; 0 if there is none.
         by_id: the last change of every changed id.
     """
@@ -125,7 +128,8 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
 def _connect(path: Path) -> sqlite3.Connection:
     """Open an existing file; transactions are begun and ended by the caller.
 
-    ``mode=rw`` lets SQLite roll back a journal that a killed service left. It reads a file without write permission, too.
+    ``mode=rw`` lets SQLite roll back a journal that a killed service left. It reads a file without
+    write permission, too.
     """
     name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
     return sqlite3.connect(
@@ -148,7 +152,8 @@ class ChangeWriter(Closing):
         changes: what the file held when it was opened.
 
     Raises:
-        DataError: another process writes the changes, or as :func:`read_changes`, or the file cannot be made.
+        DataError: another process writes the changes, or as :func:`read_changes`, or the file
+            cannot be made.
         MismatchError: the changes belong to other codebooks.
     """
 
@@ -178,7 +183,8 @@ class ChangeWriter(Closing):
             assert changes is not None
             self.changes, self._number = changes, changes.number
             self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
-            # EXTRA is FULL, and waits for the removal of the journal too: a journal that comes back would undo a change.
+            # EXTRA is FULL, and waits for the removal of the journal too: a journal that comes back
+            # would undo a change.
             self._db.execute("PRAGMA synchronous = EXTRA")
             self._file = self._identify()
             self._stack = stack.pop_all()

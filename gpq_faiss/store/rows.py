@@ -12,9 +12,10 @@ dataset            type                      meaning
 ``codebooks``      float32 [M, K, d]         codebooks of the model
 =================  ========================  ====================================================
 
-Labels, class names and texts are optional. Fingerprints are attributes. The datasets are contiguous,
-so that readers map them. A file is written once, as a whole; until then its rows are in raw files in
-``.NAME.partial/``, complete up to the last row that ``progress.json`` records, whatever ends the process.
+Labels, class names and texts are optional. Fingerprints are attributes. The datasets are
+contiguous, so that readers map them. A file is written once, as a whole; until then its rows are in
+raw files in ``.NAME.partial/``, complete up to the last row that ``progress.json`` records,
+whatever ends the process.
 """
 
 from __future__ import annotations
@@ -230,9 +231,9 @@ def _read_header(h5: Any) -> Header:
 class RowWriter(Closing):
     """Write a file of rows block by block; an interrupted run is continued.
 
-    Rows survive a crash once they are committed, which happens every :data:`COMMIT_SECONDS`, when the
-    context is left (also by an error or Ctrl-C), and in :meth:`finish`. Unfinished rows with the same
-    header are continued, others are discarded. Memory does not grow with N.
+    Rows survive a crash once they are committed, which happens every :data:`COMMIT_SECONDS`, when
+    the context is left (also by an error or Ctrl-C), and in :meth:`finish`. Unfinished rows with
+    the same header are continued, others are discarded. Memory does not grow with N.
 
     Args:
         overwrite: replace an existing ``path``, in :meth:`finish` and not before.
@@ -243,7 +244,8 @@ class RowWriter(Closing):
 
     Raises:
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
-        DataError: the folder cannot be written, the disk is full, or another process writes the file.
+        DataError: the folder cannot be written, the disk is full, or another process writes the
+            file.
     """
 
     def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
@@ -298,8 +300,8 @@ class RowWriter(Closing):
             state: a small JSON object (such as a position in the source) to commit with these rows.
 
         Raises:
-            DataError: an array of another shape or type, values that are not finite or not codes, or
-                the disk is full.
+            DataError: an array of another shape or type, values that are not finite or not codes,
+                or the disk is full.
         """
         arrays: dict[str, Any] = {self.header.kind: values, "ids": ids, "labels": labels}
         block = f"{self.path} (from row {self.rows:,})"

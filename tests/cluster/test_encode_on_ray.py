@@ -59,9 +59,7 @@ def columns(paths):
     parts = []
     for path in paths:
         with RowReader(path, kind="codes") as reader:
-            parts.append(
-                (reader.block(0, reader.ntotal), reader.ids(), reader.labels(0, reader.ntotal))
-            )
+            parts.append((reader.values, reader.ids, reader.labels))
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import shutil
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.serve.run import serve
 from gpq_faiss.serve.schemas import Settings
 from gpq_faiss.serve.service import Service
+from gpq_faiss.store.changes import changes_path
 
 DIGITS = digits()
 CLASSES = DIGITS.labels.class_ids()
@@ -144,6 +146,18 @@ def test_an_item_without_a_picture_is_searched_by_its_code(encoder, index_file):
         assert [id_ for id_, _ in results_of(client.post("/search", json={"id": 4}))] == expected
         assert "no picture" in error_of(client.get("/items/4/thumbnail"), 404)
         assert client.get("/info").json()["thumbnails"] is False
+
+
+def test_a_file_of_codes_is_served_as_an_index(served, encoder, made):
+    with open_live(made / "codes.h5") as live:
+        client = client_of(Service(encoder, live, DIGITS))
+        for path, body in (
+            ("/search", {"id": 7, "allow_labels": ["7"]}),
+            ("/search", {"id": 8, "k": 99}),
+        ):
+            answers = [c.post(path, json=body).json() for c in (client, served.client)]
+            assert answers[0] == answers[1]
+        assert client.get("/items/7/thumbnail").status_code == 200
 
 
 def test_a_network_in_onnx_answers_searches(made, served, tmp_path):
@@ -377,6 +391,20 @@ def test_other_data_without_names_give_no_pictures(encoder, index_file, caplog):
         assert "has no names, and is not the data that were indexed: no pictures" in caplog.text
         assert client.get("/items/3/thumbnail").status_code == 404
         assert client.get("/info").json()["thumbnails"] is False
+
+
+def test_pictures_by_id_need_all_changes_of_the_index(served, made, tmp_path):
+    served.remove(3)
+    served.add(vector=VECTOR, id=3)
+    path = gpq.index(made / "model", served.index_file, tmp_path / "new" / "index.faiss")
+    for has_changes in (False, True):
+        if has_changes:
+            shutil.copy(changes_path(served.index_file), path.parent)
+        with open_live(path) as live:
+            client = client_of(Service(served.service.encoder, live, DIGITS))
+            assert client.get("/info").json()["thumbnails"] is has_changes
+            found = [client.get(f"/items/{id_}/thumbnail").status_code for id_ in (3, 4)]
+            assert found == [404, 200 if has_changes else 404]
 
 
 # Mistakes ---------------------------------------------------------------------------------------

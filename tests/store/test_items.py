@@ -145,7 +145,6 @@ def test_other_programs_query_the_items(tmp_path):
     [
         "DROP TABLE about",
         "DELETE FROM about",
-        "PRAGMA user_version = 2",
         "DROP TABLE items",
         "UPDATE items SET labels = '['",
         "UPDATE items SET columns = '{'",
