@@ -17,7 +17,9 @@ from . import options as common
 
 
 @click.group(
-    help="""Compare methods: a grid of methods, code lengths and seeds on the same splits, one file per run, tables from the files.
+    help="""Compare methods: a grid of methods, code lengths and seeds on the same splits.
+
+Each run is a file, and tables are made from the files.
 
 \b
 Examples:
@@ -58,7 +60,7 @@ def methods(format_: Any) -> None:
 
 
 # Options that replace the grid's keys of the same names.
-_OF_THE_GRID = {
+_GRID_KEYS = {
     "methods": "Short names separated by commas, or all.",
     "bits": "Code lengths separated by commas.",
     "seeds": "Seeds of split, weights and batches, separated by commas.",
@@ -70,18 +72,18 @@ _OF_THE_GRID = {
 
 
 def _grid_options(command: Any) -> Any:
-    for name, text in reversed(_OF_THE_GRID.items()):
+    for name, text in reversed(_GRID_KEYS.items()):
         command = click.option(f"--{name}", help=f"{text}  [default: the grid's]")(command)
     return command
 
 
-def _key(name: str, text: str | None) -> Any:
-    """The value of a grid's key in the text of its option."""
+def _parse_key(name: str, text: str | None) -> Any:
+    """Return the value of a grid's key from the text of its option."""
     if text is None or name not in ("methods", "bits", "seeds"):
         return text
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
     try:
-        return parts if name == "methods" else [int(part) for part in parts]
+        return words if name == "methods" else [int(word) for word in words]
     except ValueError:
         raise UsageError(f"--{name} {text}: write whole numbers with commas, as 12,24") from None
 
@@ -89,7 +91,7 @@ def _key(name: str, text: str | None) -> Any:
 @experiment.command(
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
-GRID is table2, table3, ablation, likeness, sensitivity, tsne or voronoi, or a TOML file. Finished runs are skipped,
+GRID is table2, table3, ablation, neighbours, sensitivity, tsne or voronoi, or a TOML file. Finished runs are skipped,
 interrupted ones are resumed, and a failed run does not stop the others (the exit code is then 1).
 
 \b
@@ -106,11 +108,15 @@ Examples:
 @common.out_option
 @_grid_options
 @common.set_option
-@click.option("--name", "data_name", help="Name of the data in tables.  [default: DATA without folders]")
 @click.option(
-    "--jobs", default=1, show_default=True, help="Concurrent runs, each in its own process with one thread."
+    "--name", "data_name", help="Name of the data in tables.  [default: DATA without folders]"
 )
-@click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    help="Concurrent runs, each in its own process with one thread.",
+)
 @common.device_option
 @common.overwrite_option
 @common.data_options
@@ -118,18 +124,19 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     from gpq_faiss.config import parse_settings
     from gpq_faiss.experiment.grid import read_grid
 
-    given = {key: _key(key, options.pop(key)) for key in _OF_THE_GRID}
-    chosen = read_grid(grid).with_options(parse_settings(changes), **given)
-    # The steps of every training are many; what is of interest here is each run as it ends.
+    changed = {key: _parse_key(key, options.pop(key)) for key in _GRID_KEYS}
+    experiment = read_grid(grid).with_options(settings=parse_settings(changes), **changed)
+    # A line for each run that ends is enough: those on the steps of its training are not shown.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
-        summary = gpq.run_experiment(chosen, data, **options)
-    parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
-    parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
-    common.emit(f"{summary.folder}: {'; '.join(parts)}")
+        summary = gpq.run_experiment(experiment, data, **options)
+    counts = [f"{summary.completed:,} runs made", f"{summary.existing:,} already done"]
+    counts += [f"{name} left out ({reason})" for name, reason in summary.left_out.items()]
+    common.emit(f"{summary.folder}: {'; '.join(counts)}")
     if summary.failed:
-        name, why = next(iter(summary.failed.items()))
-        more = f" (and {len(summary.failed) - 1:,} others)" if len(summary.failed) > 1 else ""
-        raise DataError(f"{len(summary.failed):,} of {summary.total:,} runs failed: {name}: {why}{more}")
+        name, reason = next(iter(summary.failed.items()))
+        failed = len(summary.failed)
+        rest = f" (and {failed - 1:,} others)" if failed > 1 else ""
+        raise DataError(f"{failed:,} of {summary.total:,} runs failed: {name}: {reason}{rest}")
 
 
 @experiment.command(
@@ -147,7 +154,9 @@ Examples:
 @click.argument("folder")
 @common.format_option("markdown", "latex", "csv", "json", note="; csv has one table")
 @click.option("--table", help="Only this table: map, depth, pr or seconds.")
-@click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
+@click.option(
+    "--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder."
+)
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @common.overwrite_option
 def report(
@@ -159,4 +168,6 @@ def report(
         drawn = gpq.draw_experiment(folder, plots, overwrite=overwrite)
         start = Path(out).parent if out is not None else Path()
         pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
-    common.emit(gpq.report_experiment(folder, format_, pictures=pictures, **options).removesuffix("\n"), out)
+    common.emit(
+        gpq.report_experiment(folder, format_, pictures=pictures, **options).removesuffix("\n"), out
+    )

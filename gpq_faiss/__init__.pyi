@@ -7,6 +7,7 @@ from .errors import GpqError as GpqError
 from .evaluation.ranking import rank_codes as rank_codes
 from .evaluation.ranking import rank_scores as rank_scores
 from .evaluation.tables import render as render
+from .evaluation.ties import Convention as Convention
 from .experiment.pictures import draw_experiment as draw_experiment
 from .experiment.report import report_experiment as report_experiment
 from .experiment.run import run_experiment as run_experiment

@@ -1,4 +1,5 @@
-"""Experiments: a grid of methods, code lengths and seeds ─► one HDF5 file per run ─► tables and pictures.
+"""Experiments: a grid of methods, code lengths and seeds ─► one HDF5 file per run ─► a table of
+runs.
 
-Everything in a report is derived from the files of the runs; no figure is stored anywhere else.
+All tables and figures of a report are derived from that table, which is read from the files.
 """

@@ -1,12 +1,12 @@
-"""An experiment: methods x code lengths x seeds x variations of the settings, read from TOML (``grids/`` has the built-in ones).
+"""An experiment: methods x code lengths x seeds x variations of the settings, read from TOML.
 
-docs/experiments.md shows a grid file. Its keys are the fields of :class:`Grid` and :class:`Variation`; ``[[variation]]`` runs the methods
-again with something changed, and ``[product]`` makes a variation of each combination of settings.
+``grids/`` has the built-in ones, and docs/experiments.md shows a grid file. Its keys are the fields
+of :class:`Grid` and :class:`Variation`; ``[[variation]]`` runs the methods again with something
+changed, and ``[product]`` makes a variation of each combination of settings.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
@@ -18,26 +18,25 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ..config import MOST_SEED, Config, preset, to_dict, updated
+from ..config import MOST_SEED, Config, preset, to_dict
 from ..data.protocols import check_protocol
 from ..errors import UsageError, unknown
 from ..inputs import read_toml
 from ..methods.registry import METHODS, find_method, method_names
 
 Changes = dict[str, Any]
-"""Settings as in a run's TOML: ``{"loss": {"lambda2": 0.0}}``."""
+"""Settings as in the TOML of a training: ``{"loss": {"lambda2": 0.0}}``."""
 
-_MOST_COMBINATIONS = 10_000
-# Settings for which a grid has its own key -> the key.
-_OF_THE_GRID = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+_MAX_COMBINATIONS = 10_000
+# Settings for which a grid has a key -> the key.
+_GRID_KEYS = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
 
 
-class Variation(_Strict):
-    """Changes to the settings of methods; None: the grid's value. The name is empty where nothing is changed."""
+_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Variation(BaseModel, **_STRICT):
+    """Changes to the settings of methods; None: the grid's value. Empty if it changes nothing."""
 
     name: str = ""
     config: Changes = {}
@@ -45,9 +44,14 @@ class Variation(_Strict):
     preset: str | None = None
 
 
-class Grid(_Strict):
-    """An experiment. ``kind`` says which pictures it has; ``labelled`` and ``queries`` are None for the protocol's own numbers;
-    ``vectors`` is the number of database items whose vectors are kept, for pictures; ``config`` changes all trained methods.
+class Grid(BaseModel, **_STRICT):
+    """An experiment.
+
+    ``kind`` says which figures it has. ``labelled`` and ``queries`` are None for the protocol's
+    numbers. ``vectors`` is the number of database items whose vectors are stored for figures.
+    ``config`` changes all trained methods, and variations may change it again; ``settings``, those
+    of the command line, apply last. ``product`` maps a dotted setting to values: each combination
+    is a variation.
 
     Raises:
         UsageError: an invalid value; the message names its key.
@@ -65,23 +69,23 @@ class Grid(_Strict):
     preset: str = "recommended"
     vectors: Annotated[int, Ge(0)] = 0
     config: Changes = {}
+    settings: Changes = {}
     variation: tuple[Variation, ...] = ()
     product: dict[str, Annotated[tuple[Any, ...], MinLen(1)]] = {}
-    """Dotted setting -> values: a variation of each combination."""
 
     @cached_property
     def variations(self) -> tuple[Variation, ...]:
-        """Those of the file, then those of ``product``; without any, one that changes nothing."""
-        made = list(self.variation)
+        """The variations of the file and of ``product``; without any, one that changes nothing."""
+        variations = list(self.variation)
         for values in itertools.product(*self.product.values()) if self.product else ():
             config: Changes = {}
             names = []
-            for name, value in zip(self.product, values, strict=True):
-                section, _, setting = name.partition(".")
+            for dotted, value in zip(self.product, values, strict=True):
+                section, _, setting = dotted.partition(".")
                 config.setdefault(section, {})[setting] = value
                 names.append(f"{setting} = {value}")
-            made.append(Variation(name=", ".join(names), config=config))
-        return tuple(made) or (Variation(),)
+            variations.append(Variation(name=", ".join(names), config=config))
+        return tuple(variations) or (Variation(),)
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
@@ -89,50 +93,61 @@ class Grid(_Strict):
             raise UsageError(
                 "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
             )
-        if math.prod(map(len, self.product.values())) > _MOST_COMBINATIONS:
-            raise UsageError(f"product: more than {_MOST_COMBINATIONS:,} combinations")
-        lists = {what: getattr(self, what) for what in ("methods", "bits", "seeds")}
-        for what, values in (lists | {"variation": [each.name for each in self.variations]}).items():
+        if math.prod(map(len, self.product.values())) > _MAX_COMBINATIONS:
+            raise UsageError(f"product: more than {_MAX_COMBINATIONS:,} combinations")
+        variations = [variation.name for variation in self.variations]
+        for key, values in (
+            ("methods", self.methods),
+            ("bits", self.bits),
+            ("seeds", self.seeds),
+            ("variation", variations),
+        ):
             if len(set(values)) < len(values):
-                raise UsageError(f"grid {self.name}: {what} has an entry twice")
+                raise UsageError(f"grid {self.name}: {key} has an entry twice")
         for variation in self.variations:
-            base = preset(variation.preset or self.preset)
             for name in (*self.methods, *(variation.methods or ())):
                 find_method(name)
-            for changes in (self.config, variation.config):
+            base = preset(variation.preset or self.preset)
+            for changes in (self.config, variation.config, self.settings):
                 base.with_settings(changes)
-                for name, key in _OF_THE_GRID.items():
-                    section, dot, setting = name.partition(".")
+                for dotted, key in _GRID_KEYS.items():
+                    section, dot, setting = dotted.partition(".")
                     if section in changes and (not dot or setting in changes[section]):
                         raise UsageError(
-                            f"{name} is not changed as a setting: it follows from the grid's {key}"
+                            f"{dotted} is not changed as a setting: it follows from the grid's "
+                            f"{key}"
                         )
         return self
 
     def methods_of(self, variation: Variation) -> list[str]:
-        """Methods of a variation, in the order of the paper's tables."""
-        wanted = self.methods if variation.methods is None else variation.methods
-        return [name for name in method_names() if name in self.methods and name in wanted]
+        """Return the methods of a variation, in the order of the paper's tables."""
+        selected = self.methods if variation.methods is None else variation.methods
+        return [name for name in method_names() if name in self.methods and name in selected]
 
-    def with_options(self, settings: Changes | None = None, **changes: Any) -> Grid:
-        """A copy with the given fields that are not None, and these settings of its trained methods."""
-        config = updated(copy.deepcopy(self.config), settings or {})
+    def with_options(self, **changes: Any) -> Grid:
+        """Return a copy with the given fields that are not None."""
         changed = {key: value for key, value in changes.items() if value is not None}
-        return grid_from({**self.model_dump(), "config": config, **changed})
+        return grid_from({**self.model_dump(), **changed})
 
 
 def built_in_grids() -> dict[str, Path]:
-    """Name -> file of the built-in grids, in alphabetical order."""
+    """Return name -> file of the built-in grids, in alphabetical order."""
     return {path.stem: path for path in sorted((Path(__file__).parent / "grids").glob("*.toml"))}
 
 
 def read_grid(spec: str | Path) -> Grid:
-    """The built-in grid of that name, or the grid of a TOML file. Raises UsageError: neither, or a key or value that cannot be; DataError:
-    the file cannot be read, or is not TOML."""
-    known = built_in_grids()
-    path = known.get(str(spec), Path(spec))
+    """Return the built-in grid of that name, or the grid of a TOML file.
+
+    Raises:
+        UsageError: no such grid, an unknown key or an invalid value.
+        DataError: the file cannot be read, or is not TOML.
+    """
+    grids = built_in_grids()
+    path = grids.get(str(spec), Path(spec))
     if path.suffix != ".toml":
-        raise UsageError(f"no grid '{spec}': choose one of {', '.join(known)}, or name a .toml file")
+        raise UsageError(
+            f"no grid '{spec}': choose one of {', '.join(grids)}, or name a .toml file"
+        )
     values = read_toml(path, "a grid")
     try:
         return grid_from({"name": path.stem, **values})
@@ -141,68 +156,78 @@ def read_grid(spec: str | Path) -> Grid:
 
 
 def grid_from(values: Mapping[str, Any]) -> Grid:
-    """A grid from its TOML table and ``name``. Raises UsageError: an unknown key, or an invalid value."""
-    given = {"title": values["name"], **values}
-    if given.get("methods") in (["all"], ("all",)):
-        given["methods"] = list(METHODS)
+    """Return a grid from its TOML table and ``name``.
+
+    Raises:
+        UsageError: an unknown key, or an invalid value.
+    """
+    table = {"title": values["name"], **values}
+    if table.get("methods") in (["all"], ("all",)):
+        table["methods"] = list(METHODS)
     try:
         # Through JSON, where a list becomes a tuple and nothing else is converted.
-        return Grid.model_validate_json(json.dumps(given, default=str))
+        return Grid.model_validate_json(json.dumps(table, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, message = ".".join(map(str, first["loc"])), first["msg"]
         if first["type"] == "extra_forbidden":
-            known = (Variation if "." in name else Grid).model_fields
-            raise UsageError(unknown(f"key '{name}'", str(first["loc"][-1]), known)) from None
-        raise UsageError(f"{name} = {repr(first['input'])[:60]}: {message[0].lower()}{message[1:]}") from None
+            fields = (Variation if "." in name else Grid).model_fields
+            raise UsageError(unknown(f"key '{name}'", str(first["loc"][-1]), fields)) from None
+        value = repr(first["input"])[:60]
+        raise UsageError(f"{name} = {value}: {message[0].lower()}{message[1:]}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"settings that cannot be read: {error}") from None
 
 
-# Settings ---------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
-# What the trained methods that are not GPQ take of a preset: the budget, the optimiser and the backbone. The rest is GPQ's own (its
-# class networks, its losses), and changes in it are none of theirs.
+# What other trained methods than GPQ take of a preset: the budget, the optimiser and the backbone.
+# The class networks and the losses of a preset are those of GPQ.
 _SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
-# Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md).
+# The perceptron that is best for the other methods where nothing can be convolved
+# (docs/experiments.md).
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "noise": 0.5}}
 
 
 def baseline_config(config: Config, *, perceptron: bool) -> Config:
-    """Settings of the trained methods that are not GPQ, beside a GPQ of the settings ``config``."""
+    """Return the settings of the trained methods that are compared with a GPQ of ``config``."""
     changes = {
         "network": {name: getattr(config.network, name) for name in _SHARED_NETWORK},
         "training": vars(config.training),
         "method": Config().method if config.class_networks else config.method,
         "quantizer": {"codewords": config.quantizer.codewords},
     }
-    own = Config(preset=config.preset).with_settings(changes)
-    return own.with_settings(BASELINE_PERCEPTRON) if perceptron else own
+    baseline = Config(preset=config.preset).with_settings(changes)
+    return baseline.with_settings(BASELINE_PERCEPTRON) if perceptron else baseline
 
 
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool) -> Config:
-    """Settings of a trained method in a variation, without code length and seed.
+    """Return the settings of a trained method in a variation, without code length and seed.
 
-    From low to high: the preset; what makes the method itself; the grid's ``[config]``; the variation.
+    From low to high precedence: the preset; what defines the method; the grid's ``config``; the
+    variation; the grid's ``settings``.
 
     Args:
-        perceptron: whether the items are features, or images too small for convolutions; so is every method with the backbone ``mlp``.
+        perceptron: whether the items are features, or images too small for convolutions. With the
+            backbone ``mlp`` every method has a perceptron.
     """
     entry = find_method(method)
     config = preset(variation.preset or grid.preset)
-    own = (entry.changes, grid.config, variation.config)
-    perceptron = perceptron or reduce(Config.with_settings, own, config).network.backbone == "mlp"
+    layers = (entry.changes, grid.config, variation.config, grid.settings)
+    backbone = reduce(Config.with_settings, layers, config).network.backbone
+    perceptron = perceptron or backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif entry.changes.keys() & {"loss", "method"}:
-        # GPQ's variants of the paper: the losses as printed, where the preset has class networks with the network of the others.
+        # The paper's variants of GPQ have its losses as printed, and instead of class networks the
+        # network of the other methods.
         if config.class_networks:
             config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
             config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
     elif (config.method == "posterior") != (method == "posterior"):
-        # Two methods, each with its own preset if the grid has the other's.
+        # Two methods, each with a preset that is used if the grid has that of the other.
         config = preset("recommended" if method == "posterior" else "gpq")
-    config = reduce(Config.with_settings, own, config)
+    config = reduce(Config.with_settings, layers, config)
     if entry.convolutional and not config.network.image_size:
         config = config.with_settings({"network": {"image_size": 224}})
     return config

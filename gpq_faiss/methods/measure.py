@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,17 +17,18 @@ from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
-from ..evaluation.likeness import Likeness, likeness, nearest, spaced_queries
-from ..evaluation.ranking import RankingResult, rank_codes
+from ..evaluation.neighbour_recall import NeighbourRecall, nearest, neighbour_recall, spaced_queries
+from ..evaluation.ranking import DEFAULT, RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction
+from ..evaluation.ties import Convention
 from ..progress import stage
 from .coders import Coder, Codes, Floats
 from .registry import make_method
 
 Rows = NDArray[np.int64]
 
-NO_LIKENESS = (
-    "NN10@100 is not reported for images, whose pixels say little about likeness: use features of them"
+NO_NEIGHBOUR_RECALL = (
+    "NN10@100 is not reported for images, whose nearest pixels say little: use features of them"
 )
 _FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
 # To encode, to read, and to search for neighbours (as float64).
@@ -59,31 +60,45 @@ class Coded:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def score(self, queries: Rows, codes: Codes) -> Floats:
-        """Scores float32 [q, n] of codes uint8 [n, code_size] for the queries at ``queries``, int64 [q]."""
+        """Scores float32 [q, n] of codes uint8 [n, code_size] for the queries at ``queries``, int64
+        [q]."""
         return self.coder.score(self.xq[queries], codes)
 
     @cached_property
     def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
-        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has tables, else a function and codes."""
+        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has
+        tables, else a function and codes."""
         tables = self.coder.score_tables(self.xq)
         if tables is None:
             return self.score, self.codes
         _, M, K = tables.shape
         return tables, unpack_codes(self.codes, M, K)
 
-    def rank(self, labels: Labels, base: Labels | None = None, **options: Any) -> RankingResult:
-        """Rank the database, whose data set may have other labels, for every query; ``options`` of :func:`.rank_codes`, but for ``ks`` that
-        are larger than the database."""
-        query, items = labels.take(self.query_rows).packed, (base or labels).take(self.base_rows).packed
-        options["ks"] = [k for k in options["ks"] if k <= len(self.base_rows)]
-        return rank_codes(*self.scorer, query, items, **options)
+    def rank(
+        self,
+        labels: Labels,
+        base: Labels | None = None,
+        *,
+        convention: Convention = DEFAULT,
+        ks: Sequence[int] = (),
+        threads: int = 1,
+    ) -> RankingResult:
+        """Rank the database for every query by :func:`.rank_codes`.
 
-    def likeness(self, neighbours: Rows | None) -> Likeness | None:
-        """Compare the ranking with the input neighbours of :func:`input_neighbours`, if there are any."""
+        Values of ``ks`` that are larger than the database are left out. ``base`` are the labels of
+        the database if it is of another data set.
+        """
+        query = labels.take(self.query_rows).packed
+        items = (base or labels).take(self.base_rows).packed
+        ks = [k for k in ks if k <= len(self.base_rows)]
+        return rank_codes(*self.scorer, query, items, convention, ks=ks, threads=threads)
+
+    def neighbour_recall(self, neighbours: Rows | None) -> NeighbourRecall | None:
+        """Compare the ranking with the neighbours of :func:`input_neighbours`, if there are any."""
         if neighbours is None:
             return None
-        with stage("likeness"):
-            return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows))
+        with stage("neighbour recall"):
+            return neighbour_recall(*self.scorer, neighbours, n_queries=len(self.query_rows))
 
 
 def fit_and_encode(  # noqa: PLR0913
@@ -100,9 +115,10 @@ def fit_and_encode(  # noqa: PLR0913
 ) -> Coded:
     """Fit an array method to the training items of a split, and encode queries and database.
 
-    It is fitted to the features, or to the pixels of images of this size, of all labelled items and of unlabelled ones, about 100,000 in
-    all. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64. Raises DataError: the method
-    cannot learn from the data; UsageError: no such array method, or the training matrix is too large.
+    It is fitted to the features, or to the pixels of images of this size, of all labelled items and
+    of unlabelled ones, about 100,000 in all. ``queries``, ``database`` and ``keep``, whose vectors
+    are kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the
+    data; UsageError: no such array method, or the training matrix is too large.
     """
     pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
     # Supervised methods see the training labels only.
@@ -111,7 +127,8 @@ def fit_and_encode(  # noqa: PLR0913
     needed = 4 * width * (len(pool) + len(queries))
     if needed > _FIT_BYTES:
         raise UsageError(
-            f"{name}: {len(pool):,} training items of {width:,} numbers each need {needed / 2**30:.0f} GiB of memory: "
+            f"{name}: {len(pool):,} training items of {width:,} numbers each need "
+            f"{needed / 2**30:.0f} GiB of memory: "
             "use features of the images instead"
         )
     coder = make_method(name, bits, seed)
@@ -130,8 +147,8 @@ def fit_and_encode(  # noqa: PLR0913
 def encode_blocks(
     coder: Coder, database: Rows, read: Callable[[Rows], tuple[Floats, Rows]], keep: Rows
 ) -> dict[str, Any]:
-    """``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of :class:`Coded`; ``read`` gives the vectors of rows,
-    and the readable rows."""
+    """``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of
+    :class:`Coded`; ``read`` gives the vectors of rows, and the readable rows."""
     parts, seconds = [], 0.0
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), _BLOCK):
@@ -161,7 +178,8 @@ def native_image_size(dataset: Dataset) -> int:
 
 
 def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
-    """Input of array methods: features, or pixels in [0, 1], float32 [n, width]; and the readable rows int64 [n]."""
+    """Input of array methods: features, or pixels in [0, 1], float32 [n, width]; and the readable
+    rows int64 [n]."""
     parts, readable = [], []
     for start in range(0, len(rows), _READ_ROWS):
         block = rows[start : start + _READ_ROWS]
@@ -173,11 +191,12 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
 
 
 def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows) -> Rows | None:
-    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny images; None for larger images."""
+    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny
+    images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
     rows = query_rows[spaced_queries(len(query_rows))]
-    with Reader(dataset, image_size) as reader, stage("likeness", len(base_rows)) as nearing:
+    with Reader(dataset, image_size) as reader, stage("neighbour recall", len(base_rows)) as nearing:
         xq, _ = read_inputs(reader, rows)
         size = max(1, min(_READ_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
 

@@ -28,7 +28,11 @@ _STYLE: dict[Any, Any] = {
     **{"xtick.labelsize": 9, "ytick.labelsize": 9, "legend.frameon": False, "legend.fontsize": 8.5},
     "svg.hashsalt": "gpq",  # without one, ids inside an SVG are random
 }
-_DATES: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+_DATES: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+    "png": {},
+}
 
 
 def check_picture(out: str | Path, *, overwrite: bool) -> Path:

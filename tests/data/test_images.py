@@ -15,7 +15,7 @@ from PIL import Image
 from gpq_faiss.data.base import images
 from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.data.tables import About
+from gpq_faiss.data.tables import Annotations as About
 from gpq_faiss.errors import DataError
 
 

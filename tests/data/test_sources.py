@@ -20,7 +20,6 @@ from image_files import Items, hub, png, put, raw_tar, refused, save, shard
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
-from gpq_faiss.data import folder as folder_module
 from gpq_faiss.data.base import FeatureDataset, ImageDataset, read_piece
 from gpq_faiss.data.folder import layout_of, open_tar
 from gpq_faiss.data.images import decode_image

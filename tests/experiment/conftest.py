@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from experiment.experiments import WHOLE, made
+from experiment.experiments import WHOLE, complete
 
 
 @pytest.fixture(scope="session")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gpq (two variations), pq and float at two lengths and two seeds, gpq-f left out."""
     folder = tmp_path_factory.mktemp("runs") / "small"
-    summary = made(folder, **WHOLE)
-    assert (summary.made, summary.there, summary.total) == (14, 0, 14)
+    summary = complete(folder, **WHOLE)
+    assert (summary.completed, summary.existing, summary.total) == (14, 0, 14)
     assert set(summary.left_out) == {"gpq-f"}
     return folder

@@ -38,16 +38,16 @@ def small_grid(**changes: Any) -> Grid:
     return grid_from(values | changes)
 
 
-def made(folder: Path, **changes: Any) -> Summary:
-    """The missing runs of a small grid, none of which may fail."""
+def complete(folder: Path, **changes: Any) -> Summary:
+    """Make the missing runs of a small grid, none of which may fail."""
     summary = run_experiment(small_grid(**changes), DIGITS, folder)
     assert not summary.failed
     return summary
 
 
-def assert_same(one: Path, other: Path) -> None:
+def assert_same(path: Path, expected: Path) -> None:
     """Two runs have the same arrays."""
-    first, second = (read_arrays(path, "a run")[0] for path in (one, other))
+    first, second = (read_arrays(file, "a run")[0] for file in (path, expected))
     assert first.keys() == second.keys()
     for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name], err_msg=f"{one.name} {name}")
+        np.testing.assert_array_equal(array, second[name], err_msg=f"{path.name} {name}")

@@ -14,7 +14,7 @@ from gpq_faiss.config import preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
-from gpq_faiss.experiment.runs import plan
+from gpq_faiss.experiment.plan import plan
 from gpq_faiss.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +52,11 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path):
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
     other = grid.with_options(bits=(12,), seeds=None, labelled="all")
     assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), "all")
-    other = other.with_options({"training": {"learning_rate": 0.5}, "method": "gpq"})
-    assert other.config == {"training": {"steps": 7, "learning_rate": 0.5}, "method": "gpq"}
+    other = other.with_options(settings={"training": {"learning_rate": 0.5}})
+    assert (other.config, other.settings) == (
+        {"training": {"steps": 7}},
+        {"training": {"learning_rate": 0.5}},
+    )
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
     # In the order of the tables, whatever the order in the file.
     assert other.methods_of(other.variations[0]) == ["gpq", "pq"]
@@ -177,7 +180,7 @@ def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path):
             Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
     one = {"bits": [12], "seeds": [0], "labelled": "2-per-class", "queries": "1-per-class"}
     grid, images = small_grid(methods=["gpq-f", "gpq"], **one), open_data(f"folder:{tmp_path}")
-    larger = grid.with_options({"network": {"image_size": 100}})
+    larger = grid.with_options(settings={"network": {"image_size": 100}})
     for asked, expected in ((grid, {"gpq-f": 224, "gpq": 0}), (larger, {"gpq-f": 100, "gpq": 100})):
         specs, _ = plan(asked, images)
         networks = {spec.method: spec.settings["network"] for spec in specs}

@@ -51,21 +51,21 @@ def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
         (alone,) = evaluate(folder, digits()).rows((1, 10))
         assert rows[name] == alone | {"method": name}
     assert [row["bits"] for row in rows.values()] == [12, 12, 12, 12, 24, "-"]
-    told = together.to_dict()["compared"]
+    content = together.to_dict()["compared"]
     fingerprint = read_description(models / "gpq")["model_fingerprint"]
-    assert [told[name]["model_fingerprint"] for name in ("pq", "gpq")] == [None, fingerprint]
+    assert [content[name]["model_fingerprint"] for name in ("pq", "gpq")] == [None, fingerprint]
     Path("pq").unlink()
     alone = evaluate("ours", digits(), compare=["pq"])
     assert {row["method"]: row for row in alone.rows((1, 10))}.items() <= rows.items()
 
 
 def test_json_and_plot_have_the_names_of_the_table(models, tmp_path):
-    found = evaluate(models / "ours", digits(), compare=[str(models / "printed"), "pq"])
-    told = found.to_dict()
-    assert [told["method"], *told["compared"]] == ["posterior", "gpq (paper)", "pq"]
-    assert told["compared"]["gpq (paper)"]["bits"] == 12
-    assert json.loads(json.dumps(told)) == told
-    picture = found.draw(tmp_path / "pr.svg").read_text()
+    result = evaluate(models / "ours", digits(), compare=[str(models / "printed"), "pq"])
+    content = result.to_dict()
+    assert [content["method"], *content["compared"]] == ["posterior", "gpq (paper)", "pq"]
+    assert content["compared"]["gpq (paper)"]["bits"] == 12
+    assert json.loads(json.dumps(content)) == content
+    picture = result.draw(tmp_path / "pr.svg").read_text()
     assert all(f"{name}, 12 bits  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
 
 
