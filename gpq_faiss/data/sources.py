@@ -86,8 +86,8 @@ def open_features(path: str, o: Options = PLAIN) -> Dataset:
         described = open_tables(metadata) if metadata else table
         annotations, used = described.annotations(o)
         labels = usual(LABELS, table.kinds) or ""
-        matrix, note = table.vectors({labels, *(used if described is table else ())}, o.vectors)
-        annotations.notes.append(note)
+        matrix, columns = table.vectors({labels, *(used if described is table else ())}, o.vectors)
+        annotations.notes += columns
         if matrix.shape[1:] and matrix.dtype == np.uint8 and len(matrix.shape) > 2:
             return open_array(matrix[:], o)
     marks = [file_fingerprint(file) for file in files]
@@ -109,8 +109,8 @@ def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
     """Open vectors in a table in memory that has Arrow's interface."""
     table = frame_table(source)
     annotations, used = table.annotations(o)
-    matrix, note = table.vectors(used, o.vectors)
-    annotations.notes.append(note)
+    matrix, columns = table.vectors(used, o.vectors)
+    annotations.notes += columns
     return features(type(source).__name__, matrix, annotations)
 
 
@@ -173,12 +173,12 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
         or (pictures[0] if len(pictures) == 1 else None)
     )
     if image is not None and image not in pictures:
-        columns = ", ".join(pictures) or "none"
-        raise DataError(f"--read image_column={image}: no column of images (there are: {columns})")
+        known = ", ".join(pictures) or "none"
+        raise DataError(f"--read image_column={image}: no column of images (there are: {known})")
     annotations, used = table.annotations(o)
     if image is None:
-        matrix, note = table.vectors(used, o.vectors)
-        annotations.notes += [*notes, note]
+        matrix, columns = table.vectors(used, o.vectors)
+        annotations.notes += [*notes, *columns]
         dataset: Dataset = features(name, matrix, annotations, "")
     else:
         annotations.notes += notes
