@@ -130,7 +130,7 @@ def _unchecked(use: Callable[[Path, int], str]) -> Callable[[Path, int], str]:
 def _queries(path: Path, case: int) -> str:
     from gpq_faiss.stages.search import open_queries
 
-    data = open_queries(str(path), memory=50 << 20)
+    data = open_queries(str(path))
     data.read(np.arange(min(5, len(data))))
     return ""
 
@@ -169,13 +169,13 @@ def _image(path: Path, _: int) -> str:
 
 def _ids(path: Path, case: int) -> str:
     from gpq_faiss.data.arrays import read_ids
+    from gpq_faiss.data.open import open_data
     from gpq_faiss.data.protocols import read_rows
-    from gpq_faiss.data.tables import read_labels
 
     if case % 3 == 0:
         read_ids(path)
     elif case % 3 == 1:
-        read_labels(str(path), N)
+        open_data(np.ones((N, 2), np.float32), labels=str(path))
     else:
         read_rows(path, np.arange(N))
     return ""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from ..inputs import read_text
 from ..progress import stage
 from ..store.hdf5 import Hdf5Array
 from ..store.reader import RowReader
-from .arrays import Matrix, OpenRows
+from .arrays import Matrix, OpenRows, is_hdf5
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, labels_note, labels_of
@@ -288,11 +287,11 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
 
     Vectors in an h5py data set are read by rows. Raises DataError: neither vectors nor images.
     """
-    if isinstance(values, h5py.Dataset) and values.ndim == 2:
+    if is_hdf5(values) and values.ndim == 2:
         sample = np.unique(np.linspace(0, len(values) - 1, num=1000).astype(np.int64))
         rows = OpenRows(values)
         return features("array", rows, Annotations(), digest(rows[sample]))
-    array = as_array(values[:] if isinstance(values, h5py.Dataset) else values, "the array")
+    array = as_array(values[:] if is_hdf5(values) else values, "the array")
     if array.ndim == 2:
         return features("array", array, Annotations())
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
 from ..inputs import parse_json, read_text, reading
-from ..store.hdf5 import Hdf5Array, Texts, as_texts
+from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .arrays import (
     BINS,
     VECS,
@@ -395,11 +394,12 @@ def _arrays(path: Path, form: str) -> Mapping[str, Any]:
 
         return load_file(path)
     arrays: dict[str, Any] = {}
-    with h5py.File(path, "r", locking=False) as h5:
+    with open_hdf5(path) as h5:
         for name, node in h5.items():
-            if isinstance(node, h5py.Dataset) and h5py.check_string_dtype(node.dtype) and node.ndim:
+            kind = node.dtype.kind if getattr(node, "shape", ()) else ""
+            if kind and kind in "OS":
                 arrays[name] = np.array(node.asstr(errors="replace")[:], dtype=np.str_)
-            elif isinstance(node, h5py.Dataset) and node.dtype.kind in "iufb" and node.ndim:
+            elif kind and kind in "iufb":
                 arrays[name] = Hdf5Array(path, name)
     return arrays
 

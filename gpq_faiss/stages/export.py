@@ -166,7 +166,7 @@ _ARRAYS: dict[str, Callable[[Floats], dict[str, Any]]] = {
 
 
 def _export_codes(codes: str | Path, out: Path) -> Path:
-    remedy = "Parquet needs pyarrow: pip install 'gpq-faiss[parquet]'"
+    remedy = "Parquet needs pyarrow: pip install 'gpq-faiss[train]'"
     pa, pq = optional("pyarrow", remedy, DataError), optional("pyarrow.parquet", remedy, DataError)
     with RowReader(codes, kind="codes") as reader:
         header = reader.header

@@ -383,7 +383,7 @@ def test_parquet_without_pyarrow_names_the_remedy(shop, tmp_path, monkeypatch):
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     calls = "train features:BAD | train parquet:BAD | search MODEL INDEX BAD"
-    all_refused(shop, tmp_path / "x.parquet", calls, "pip install 'gpq-faiss[parquet]'")
+    all_refused(shop, tmp_path / "x.parquet", calls, "pip install 'gpq-faiss[train]'")
 
 
 # Images -----------------------------------------------------------------------------------------------------------------
