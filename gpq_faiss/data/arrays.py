@@ -72,6 +72,11 @@ class LazyArray:
         return np.asarray(self.load()[rows])
 
 
+def is_hdf5(array: Any) -> bool:
+    """Return whether an object is a data set of an open HDF5 file."""
+    return type(array).__module__.partition(".")[0] == "h5py" and hasattr(array, "ndim")
+
+
 @dataclass(frozen=True)
 class OpenRows:
     """Rows of a data set of an open HDF5 file, which wants the numbers of rows in order."""

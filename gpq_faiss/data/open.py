@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ..errors import DataError, UsageError, unknown
 from ..plugins import Plugin, find_plugin, plugin_names
+from .arrays import is_hdf5
 from .attach import with_ids, with_labels, with_names
 from .base import Dataset
 from .folder import has_samples, open_folder, open_webdataset
@@ -134,7 +134,7 @@ def _find(source: object, image_column: str | None) -> tuple[str, Source, object
         return "a Hugging Face data set", _SOURCES["hf"], source
     if hasattr(source, "__arrow_c_stream__"):
         return "a table", Source("", open_frame, f"vectors {_COLUMNS}"), source
-    if isinstance(source, np.ndarray | h5py.Dataset) or hasattr(source, "detach"):
+    if isinstance(source, np.ndarray) or is_hdf5(source) or hasattr(source, "detach"):
         return "an array", Source("", open_array), source
     if isinstance(source, list) and source and np.ndim(_plain(source[0])) == 1:
         return "an array", Source("", open_array), source

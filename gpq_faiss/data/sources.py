@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from ..inputs import read_text
 from ..progress import stage
 from ..store.hdf5 import Hdf5Array
 from ..store.rows import RowReader
-from .arrays import Matrix, OpenRows
+from .arrays import Matrix, OpenRows, is_hdf5
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, labels_note, labels_of
@@ -86,8 +85,8 @@ def open_features(path: str, o: Options = PLAIN) -> Dataset:
         described = open_tables(metadata) if metadata else table
         annotations, used = described.annotations(o)
         labels = usual(LABELS, table.kinds) or ""
-        matrix, note = table.vectors({labels, *(used if described is table else ())}, o.vectors)
-        annotations.notes.append(note)
+        matrix, columns = table.vectors({labels, *(used if described is table else ())}, o.vectors)
+        annotations.notes += columns
         if matrix.shape[1:] and matrix.dtype == np.uint8 and len(matrix.shape) > 2:
             return open_array(matrix[:], o)
     marks = [file_fingerprint(file) for file in files]
@@ -109,8 +108,8 @@ def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
     """Open vectors in a table in memory that has Arrow's interface."""
     table = frame_table(source)
     annotations, used = table.annotations(o)
-    matrix, note = table.vectors(used, o.vectors)
-    annotations.notes.append(note)
+    matrix, columns = table.vectors(used, o.vectors)
+    annotations.notes += columns
     return features(type(source).__name__, matrix, annotations)
 
 
@@ -173,12 +172,12 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
         or (pictures[0] if len(pictures) == 1 else None)
     )
     if image is not None and image not in pictures:
-        columns = ", ".join(pictures) or "none"
-        raise DataError(f"--read image_column={image}: no column of images (there are: {columns})")
+        known = ", ".join(pictures) or "none"
+        raise DataError(f"--read image_column={image}: no column of images (there are: {known})")
     annotations, used = table.annotations(o)
     if image is None:
-        matrix, note = table.vectors(used, o.vectors)
-        annotations.notes += [*notes, note]
+        matrix, columns = table.vectors(used, o.vectors)
+        annotations.notes += [*notes, *columns]
         dataset: Dataset = features(name, matrix, annotations, "")
     else:
         annotations.notes += notes
@@ -288,11 +287,11 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
 
     Vectors in an h5py data set are read by rows. Raises DataError: neither vectors nor images.
     """
-    if isinstance(values, h5py.Dataset) and values.ndim == 2:
+    if is_hdf5(values) and values.ndim == 2:
         sample = np.unique(np.linspace(0, len(values) - 1, num=1000).astype(np.int64))
         rows = OpenRows(values)
         return features("array", rows, Annotations(), digest(rows[sample]))
-    array = as_array(values[:] if isinstance(values, h5py.Dataset) else values, "the array")
+    array = as_array(values[:] if is_hdf5(values) else values, "the array")
     if array.ndim == 2:
         return features("array", array, Annotations())
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
 from ..inputs import parse_json, read_text, reading
-from ..store.hdf5 import Hdf5Array, Texts, as_texts
+from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .arrays import (
     BINS,
     VECS,
@@ -38,7 +37,7 @@ from .arrays import (
     whole_numbers,
 )
 from .images import is_image_name
-from .labels import WHOLE, Labels, errors_of, labels_note, labels_of, plain_text
+from .labels import Labels, errors_of, labels_note, labels_of, plain_text
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0")
 LABELS: tuple[str, ...] = (
@@ -210,10 +209,10 @@ class Table:
     def check(self, name: str, option: str) -> str:
         """Return the name of a column. Raises DataError: there is none; ``option`` names it."""
         if name not in self.kinds:
+            wanted = repr(name) if name else "of a usual name"
             columns = ", ".join(repr(known[:40]) for known in list(self.kinds)[:20])
             remedy = f"name one with {option}" if columns else "give another file"
-            name = name or "of a usual name"
-            raise DataError(f"{self.source} has no column {name!r} (it has {columns}): {remedy}")
+            raise DataError(f"{self.source} has no column {wanted} (it has {columns}): {remedy}")
         return name
 
     def values(self, name: str) -> Any:
@@ -260,8 +259,8 @@ class Table:
 
     def vectors(
         self, used: Iterable[str], wanted: str | Sequence[str] | None
-    ) -> tuple[Matrix, str]:
-        """Return the vectors, and a note on their columns.
+    ) -> tuple[Matrix, list[str]]:
+        """Return the vectors, and notes on their columns.
 
         They are the ``wanted`` columns (patterns such as ``f*`` match), a column of lists, or
         columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
@@ -277,8 +276,8 @@ class Table:
             chosen = [
                 self.check(name, "--read vectors") for part in parts for name in matches[part]
             ]
-        elif lists:
-            one = usual(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
+        elif lists or usual(FEATURES, numbers):
+            one = usual(FEATURES, lists or numbers) or (lists[0] if len(lists) == 1 else None)
             chosen = [] if one is None else [one]
         else:
             groups: dict[str, list[tuple[int, str]]] = {}
@@ -302,7 +301,7 @@ class Table:
             rest = f"; {', '.join(others[:5])} left out" if others else ""
             note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}{rest}"
         assert self.matrix is not None
-        return self.matrix(chosen), note
+        return self.matrix(chosen), [note] if len(self.kinds) > 1 else []
 
     def image_column(self, wanted: str | None) -> str | None:
         """Return the column of paths of images, if there is one: ``wanted``, or by usual names."""
@@ -346,7 +345,9 @@ def open_tables(paths: Sequence[Path]) -> Table:
         tables = [_csv(path) if form in ("csv", "text") else _json(path, form) for path in paths]
         table = in_memory(source, *tables)
         ids = usual(IDS, table.kinds) if form in ("csv", "text") else None
-        if ids is not None and all(map(WHOLE.fullmatch, map(str.strip, table.load(ids)))):
+        if ids is not None and all(
+            re.fullmatch(r"\s*-?\d+(\.0*)?\s*", text) for text in table.load(ids)
+        ):
             table.kinds = {**table.kinds, ids: "integer"}
         return table
     parts = []
@@ -393,11 +394,12 @@ def _arrays(path: Path, form: str) -> Mapping[str, Any]:
 
         return load_file(path)
     arrays: dict[str, Any] = {}
-    with h5py.File(path, "r", locking=False) as h5:
+    with open_hdf5(path) as h5:
         for name, node in h5.items():
-            if isinstance(node, h5py.Dataset) and h5py.check_string_dtype(node.dtype) and node.ndim:
+            kind = node.dtype.kind if getattr(node, "shape", ()) else ""
+            if kind and kind in "OS":
                 arrays[name] = np.array(node.asstr(errors="replace")[:], dtype=np.str_)
-            elif isinstance(node, h5py.Dataset) and node.dtype.kind in "iufb" and node.ndim:
+            elif kind and kind in "iufb":
                 arrays[name] = Hdf5Array(path, name)
     return arrays
 
@@ -460,10 +462,11 @@ def arrow_table(
             raise DataError(
                 f"{source}: its columns differ between files ({what}), or have equal names"
             )
-    if hasattr(fragments[0], "split_by_row_group"):
-        fragments = [group for fragment in fragments for group in fragment.split_by_row_group()]
-    groups = [group for group in fragments if group.count_rows()]
-    sizes = [group.count_rows() for group in groups]
+    counted = [(fragment, fragment.count_rows()) for fragment in fragments]
+    if fragments and hasattr(fragments[0], "split_by_row_group"):  # whose count_rows is the file's
+        parts = [group for fragment in fragments for group in fragment.split_by_row_group()]
+        counted = [(group, group.row_groups[0].num_rows) for group in parts]
+    groups, sizes = [group for group, n in counted if n], [n for _, n in counted if n]
     starts = np.cumsum([0, *sizes]).tolist()
     file = functools.partial(reading, Path(source), "the table that was opened")
     errors = file if os.path.isfile(source) else contextlib.nullcontext
@@ -513,15 +516,15 @@ def _rows_of(table: Any, where: str, first: int) -> NDArray[Any]:
     if _kind(flat.type) not in ("integer", "number") or flat.null_count:
         what = "missing numbers" if flat.null_count else f"lists of {flat.type}"
         raise DataError(f"{where} holds {what} (from row {first:,}): vectors of numbers are needed")
-    lengths = np.asarray(
-        import_pyarrow(where, "pyarrow.compute").list_value_length(column).fill_null(0)
-    )
-    wrong = np.flatnonzero(lengths != lengths[0])
-    wrong = np.array([0]) if not lengths[0] else wrong
+    compute = import_pyarrow(where, "pyarrow.compute")
+    lengths = np.asarray(compute.list_value_length(column).fill_null(0))
+    width = int(lengths[0])
+    wrong = np.flatnonzero(lengths != width) if width else np.array([0])
     if wrong.size:
-        what = f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {lengths[0]} elsewhere"
+        rest = f"{width} elsewhere" if width else "which is no vector"
+        what = f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {rest}"
         raise DataError(f"{where} has {what}: leave such rows out")
-    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), lengths[0]))
+    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
 
 
 def in_memory(source: str, *tables: Any) -> Table:
@@ -545,13 +548,15 @@ def _csv(path: Path) -> Any:
     text = read_text(path, what)
     separator = max(",;\t|", key=text.partition("\n")[0].count)
     lines = [line for line in text.split("\n") if line.strip(f"{separator} \t")]
-    if not lines:
-        raise DataError(f"{path} is empty: {what} is needed")
+    if len(lines) < 2:
+        raise DataError(f"{path} is empty, or has one line: {what} is needed")
     header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator))]
     numeric = all(
         re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", name, re.IGNORECASE) for name in header
     )
     names = [str(i) for i in range(len(header))] if numeric else header
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path} has the column {repeated[0]!r} twice: rename one")
     texts = {name: "string" for name in names if usual((*LABELS, *ITEMS), [name])}
     try:
         return reader.read_csv(

@@ -238,7 +238,7 @@ def test_parquet_without_pyarrow_names_the_remedy(shop, tmp_path, monkeypatch):
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     calls = "train features:BAD | train parquet:BAD | search MODEL INDEX BAD"
-    check_refused(shop, tmp_path / "x.parquet", calls, "pip install 'gpq-faiss[parquet]'")
+    check_refused(shop, tmp_path / "x.parquet", calls, "pip install 'gpq-faiss[train]'")
 
 
 # Images -----------------------------------------------------------------------------------------------------------------
