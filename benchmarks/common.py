@@ -27,7 +27,7 @@ from gpq_faiss.experiment.runs import describe_machine
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.coders import Coder
 from gpq_faiss.methods.trainable import embed_rows
-from gpq_faiss.training.loop import Fitted
+from gpq_faiss.training.loop import Training
 
 __all__ = ["describe_machine"]
 
@@ -138,7 +138,7 @@ def timed(call: Callable[[], Value]) -> tuple[Value, float, float]:
 
 
 def vectors(
-    fitted: Fitted,
+    fitted: Training,
     data: Dataset,
     rows: NDArray[np.int64],
     *,
@@ -146,7 +146,7 @@ def vectors(
     device: torch.device | None = None,
 ) -> NDArray[np.float32]:
     """Vectors of items or queries by the network of a training, on the CPU or another device."""
-    with Reader(data, fitted.image_size) as reader:
+    with Reader(data, fitted.reader.image_size) as reader:
         return embed_rows(fitted.method, reader, rows, device or torch.device("cpu"), queries=queries)[0]
 
 

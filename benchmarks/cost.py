@@ -38,6 +38,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.stages.train import train
+from gpq_faiss.training.loop import RunOptions
 
 WIDTH, BLOCK = 256, 10_000
 # The command, and its peak of memory. (The kernel's ``ru_maxrss`` counts that of the process that started it, too.)
@@ -83,7 +84,7 @@ def train_cost(scratch: Path, text: str) -> Row:
 
     config, out = preset("recommended"), scratch / f"m{text}"
     began = time.perf_counter(), time.process_time()
-    train(data, out, config=config, labelled=f"{each}-per-class", progress=told)
+    train(data, out, config=config, labelled=f"{each}-per-class", options=RunOptions(progress=told))
     ended = time.perf_counter(), time.process_time()
     return {
         "items": f"{items:,} x {WIDTH}",

@@ -26,9 +26,9 @@ from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.gpu.faiss_form import to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex
-from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.index import Index
 from gpq_faiss.nn.device import resolve_device
-from gpq_faiss.store.reader import RowReader
+from gpq_faiss.store.rows import RowReader
 
 ROUNDS = 3
 CHECKED = 64  # queries whose results are compared with the CPU's
@@ -69,7 +69,7 @@ def enlarged(codes: Codes, n: int, device: torch.device) -> Codes:
 def group(Z: Floats, codes: Codes, xq: Floats, device: torch.device, args: Any) -> dict[str, Any]:
     """Times of all searches over the same codes."""
     n, gpu = len(codes), device.type == "cuda"
-    host = MemoryIndex.build(codes, Z)
+    host = Index.build(codes, Z)
     start = time.perf_counter()
     exact = DeviceIndex(host, device)
     if gpu:
@@ -164,7 +164,7 @@ def main() -> None:
             else:
                 folder = trained(args.models, name)
                 with RowReader(folder / "codes.h5") as reader:
-                    Z, codes = reader.header.codebooks, enlarged(reader.block(), n, device)
+                    Z, codes = reader.header.codebooks, enlarged(np.asarray(reader.values), n, device)
                 vectors = np.load(folder / "queries.npy", allow_pickle=False).astype(np.float32)
                 xq = np.resize(vectors, (queries, vectors.shape[1]))
             assert Z is not None

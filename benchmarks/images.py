@@ -119,7 +119,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
         validate(config),
         folder=options.work / "-".join(map(str, (method, seed, *conditions(data, options).values()))),
         identity=fingerprint(method, data.fingerprint, split.hash),
-        options=RunOptions(device, resume=True, amp=True, validate_every=max(400, options.steps // 10)),
+        options=RunOptions(str(device), resume=True, amp=True, validate_every=max(400, options.steps // 10)),
     )
     labels, coder = data.require_labels(), fitted.method.coder()
     ranking = rank_vectors(

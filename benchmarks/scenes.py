@@ -45,7 +45,7 @@ from gpq_faiss.evaluation.ranking import RankingResult
 from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.training.loop import fit
+from gpq_faiss.training.loop import RunOptions, fit
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 IMAGE_SIZE, WIDTH = 224, 256
@@ -153,7 +153,7 @@ def run_trained(name: str, bits: int, task: Task) -> RankingResult:
     names.write_text("".join(f"{row}\n" for row in task.labelled))
     split = make_split(task.data, "none", seed=task.seed, labelled=str(names))
     with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
-        fitted = fit(build_gpq, task.data, split, config, folder=Path(scratch), identity="")
+        fitted = fit(build_gpq, task.data, split, config, folder=Path(scratch), identity="", options=RunOptions())
     return rank_vectors(
         fitted.method.coder(),
         vectors(fitted, task.queries, np.arange(len(task.queries)), queries=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import click
@@ -31,8 +32,12 @@ Examples:
 @click.argument("model", metavar="MODEL_DIR")
 @click.argument("data")
 @common.out_option
-@click.option("--no-features", is_flag=True, help="Write only the codes, not the features beside them.")
-@click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
+@click.option(
+    "--no-features", is_flag=True, help="Write only the codes, not the features beside them."
+)
+@click.option(
+    "--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]"
+)
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @common.ray_option("workers", "shard_items")
 @common.device_option
@@ -42,7 +47,13 @@ def encode(
     data: str, out: str, no_features: bool, ray: dict[str, Any], data_args: Any, **options: Any
 ) -> None:
     if ray["ray"] is not None:
-        paths = gpq.encode_shards(data=data, out=out, data_args=data_args, **ray, **options)
+        cluster = gpq.RayCluster(ray.pop("ray"), **ray)
+        paths = gpq.encode_on_ray(
+            data=functools.partial(gpq.open_data, data, **data_args),
+            out=out,
+            cluster=cluster,
+            **options,
+        )
         common.emit(f"{out}: {len(paths):,} shards of codes")
         return
     # Before the data are opened, which may take a while.

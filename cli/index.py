@@ -36,11 +36,11 @@ from . import options as common
 def index(sources: tuple[str, ...], no_ids: bool, no_names: bool, **options: Any) -> None:
     """Build an index of codes.h5 or features.h5, with the 64-bit ids of the items.
 
-    CODES_OR_FEATURES... is one file or several, which are merged: codes.h5, features.h5, or an index. The
-    changes that a service has made beside an index are taken up.
+    CODES_OR_FEATURES... is one file or several, which are merged: codes.h5, features.h5, or an
+    index. The changes that a service has made beside an index are taken up.
 
-    OUT is a plain Faiss file (an IndexPQ in an IndexIDMap2), or NAME.lists: a file that is mapped into
-    memory when it is opened, at once and in place of any size, for gpq search and gpq serve.
+    OUT is a plain Faiss file (an IndexPQ in an IndexIDMap2), or NAME.lists: a file that is mapped
+    into memory when it is opened, at once and in place of any size, for gpq search and gpq serve.
 
     Names and labels of the items go into OUT.items.sqlite, and from there into results.
 

@@ -14,7 +14,7 @@ import click
 from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError, needs, one_line
 from gpq_faiss.progress import stage
 from gpq_faiss.signals import Terminated, ended_by_signals
-from gpq_faiss.training.launch import is_first, launched
+from gpq_faiss.training.launch import launched
 
 from .options import check_apart
 from .progress import shown
@@ -55,12 +55,12 @@ def loud(command: click.Command) -> click.Command:
     def run(*args: Any, **kwargs: Any) -> None:
         assert inner is not None
         ctx = click.get_current_context()
-        if launched() is not None and made.name != "train":
+        if launched().size > 1 and made.name != "train":
             raise UsageError(f"'{ctx.command_path}' is made for one process: start it without torchrun")
         # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
         whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
         # Of several processes the first speaks for all.
-        with shown(quiet=ctx.meta["quiet"] or not is_first(), verbose=ctx.meta["verbose"]), whole:
+        with shown(quiet=ctx.meta["quiet"] or launched().rank > 0, verbose=ctx.meta["verbose"]), whole:
             if kwargs.get("overwrite"):
                 check_apart(**kwargs, whole=made.name == "train")
             inner(*args, **kwargs)
@@ -138,17 +138,15 @@ class Commands(click.Group):
 
 def _say(line: object, path: str = "gpq", *, of_all: bool = False) -> None:
     """One line on stderr, whatever a foreign file or library put into it; of several processes the first speaks, unless ``of_all``."""
-    if of_all or is_first():
+    if of_all or launched().rank == 0:
         click.echo(f"{path}: {' '.join(str(line).split())}", err=True)
 
 
 def _said_by_another(error: GpqError) -> bool:
     """Whether another process reports the same: the first of all, or for devices the first on this machine."""
     launch = launched()
-    if launch is None or is_first():
-        return False
     of_device = isinstance(error, DeviceError) and launch.local_rank > 0
-    return of_device or isinstance(error, UsageError | ProcessError)
+    return of_device or (launch.rank > 0 and isinstance(error, UsageError | ProcessError))
 
 
 _NO_MEMORY = (

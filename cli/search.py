@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 import gpq_faiss as gpq
-from gpq_faiss.codes.checks import check_count
 from gpq_faiss.errors import UsageError
 
 from . import options as common
@@ -57,12 +56,12 @@ def search(
 ) -> None:
     """Find the k best items of an index for each query.
 
-    MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs without
-    torch. INDEX is index.faiss, index.lists or codes.h5. QUERIES is a file of embeddings (.npy, .npz,
-    .parquet), an image, a folder of images, or any DATA that gpq train takes.
+    MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs
+    without torch. INDEX is index.faiss, index.lists or codes.h5. QUERIES is a file of embeddings
+    (.npy, .npz, .parquet), an image, a folder of images, or any DATA that gpq train takes.
 
-    Results are exact, ties in the order of ids. With --device cuda the network and the search run on the
-    GPU, with the same results.
+    Results are exact, ties in the order of ids. With --device cuda the network and the search run
+    on the GPU, with the same results.
 
     \b
     Examples:
@@ -74,6 +73,7 @@ def search(
     """
     import faiss
 
+    from gpq_faiss.codes.checks import check_count
     from gpq_faiss.data.arrays import read_ids
     from gpq_faiss.stages.search import open_queries
 

@@ -22,7 +22,9 @@ from . import options as common
     help="The model of the index: its folder, or its network in ONNX, which needs no torch but is read-only.",
 )
 @click.option(
-    "--data", metavar="DATA", help="The items, for names, labels and pictures, with the ids of the index."
+    "--data",
+    metavar="DATA",
+    help="Pictures of the items, found by the names of the items, or the data that were indexed.",
 )
 @click.option(
     "--host",
@@ -30,55 +32,54 @@ from . import options as common
     show_default=True,
     help="Address to bind. Other than a loopback address it needs a token.",
 )
-@click.option("--port", type=int, default=8000, show_default=True, help="Port to bind; 0: any free one.")
+@click.option(
+    "--port", type=int, default=8000, show_default=True, help="Port to bind; 0: any free one."
+)
 @click.option(
     "--token",
     envvar="GPQ_SERVE_TOKEN",
-    help="Bearer token for writing, and for reading on non-loopback addresses. Better set the environment variable "
-    "GPQ_SERVE_TOKEN, which process lists do not show.",
+    help="Bearer token for writing, and for reading on other than loopback addresses. Better set the "
+    "environment variable GPQ_SERVE_TOKEN, which process lists do not show.",
 )
 @click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
 @click.option(
     "--config",
     "config_file",
     metavar="TOML",
-    help="Limits: allowed_hosts, max_upload, max_pixels, max_k, max_connections, rate, timeout, threads, compact_after "
-    "(docs/serve.md).",
+    help="Limits: allowed_hosts, max_upload, max_k, threads (docs/serve.md).",
 )
-@common.ray_option("workers")
 @common.device_option
 @common.data_options
 def serve(
-    data: str | None, config_file: str | None, ray: dict[str, Any], data_args: dict[str, Any], **options: Any
+    data: str | None, config_file: str | None, data_args: dict[str, Any], **options: Any
 ) -> None:
     """Serve an index over HTTP, with a page to search it by images.
 
-    The page is at /, the description of the requests for programs at /openapi.json. Searches of several clients are done together. It is
-    read-only, for this machine alone, unless a token is given.
+    The page is at /, the requests for programs are at /docs. The service is read-only, for this machine
+    alone, unless a token is given.
 
-    An index file that is replaced is opened within a second; no request is lost. With --writable, what is acknowledged is on disk. A
-    manifest of shards is served too, with --ray from the nodes of a cluster.
+    An index file that is replaced is opened within a second; no request is lost. With --writable,
+    acknowledged changes are on disk, in a file beside the index.
 
     \b
     Examples:
       gpq serve index.faiss --model model --data digits
       gpq serve index.faiss --model encoder.onnx --config serve.toml
-      gpq serve manifest.json --model model --ray auto
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
     from gpq_faiss.inputs import read_toml
-    from gpq_faiss.serve.guard import Settings
     from gpq_faiss.serve.run import serve as run
+    from gpq_faiss.serve.schemas import Settings
 
-    given = {name: options.pop(name) for name in ("host", "port", "token")}
-    settings = Settings(**given)
+    address = {name: options.pop(name) for name in ("host", "port", "token")}
+    settings = Settings(**address)
     if config_file is not None:
         limits = read_toml(Path(config_file), "the limits of a service (--config)")
-        for name in limits.keys() & given:
+        for name in limits.keys() & address:
             raise UsageError(f"{config_file}: {name} belongs on the command line: --{name}")
         try:
-            settings = Settings(**given, **limits)
+            settings = Settings(**address, **limits)
         except UsageError as error:
             raise UsageError(f"{config_file}: {error}") from None
     dataset = None if data is None else gpq.open_data(data, **data_args)
-    run(data=dataset, settings=settings, **ray, **options)
+    run(data=dataset, settings=settings, **options)

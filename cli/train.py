@@ -10,7 +10,7 @@ import click
 
 import gpq_faiss as gpq
 from gpq_faiss.errors import UsageError
-from gpq_faiss.training.launch import is_first
+from gpq_faiss.training.launch import launched
 
 from . import options as common
 
@@ -70,10 +70,12 @@ Examples:
 @common.overwrite_option
 @common.data_options
 def train(data: str, out: str, data_args: dict[str, Any], **options: Any) -> None:
-    given = ("preset", "config_file", "changes", "bits", "seed")
-    config = _settings(**{name: options.pop(name) for name in given})
+    settings = ("preset", "config_file", "changes", "bits", "seed")
+    config = _settings(**{name: options.pop(name) for name in settings})
+    run = ("device", "resume", "amp", "validate_every", "checkpoint_seconds")
+    options["options"] = gpq.RunOptions(**{name: options.pop(name) for name in run})
     folder = gpq.train(gpq.open_data(data, **data_args), out, config=config, **options)
-    if is_first():
+    if launched().rank == 0:
         common.emit(_summary(folder, config))
 
 

@@ -18,7 +18,8 @@ from .indexes.opening import open_index as open_index
 from .methods.model import Model as Model
 from .methods.model import load_model as load_model
 from .stages.encode import encode as encode
-from .stages.encode import encode_shards as encode_shards
+from .stages.encode_on_ray import RayCluster as RayCluster
+from .stages.encode_on_ray import encode_on_ray as encode_on_ray
 from .stages.evaluate import evaluate as evaluate
 from .stages.export import export as export
 from .stages.export import export_faiss as export_faiss
@@ -28,5 +29,6 @@ from .stages.info import info as info
 from .stages.search import search as search
 from .stages.train import train as train
 from .store.rows import RowReader as RowReader
+from .training.loop import RunOptions as RunOptions
 
 __version__: str

@@ -10,20 +10,30 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.caching import FunctionCache
 
 from .files import fingerprint
 
+# Private parts of Numba, tried with 0.61 to 0.68. Without them loops are compiled in each process,
+# and threads are somewhat slower.
+FunctionCache: Any = object
+_unused_counts = False
+with contextlib.suppress(ImportError):
+    from numba.core.caching import FunctionCache
+with contextlib.suppress(ImportError):
+    from numba.core.options import DefaultOptions
+
+    _unused_counts = hasattr(DefaultOptions, "_nrt")
+
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
-_LONG = ("search", "visit")  # loops of exact search, which take seconds to compile
+_LONG = ("search", "search_together", "visit")  # loops of exact search, which take seconds
 
 
 class _Cache(FunctionCache):
     """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)  # type: ignore[no-untyped-call]
+        super().__init__(function)
         # Numba looks for changes in the file of a loop alone; what the loop calls is compiled with it.
         names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
         ours = sorted(name for name in names if name.partition(".")[0] == __package__)
@@ -33,24 +43,29 @@ class _Cache(FunctionCache):
     def load_overload(self, *arguments: Any) -> Any:
         there = None
         try:
-            there = super().load_overload(*arguments)  # type: ignore[no-untyped-call]
+            there = super().load_overload(*arguments)
         except Exception:  # damaged files raise any error
             with contextlib.suppress(OSError):
-                self.flush()  # type: ignore[no-untyped-call]
+                self.flush()
         if there is None and self._py_func.__name__ in _LONG:
             _log.info("compiling the loops of exact search: some seconds, once per installation")
         return there
 
     def save_overload(self, *arguments: Any) -> None:
         with contextlib.suppress(OSError):
-            super().save_overload(*arguments)  # type: ignore[no-untyped-call]
+            super().save_overload(*arguments)
+
+
+def options(*, counted: bool) -> dict[str, bool]:
+    """Return the options of a loop; if ``counted``, references to its arrays are counted."""
+    chosen = {"nogil": True, "boundscheck": False}
+    return chosen | {"_nrt": counted} if _unused_counts else chosen
 
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
-    options: dict[str, bool] = {"nogil": True, "boundscheck": False, "_nrt": counted}
-    made: Any = cast(Any, numba.njit)(**options)(function)
-    with contextlib.suppress(RuntimeError, OSError):
+    made: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
+    with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
         made._cache = _Cache(function)
     return cast(Function, made)
 

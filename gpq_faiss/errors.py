@@ -47,7 +47,7 @@ class ProcessError(GpqError):
 
 _EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "sklearn", "scipy"), "train"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
     "faiss": "search",
 }
 

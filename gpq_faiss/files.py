@@ -1,9 +1,10 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
-An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk, and
-renamed. The process that makes it holds a lock on it, so that the next command with the same output
-removes what a killed process left. Two commands that write one output do not wait for each other: the
-last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
+An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
+and renamed. The process that makes it holds a lock on it, so that the next command with the same
+output
+removes what a killed process left. Two commands that write one output do not wait for each other:
+the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -121,21 +122,38 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
         DataError: writing fails (disk full, read-only, no permission); ``path`` is unchanged.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
+        with _temporary(path, folder) as temporary:
+            yield temporary
+            for file in [*temporary.rglob("*"), temporary]:
+                fsync(file)
+            _replace(temporary, path)
+            fsync(path.parent)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, folder: bool) -> Iterator[Path]:
+    """Make a temporary file or folder beside ``path`` and hold its lock; remove it at the end."""
+    while True:
+        temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
         if folder:
             temporary.mkdir()
         else:
             temporary.touch(exist_ok=False)
+        # Before it is locked, another process may take it for a leftover and remove it.
+        with (
+            contextlib.suppress(FileNotFoundError, BlockingIOError),
+            contextlib.ExitStack() as stack,
+        ):
+            stack.enter_context(_locked(temporary))
+            if temporary.exists():
+                lock = stack.pop_all()
+                break
+    with lock:
         try:
-            with _locked(temporary):
-                yield temporary
-                for file in [*temporary.rglob("*"), temporary]:
-                    fsync(file)
-                _replace(temporary, path)
-                fsync(path.parent)
+            yield temporary
         finally:
             if temporary.is_dir():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -168,7 +186,8 @@ def fsync(path: Path) -> None:
 def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[None]:
     """Lock the folder of unfinished work on ``out`` for a block.
 
-    The folder is created if missing, and removed at the end unless one of the files ``keep`` is in it.
+    The folder is created if missing, and removed at the end unless one of the files ``keep`` is in
+    it.
 
     Raises:
         BusyError: another process holds the lock.

@@ -20,10 +20,18 @@ from index_factory import queries as random_queries
 from gpq_faiss.gpu import kernel
 
 COMPILER = shutil.which("g++")
-KERNEL = pytest.param("kernel", marks=pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"))
-HAS_GPU = torch.cuda.is_available() and hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+KERNEL = pytest.param(
+    "kernel", marks=pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+)
+HAS_GPU = (
+    torch.cuda.is_available()
+    and hasattr(faiss, "StandardGpuResources")
+    and faiss.get_num_gpus() > 0
+)
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no GPU")]
-on_devices = pytest.mark.parametrize("device", ["cpu", KERNEL, pytest.param("cuda:0", marks=ON_GPU)])
+on_devices = pytest.mark.parametrize(
+    "device", ["cpu", KERNEL, pytest.param("cuda:0", marks=ON_GPU)]
+)
 NO_GPU = pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
 
 _HEAD = """

@@ -24,7 +24,7 @@ ONLY_IN = {
     "ray": {"cluster"},
     **{
         name: {"serve"}
-        for name in ("fastapi", "starlette", "uvicorn", "prometheus_client", "python_multipart")
+        for name in ("fastapi", "starlette", "uvicorn", "python_multipart")
     },
     **{name: set() for name in ("click", "cli", "gpq_cli")},
 }

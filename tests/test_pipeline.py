@@ -10,7 +10,7 @@ import torch
 from model_factory import digits
 
 import gpq_faiss as gpq
-from gpq_faiss import Encoder, RowReader, evaluate, rank_codes, train
+from gpq_faiss import Encoder, RowReader, RunOptions, evaluate, rank_codes, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
@@ -42,11 +42,11 @@ class Products(NamedTuple):
 
 
 def run(folder, *, compare=(), device="cpu", amp=False):
-    data = digits()
-    model = train(data, folder / "model", config=quick(), labelled="20-per-class", amp=amp, device=device)
+    data, options = digits(), RunOptions(device=device, amp=amp)
+    model = train(data, folder / "model", config=quick(), labelled="20-per-class", options=options)
     codes = gpq.encode(model, data, folder / "codes.h5", device=device)
     index = gpq.index(model, codes, folder / "index.faiss")
-    results = gpq.search(model, index, data, rows="0:8", device=device)
+    results = gpq.search(gpq.open_encoder(model, device), index, data, rows="0:8")
     return Products(model, codes, results, evaluate(model, data, compare=compare, device=device))
 
 
@@ -138,7 +138,7 @@ def test_the_path_on_a_gpu(tmp_path, amp):
 def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path):
     training = {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64}
     changes = {"network": {"backbone": "vgg", "image_size": 32}, "training": training}
-    made = {"config": preset("paper").with_settings(changes), "labelled": "20-per-class", "amp": True}
-    model = train(digits(), tmp_path / "m", device="cuda", **made)
+    made = {"config": preset("paper").with_settings(changes), "labelled": "20-per-class"}
+    model = train(digits(), tmp_path / "m", options=RunOptions(device="cuda", amp=True), **made)
     _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(digits(), np.arange(64))
     assert np.isfinite(vectors).all()

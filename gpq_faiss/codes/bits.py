@@ -1,4 +1,6 @@
-"""Packed codes: size, packing, unpacking and checks. Bits are least significant first, as in Faiss."""
+"""Packed codes: size, packing, unpacking and checks. Bits are least significant first, as in
+Faiss.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def pack_codes(assignment: ArrayLike, K: int) -> Codes:
 
 
 def unpack_codes(codes: ArrayLike, M: int, K: int) -> Codes:
-    """Unpack codes uint8 [N, code_size] to codeword indices uint8 [N, M]: the inverse of :func:`pack_codes`.
+    """Unpack codes uint8 [N, code_size] to codeword indices uint8 [N, M]: the inverse of
+    :func:`pack_codes`.
 
     Raises:
         DataError: see :func:`check_codes`.

@@ -42,16 +42,16 @@ def check_count(value: Any, what: str, *, least: int = 1, most: int = (1 << 31) 
 def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True) -> Floats:
     """Return codebooks as C-contiguous float32 [M, K, d], checked for Faiss.
 
-    Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only if all
-    codewords have equal norm. So codewords must be unit-norm.
+    Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only
+    if all codewords have equal norm. So codewords must be unit-norm.
 
     Args:
         what: name in errors.
         unit: whether norms matter; otherwise codewords must only be finite.
 
     Raises:
-        DataError: wrong type or shape, K not a power of two from 4 to 256, not finite, or a norm that
-            differs from 1 by more than 1e-4.
+        DataError: wrong type or shape, K not a power of two from 4 to 256, not finite, or a norm
+            that differs from 1 by more than 1e-4.
     """
     array = as_array(Z, what)
     is_float32 = array.dtype == np.float32 and array.ndim == 3
@@ -98,7 +98,8 @@ def check_vectors(
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
     array = np.ascontiguousarray(array)
-    # One fast pass, without warnings; only suspicious results (or overflows) are examined in detail.
+    # One fast pass, without warnings; only suspicious results (or overflows) are examined in
+    # detail.
     if finite and not math.isfinite(np.vdot(array, array)):
         rows = np.flatnonzero(~np.isfinite(array).all(axis=1))
         if len(rows):

@@ -1,7 +1,8 @@
 """GPQ codebooks in Faiss: injection and byte-fused form.
 
 Shapes: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
-uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least significant first.
+uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least
+significant first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .checks import Floats, check_codebooks
 
 
 def product_index(centroids: Floats) -> Any:
-    """Return an empty, trained IndexPQ with these centroids of any norm (fused ones have norm sqrt 2)."""
+    """Return an empty, trained IndexPQ with these centroids of any norm (fused ones have norm sqrt
+    2).
+    """
     M, K, d = centroids.shape
     index = faiss.IndexPQ(M * d, M, bits_per_code(K), faiss.METRIC_INNER_PRODUCT)
     faiss.copy_array_to_vector(np.ascontiguousarray(centroids).ravel(), index.pq.centroids)
@@ -27,7 +30,8 @@ def product_index(centroids: Floats) -> Any:
 
 
 def inject(Z: ArrayLike) -> Any:
-    """Return an empty, trained ``faiss.IndexPQ`` (inner product) with the centroids ``Z``, bit for bit.
+    """Return an empty, trained ``faiss.IndexPQ`` (inner product) with the centroids ``Z``, bit for
+    bit.
 
     Raises:
         DataError: see :func:`check_codebooks`.
@@ -45,10 +49,12 @@ def inject(Z: ArrayLike) -> Any:
 
 
 def fuse(Z: ArrayLike) -> Floats:
-    """Return two 4-bit codebooks as one 8-bit codebook, for the same code bytes: float32 [ceil(M/2), 256, 2d].
+    """Return two 4-bit codebooks as one 8-bit codebook, for the same code bytes: float32
+    [ceil(M/2), 256, 2d].
 
-    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. For odd M the last codebook is paired
-    with zeros, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
+    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. For odd M the last codebook is
+    paired with zeros, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids
+    stay the same.
 
     Raises:
         UsageError: K is not 16.
@@ -72,7 +78,8 @@ def fuse(Z: ArrayLike) -> Floats:
 
 
 def unfuse(fused: ArrayLike) -> Floats:
-    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]: the inverse of :func:`fuse`.
+    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]: the inverse of
+    :func:`fuse`.
 
     Raises:
         DataError: the codebooks are not of that form.

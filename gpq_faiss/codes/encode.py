@@ -1,7 +1,8 @@
 """Vectors to codes by Faiss, and back: the codeword of the largest inner product in each sub-space.
 
-Faiss takes the codeword of the smallest L2 distance, which is the same, as all have equal norm. (From
-d = 16 on it uses BLAS, and its choice between codewords within rounding error depends on the batch.)
+Faiss takes the codeword of the smallest L2 distance, which is the same, as all have equal norm.
+(From d = 16 on it uses BLAS, and its choice between codewords within rounding error depends on the
+batch.)
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from .codebooks import product_index
 
 ENCODE_BLOCK = 8192
 _ORDINARY = 1e4
-"""Range of squared norms (up to this, from its inverse) of sub-vectors that are encoded without scaling."""
+"""Range of squared norms (up to this, from its inverse) of sub-vectors that are encoded without
+scaling.
+"""
 _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
 def _first_of_equals(Z: Floats) -> Codes | None:
-    """Return the lowest index of an identical codeword, uint8 [M, K]; None if all codewords differ."""
+    """Return the lowest index of an identical codeword, uint8 [M, K]; None if all codewords
+    differ.
+    """
     table = np.stack([(book[:, None] == book).all(axis=2).argmax(axis=1) for book in Z]).astype(
         np.uint8
     )
@@ -33,13 +38,13 @@ def encode(
 ) -> Codes:
     """Encode intra-normalised vectors: the codeword of the largest inner product in each sub-space.
 
-    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index, which
-    Faiss guarantees only without BLAS. Additional memory is bounded; there are as many threads as Faiss
-    is set to use.
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index,
+    which Faiss guarantees only without BLAS. Additional memory is bounded; there are as many
+    threads as Faiss is set to use.
 
-    Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose the
-    direction of sub-vectors much longer or shorter than codewords; such sub-vectors (norm below 0.01, or
-    at least 100) are scaled first.
+    Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose
+    the direction of sub-vectors much longer or shorter than codewords; such sub-vectors (norm below
+    0.01, or at least 100) are scaled first.
 
     Args:
         x: [N, M*d] numbers, sub-vectors of any norm but 0.
@@ -51,8 +56,8 @@ def encode(
         uint8 [N, code_size]
 
     Raises:
-        DataError: ``Z`` is invalid (:func:`check_codebooks`); ``x`` has another width, NaN, or a zero
-            sub-vector, which has no direction (rows are named).
+        DataError: ``Z`` is invalid (:func:`check_codebooks`); ``x`` has another width, NaN, or a
+            zero sub-vector, which has no direction (rows are named).
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)

@@ -1,7 +1,7 @@
 """Scores of codes by table sums, in one fixed order of float32 operations.
 
-The entries t of :func:`score_tables` are summed as (t0 + t1) + (t2 + t3) + ..., so that items with equal
-codes have bit-equal scores for any batch, block or index.
+The entries t of :func:`score_tables` are summed as (t0 + t1) + (t2 + t3) + ..., so that items with
+equal codes have bit-equal scores for any batch, block or index.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .checks import Floats, check_codebooks, check_vectors, named_rows
 def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     """Return the inner product of every query sub-vector with every codeword: float32 [Q, M, K].
 
-    The d products are summed sequentially in float32, without BLAS, so that tables do not depend on the
-    batch.
+    The d products are summed sequentially in float32, without BLAS, so that tables do not depend on
+    the batch.
 
     Args:
         xq: queries, [Q, M*d].
         Z: codebooks, float32 [M, K, d].
 
     Raises:
-        DataError: see :func:`check_codebooks`, :func:`check_vectors`; or queries are so large that a
-            score overflows.
+        DataError: see :func:`check_codebooks`, :func:`check_vectors`; or queries are so large that
+            a score overflows.
     """
     Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape

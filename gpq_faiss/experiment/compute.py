@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -125,24 +126,25 @@ def _train_and_encode(
     spec: RunSpec, dataset: Dataset, split: Split, work: Path, options: RunOptions, keep: Rows
 ) -> Coded:
     """Train a network, and encode queries and database by its vectors and its coder."""
+    device = torch.device(options.device)
     fitted = fit(
         find_method(spec.method).load(),
         dataset,
         split,
         from_dict(dict(spec.settings)),
         folder=work,
-        identity=f"{spec.identity} {options.device.type}",
+        identity=f"{spec.identity} {device.type}",
         options=options,
     )
     start = time.perf_counter()
     method, coder = fitted.method, fitted.method.coder()
-    with Reader(dataset, fitted.image_size) as reader:
+    with Reader(dataset, fitted.reader.image_size) as reader:
         reader.preload()
-        xq, queries = embed_rows(method, reader, split.query, options.device, queries=True)
+        xq, queries = embed_rows(method, reader, split.query, device, queries=True)
         encoded = encode_blocks(
             coder,
             split.database,
-            lambda rows: embed_rows(method, reader, rows, options.device),
+            lambda rows: embed_rows(method, reader, rows, device),
             keep,
         )
     encoded["encode_seconds"] = time.perf_counter() - start  # with the time of the network

@@ -174,7 +174,7 @@ def complete_run(context: RunContext, dataset: Dataset, spec: RunSpec) -> str:
     work = context.work(spec)
     try:
         options = RunOptions(
-            resolve_device(context.device), True, checkpoint_seconds=context.checkpoint_seconds
+            str(resolve_device(context.device)), True, checkpoint_seconds=context.checkpoint_seconds
         )
         arrays, measured = compute(spec, dataset, work, options)
         path = context.folder / f"{spec.name}.h5"

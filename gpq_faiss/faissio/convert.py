@@ -9,7 +9,8 @@ kind          Faiss index
 ``ivf``       ``IndexIVFPQ`` not by residual: the first codewords of a code name its inverted list
 ============  ============================================================================================
 
-All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its position.
+All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its
+position.
 """
 
 from __future__ import annotations
@@ -137,9 +138,9 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
         DataError: an index of another kind, or not trained; an id that repeats or is -1.
     """
     inner = faiss.downcast_index(index)
-    ids = np.arange(inner.ntotal)
+    id_map: Ids | None = None
     if isinstance(inner, faiss.IndexIDMap):  # or its subclass IndexIDMap2
-        ids = faiss.vector_to_array(inner.id_map)
+        id_map = faiss.vector_to_array(inner.id_map)
         inner = faiss.downcast_index(inner.index)
     if type(inner) is not faiss.IndexPQ or not 2 <= inner.pq.nbits <= 8:
         raise DataError(
@@ -150,11 +151,12 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
     M, K, d, n = inner.pq.M, inner.pq.ksub, inner.pq.dsub, inner.ntotal
     centroids = faiss.vector_to_array(inner.pq.centroids)
     codes = faiss.vector_to_array(inner.codes)
-    sizes = len(centroids), len(codes), len(ids)
+    sizes = len(centroids), len(codes), n if id_map is None else len(id_map)
     if M > MAX_CODEBOOKS or sizes != (M * K * d, n * code_size(M, K), n):
         raise DataError(f"{name} is damaged: its sizes contradict each other")
     codebooks = check_codebooks(centroids.reshape(M, K, d), what=name, unit=False)
     codes = check_codes(codes.reshape(n, code_size(M, K)), M, K, what=name)
+    ids = np.arange(n) if id_map is None else id_map
     check_unique(ids, name)
     kind: Kind = "flat"
     if K == 256 and inner.metric_type == faiss.METRIC_INNER_PRODUCT:

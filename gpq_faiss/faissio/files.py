@@ -46,8 +46,8 @@ def read_index(path: str | Path) -> Any:
         if start[:2] == b"IB":
             raise DataError(f"{path} is a binary index, not product codes (IndexPQ)")
         if start == b"IxM2":
-            # The same bytes as an IndexIDMap, whose map from ids back to positions, 2.7 s of the 2.9 s
-            # that reading 10 million items takes, is not needed here.
+            # The same bytes as an IndexIDMap, whose map from ids back to positions, 2.7 s of the
+            # 2.9 s that reading 10 million items takes, is not needed here.
             data[:4] = np.frombuffer(b"IxMp", np.uint8)
         limit, loops = (
             faiss.get_deserialization_vector_byte_limit(),

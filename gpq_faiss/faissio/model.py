@@ -32,8 +32,8 @@ def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **opti
         options: ``what`` and ``first_row`` of :func:`..codes.encode.encode`.
 
     Raises:
-        DataError: see :func:`..codes.encode.encode`; or the items of the model consist of codewords, and
-            a vector does not, as vectors of queries do not.
+        DataError: see :func:`..codes.encode.encode`; or the items of the model consist of
+            codewords, and a vector does not, as vectors of queries do not.
     """
     codes = encode(vectors, Z, **options)
     if description.get("items_are_codewords") is True:

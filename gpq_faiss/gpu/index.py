@@ -31,7 +31,7 @@ from ..indexes.index import (
     id_list,
     too_many,
 )
-from ..indexes.lists import code_columns
+from ..indexes.lists import columns_of
 from ..indexes.opening import open_index
 from ..nn.device import resolve_device
 from . import kernel
@@ -78,7 +78,9 @@ class DeviceIndex(Closing):
         n = self.ntotal = index.ntotal
         self.width, self.fingerprint, self.device = index.d, index.fingerprint, device
         if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise UsageError("an index of the metric L2 is searched on the CPU: leave out the device")
+            raise UsageError(
+                "an index of the metric L2 is searched on the CPU: leave out the device"
+            )
         if memory < 1:
             raise UsageError(f"memory of {memory} bytes: it must be at least 1")
         if n > MAX_ROWS:
@@ -94,7 +96,7 @@ class DeviceIndex(Closing):
                 self._ids = tensor_of(self._item_ids).to(device)
             self._Z = tensor_of(Z).to(device)
             M, K, _ = Z.shape
-            columns = tensor_of(code_columns(codes, M, K)).to(device).t()
+            columns = tensor_of(columns_of(codes, M, K)).to(device).t()
             order = _order(columns[: kernel.LEVELS])
             self._arrange(columns.index_select(1, order), order.int())
 
@@ -158,16 +160,16 @@ class DeviceIndex(Closing):
                 f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
             )
         if self._host is not None:
-            of_host = self._host.search(
-                queries.numpy(), k, allow=allow, deny=deny, threads=threads
-            )
+            of_host = self._host.search(queries.numpy(), k, allow=allow, deny=deny, threads=threads)
             D, found = (tensor_of(part) for part in of_host)
         else:
             held = self._passing(allow, deny)
             there = min(k, len(held._members))
             blocks = self._blocks(len(queries), 2 * k)
             parts = [self._read(held._best(queries, block, there)) for block in blocks]
-            D, found = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+            D, found = (
+                part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)
+            )
         beyond = 0, k - D.shape[1]
         if beyond[1]:
             D = torch.nn.functional.pad(D, beyond, value=-torch.inf)
@@ -255,7 +257,9 @@ class DeviceIndex(Closing):
                 floors = sample._best(own, every, rank)[:, -1] - 1
             counts = self._launch(own, every, 0, floors).sum(dim=1)
             enough = counts >= k
-            assert rank <= len(sample._members) or bool(enough.all())  # all items have been asked for
+            assert rank <= len(sample._members) or bool(
+                enough.all()
+            )  # all items have been asked for
             # Together what has room in the memory, or one query.
             together = (counts.cumsum(0) - counts) // max(1, self.memory // _RESULT)
             start = 0
@@ -319,7 +323,10 @@ class DeviceIndex(Closing):
         # Not earlier: a new thread has the GPU's context once it has used it.
         run = kernel.compiled(M, K, d, self.device)
         ends = none if ends is None else ends
-        run(q * parts, [queries[block], self._Z, *codes, tables, *lists, k, floors, ends, *out, overflows])
+        run(
+            q * parts,
+            [queries[block], self._Z, *codes, tables, *lists, k, floors, ends, *out, overflows],
+        )
         if bool(overflows.any()):
             bad = overflows[:, 0].nonzero()[:, 0]
             finite = bool(queries[block][bad].isfinite().all())

@@ -42,7 +42,9 @@ def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
             f"queries are on {x.device}, the index on {device}: move them there, or pass a numpy array"
         )
     if not x.is_floating_point() or x.ndim != 2 or x.shape[1] != D or len(x) == 0:
-        raise DataError(f"queries: {x.dtype} {tuple(x.shape)}, expected floats [n, {D}], at least one row")
+        raise DataError(
+            f"queries: {x.dtype} {tuple(x.shape)}, expected floats [n, {D}], at least one row"
+        )
     return x.detach().float().contiguous()
 
 

@@ -1,9 +1,9 @@
 """An index of product codes: exact search, in memory or over a mapped file.
 
-An index consists of segments. The first one holds the items of its file. Changes that a service has made
-since the file was written are further, small segments, and a mask over each older one hides the items
-that were removed or replaced (:meth:`Index.apply`). Results are the same, bit for bit, as those of one
-segment with all items.
+An index consists of segments. The first one holds the items of its file. Changes that a service has
+made since the file was written are further, small segments, and a mask over each older one hides
+the items that were removed or replaced (:meth:`Index.apply`). Results are the same, bit for bit, as
+those of one segment with all items.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ from ..files import Closing
 from ..store.changes import Change
 from ..store.items import ChangedItems, ItemSource
 from ..store.rows import codebooks_fingerprint
-from .list_kernels import squared_norm
 from .lists import InvertedLists
 
 RANGE_LIMIT = 10_000_000
 """Default limit of the results of a range search, which take about 50 bytes each."""
-_LARGE_NORM = 1e30  # squared norm of queries from which scores may overflow
 _BLOCK = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -52,7 +50,9 @@ IdList = ArrayLike | set[int] | frozenset[int] | range
 
 
 class Segment(NamedTuple):
-    """Items in inverted lists, and which of them are alive: bool [n] in the order of the lists, or None (all)."""
+    """Items in inverted lists, and which of them are alive: bool [n] in the order of the lists, or
+    None (all).
+    """
 
     lists: InvertedLists
     alive: Mask | None
@@ -70,11 +70,12 @@ class Segment(NamedTuple):
 
 
 class Index(Closing):
-    """Product codes that are searched exactly; made by :meth:`build` and :func:`.opening.open_index`.
+    """Product codes that are searched exactly; made by :meth:`build` and
+    :func:`.opening.open_index`.
 
-    Scores are those of :mod:`..codes.scores`. Ties are in ascending order of id, for any batch and any
-    number of threads. Searching is thread-safe. An index does not change: methods that add or remove
-    items return another index, which shares the arrays of this one.
+    Scores are those of :mod:`..codes.scores`. Ties are in ascending order of id, for any batch and
+    any number of threads. Searching is thread-safe. An index does not change: methods that add or
+    remove items return another index, which shares the arrays of this one.
 
     Attributes:
         codebooks: float32 [M, K, d].
@@ -83,10 +84,10 @@ class Index(Closing):
         metric_type: ``faiss.METRIC_INNER_PRODUCT``, or ``faiss.METRIC_L2`` of foreign indexes.
         ntotal: number of items.
         items: names and labels of the items; None if they are not known.
-        contained: identity of a changes file, and number of the last of its changes that the index file
-            contains; None if it contains none.
-        form: of the file: ``flat`` or ``fused`` of a Faiss file, ``lists``, or ``codes``; ``memory`` if
-            there is none.
+        contained: identity of a changes file, and number of the last of its changes that the index
+            file contains; None if it contains none.
+        form: of the file: ``flat`` or ``fused`` of a Faiss file, ``lists``, or ``codes``;
+            ``memory`` if there is none.
     """
 
     def __init__(
@@ -172,9 +173,9 @@ class Index(Closing):
             threads: number of threads (default: Faiss' setting).
 
         Returns:
-            D float32 [Q, k], scores in descending order, or squared distances in ascending order if the
-            metric is L2; I int64 [Q, k], ties in ascending order of id. Where fewer than k items pass,
-            ids are -1, and scores -inf (distances inf).
+            D float32 [Q, k], scores in descending order, or squared distances in ascending order if
+            the metric is L2; I int64 [Q, k], ties in ascending order of id. Where fewer than k
+            items pass, ids are -1, and scores -inf (distances inf).
 
         Raises:
             UsageError: ``k`` or ``threads`` is out of range, or both lists of ids are given.
@@ -182,16 +183,21 @@ class Index(Closing):
         """
         check_search(k, self.ntotal, threads)
         queries = self._queries(xq)
-        D, ids = None, None
-        for segment, mask in self._masks(allow, deny):
-            count = min(k, segment.lists.n)
-            results = segment.lists.search(queries, count, mask=mask, threads=threads)
-            D, ids = results if D is None else _merge((D, ids), results, k)
-        if D.shape[1] < k:
+        first, *others = (
+            segment.lists.search(queries, min(k, segment.lists.n), mask=mask, threads=threads)
+            for segment, mask in self._masks(allow, deny)
+        )
+        D, ids = first
+        for scores, members in others:
+            D, ids = np.hstack([D, scores]), np.hstack([ids, members])
+        if others:
+            order = np.lexsort((ids, -D), axis=1)[:, :k]
+            D, ids = np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
+        if D.shape[1] < k:  # segments hide items that were removed
             missing = (0, 0), (0, k - D.shape[1])
             D = np.pad(D, missing, constant_values=-np.inf)
             ids = np.pad(ids, missing, constant_values=-1)
-        return self._distances(xq, D), ids
+        return self._to_metric(xq, D), ids
 
     def range_search(
         self,
@@ -202,7 +208,8 @@ class Index(Closing):
         deny: IdList | None = None,
         limit: int = RANGE_LIMIT,
     ) -> tuple[Ids, Floats, Ids]:
-        """Find all items with a score of at least ``min_score`` (with L2: a distance of at most that).
+        """Find all items with a score of at least ``min_score`` (with L2: a distance of at most
+        that).
 
         Returns:
             lims int64 [Q + 1], D float32, I int64, as in Faiss: the results of query i are at
@@ -214,52 +221,48 @@ class Index(Closing):
         """
         min_score = check_min_score(min_score, limit)
         queries, masks = self._queries(xq), list(self._masks(allow, deny))
-        thresholds = self._distances(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
+        score_tables(xq, self.codebooks)  # raises an error that names rows which are not finite
+        thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
         counts, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        left = limit
-        for query, threshold in zip(queries, thresholds.tolist(), strict=True):
-            parts = [
-                segment.lists.range_search(query, threshold, left, mask=mask)
+        for row, (query, threshold) in enumerate(zip(queries, thresholds.tolist(), strict=True)):
+            results = [
+                segment.lists.range_search(query, threshold, limit, mask=mask, row=row)
                 for segment, mask in masks
             ]
-            scores, members = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            scores, members = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
             order = np.lexsort((members, -scores))
-            left -= len(order)
-            if left < 0:
-                raise too_many(min_score, limit)
             counts.append(len(order))
             D.append(scores[order])
             ids.append(members[order])
-        lims = np.cumsum(counts, dtype=np.int64)
-        scores = np.concatenate(D)
-        if self.metric_type == faiss.METRIC_L2:
-            squared = np.repeat(self._squared_norms(xq), np.diff(lims))
-            scores = (squared - scores).astype(np.float32)
-        return lims, scores, np.concatenate(ids)
+            if sum(counts) > limit:
+                raise too_many(min_score, limit)
+        queries_of = np.repeat(np.asarray(xq), counts[1:], axis=0)
+        results_of = self._to_metric(queries_of, np.concatenate(D)[:, None])[:, 0]
+        return np.cumsum(counts, dtype=np.int64), results_of, np.concatenate(ids)
 
     def _queries(self, xq: ArrayLike) -> Floats:
         """Return checked queries in the one form for which the loops are compiled."""
-        x = xq  # in most calls in that form already
+        x: Any = xq  # in most calls in that form already
         is_float32 = type(x) is np.ndarray and x.dtype == _FLOAT32
         if not is_float32 or x.ndim != 2 or x.shape[1] != self.d or not len(x):
             x = check_vectors(xq, self.d, what="queries", allow_empty=False, finite=False)
         if not x.flags.carray:
             x = np.require(x, requirements=["C", "A", "W"])
-        if not squared_norm(x) < _LARGE_NORM:
-            score_tables(x, self.codebooks)  # raises the error that names the rows
         if self.metric_type == faiss.METRIC_L2:
             ones = np.ones((len(x), self.M, 1), np.float32)
             x = np.concatenate([x.reshape(len(x), self.M, -1), ones], axis=2).reshape(len(x), -1)
-        return x
+        queries: Floats = x
+        return queries
 
-    def _squared_norms(self, xq: ArrayLike) -> NDArray[np.float64]:
-        return np.square(np.asarray(xq, np.float64)).sum(axis=1)
+    def _to_metric(self, xq: ArrayLike, scores: Any) -> Any:
+        """Return scores [Q, any] as squared distances if the metric is L2, and distances as scores.
 
-    def _distances(self, xq: ArrayLike, scores: NDArray[Any]) -> NDArray[Any]:
-        """Turn scores into distances if the metric is L2, and distances into scores."""
+        Both are |q|^2 less the other one (:func:`search_codebooks`).
+        """
         if self.metric_type != faiss.METRIC_L2:
             return scores
-        return (self._squared_norms(xq)[:, None] - scores).astype(scores.dtype)
+        squared_norms = np.square(np.asarray(xq, np.float64)).sum(axis=1, keepdims=True)
+        return (squared_norms - scores).astype(scores.dtype)
 
     def _masks(
         self, allow: IdList | None, deny: IdList | None
@@ -267,26 +270,31 @@ class Index(Closing):
         """Yield each segment that has items, and the mask of those that may be returned."""
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
-        listed = None if allow is None else id_list(allow, "allow")
-        listed = listed if deny is None else id_list(deny, "deny")
+        listed = allow if deny is None else deny
         for segment in self.segments:
             mask = segment.alive
             if listed is not None:
-                positions = segment.lists.positions(listed)
+                positions = segment.lists.positions(
+                    id_list(listed, "allow" if deny is None else "deny")
+                )
                 mask = np.full(segment.lists.n, deny is not None)
-                mask[positions[positions >= 0]] = allow is not None
+                mask[positions[positions >= 0]] = deny is None
                 mask = mask if segment.alive is None else mask & segment.alive
             yield segment, mask
 
     # Items --------------------------------------------------------------------------------------
 
     def blocks(self, size: int = _BLOCK) -> Iterator[tuple[Codes, Ids]]:
-        """Yield codes uint8 [n, code_size] and ids int64 [n] of all items, at most ``size`` at a time."""
+        """Yield codes uint8 [n, code_size] and ids int64 [n] of all items, at most ``size`` at a
+        time.
+        """
         for segment in self.segments:
             yield from segment.blocks(size)
 
     def items_by_id(self) -> tuple[Codes, Ids]:
-        """Return the codes uint8 [ntotal, code_size] and ids int64 [ntotal] in ascending order of id."""
+        """Return the codes uint8 [ntotal, code_size] and ids int64 [ntotal] in ascending order of
+        id.
+        """
         parts = list(zip(*self.blocks(), strict=True))
         codes, ids = np.concatenate(parts[0]), np.concatenate(parts[1])
         order = np.argsort(ids, kind="stable")
@@ -302,15 +310,19 @@ class Index(Closing):
         for segment in self.segments:
             position = int(segment.lists.positions(np.array([number], np.int64))[0])
             if position >= 0 and (segment.alive is None or segment.alive[position]):
-                return segment.lists.codes(position, position + 1)[0]
+                code: Codes = segment.lists.codes(position, position + 1)[0]
+                return code
         return None
 
     def reconstruct(self, number: int) -> Floats:
-        """Return the vector of an item, its codewords, float32 [d]. Raises DataError: no such item."""
+        """Return the vector of an item, its codewords, float32 [d]. Raises DataError: no such
+        item.
+        """
         code = self.code_of(number)
         if code is None:
             raise DataError(f"no item has the id {number}")
-        return decode(code[None], self.codebooks, unit=False)[0]
+        vector: Floats = decode(code[None], self.codebooks, unit=False)[0]
+        return vector
 
     def apply(self, changes: Mapping[int, Change]) -> Self:
         """Return an index with these changes: id -> its new code, or None to remove it."""

@@ -1,14 +1,254 @@
+"""``index.lists``: the arrays of a search as one safetensors file, which is mapped into memory when
+it is opened.
+
+The file is built from any number of rows in passes over mapped files: rows are first placed by
+their first two codewords, and then each of these 256 parts is sorted in memory. The page cache of
+the operating system is the memory budget, of the build as of searches.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
 import numpy as np
-from safetensors.numpy import save_file, load_file
+from numpy.typing import NDArray
 from safetensors import safe_open
-from .lists import InvertedLists, ListArrays
-def write_lists(out, sources, Z, *, metadata=None, memory=None):
-    parts=[b for s in sources for b in s.blocks(1<<20)]
-    c,i=(np.concatenate(a) for a in zip(*parts))
-    l=InvertedLists.build(c,i,Z)
-    save_file({k:np.ascontiguousarray(v) for k,v in l.arrays._asdict().items()},out,metadata={"crc":str(l.crc()),"prefix":str(l.prefix)})
-    return l.crc()
-def open_lists(path):
-    d=load_file(path)
-    with safe_open(path,"np") as f: m=f.metadata()
-    return ListArrays(**d),m
+
+from ..codes.checks import Codes, Floats, Ids, check_unique
+from ..errors import DataError
+from ..inputs import check_memory, reading
+from ..progress import stage
+from . import list_kernels
+from .list_kernels import BLOCK
+from .lists import (
+    LEVELS,
+    InvertedLists,
+    ListArrays,
+    choose_prefix,
+    columns_of,
+    first_words,
+    names_of,
+    sort_codes,
+)
+
+_ROWS = 1 << 20
+_PARTS = 256
+_TYPES = {"I64": np.int64, "F32": np.float32, "U32": np.uint32, "U8": np.uint8}
+_NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: a file may exceed memory
+
+
+class RowSource(Protocol):
+    """Codes and ids, read in blocks as often as needed."""
+
+    ntotal: int
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """Yield codes uint8 [n, code_size] and ids int64 [n], at most ``size`` at a time."""
+
+
+def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
+    """Write the lists of all rows to a new file; temporary files lie beside it.
+
+    Args:
+        out: a temporary path, which the caller puts into place.
+        sources: of at least one row; their codes are checked.
+        Z: codebooks, float32 [M, K, d].
+
+    Returns:
+        The CRC of the codes and ids, see :meth:`.lists.InvertedLists.crc`.
+
+    Raises:
+        DataError: an id occurs twice.
+    """
+    M, K = int(Z.shape[0]), int(Z.shape[1])
+    levels = min(LEVELS, M - 1) if K <= 16 else 0
+    n = sum(source.ntotal for source in sources)
+    counts, low, high = _survey(sources, M, K)
+    prefix = choose_prefix(counts.reshape(16**levels, -1).sum(axis=1))
+    id_type = np.uint32 if low >= 0 and high < 1 << 32 else np.int64
+    sizes = counts.reshape(_PARTS, -1).sum(axis=1)
+    ends = np.append(0, np.cumsum(sizes))
+    T = (M + 1) // 2 if K <= 16 else M
+    with (
+        tempfile.TemporaryFile(dir=out.parent) as codes,
+        tempfile.TemporaryFile(dir=out.parent) as ids,
+    ):
+        columns = np.memmap(codes, np.uint8, "w+", shape=(n, T))
+        members = np.memmap(ids, id_type, "w+", shape=(n,))
+        cursors = ends[:-1].copy()
+        with stage("placing rows", n, "row") as placing:
+            for source in sources:
+                for block, block_ids in source.blocks(_ROWS):
+                    _place(columns_of(block, M, K), block_ids, columns, members, cursors)
+                    placing.advance(len(block_ids))
+        rows = 0
+        words, first_rows, previous = [], [], -1
+        with stage("sorting rows", n, "row") as sorting:
+            for part in np.flatnonzero(sizes).tolist():
+                span = slice(ends[part], ends[part + 1])
+                sorted_columns, sorted_ids, starts = sort_codes(
+                    np.asarray(columns[span]), members[span].astype(np.int64)
+                )
+                columns[span], members[span] = sorted_columns, sorted_ids
+                part_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
+                # A list of a short prefix goes on in the next part.
+                is_first = np.append(part_words[0] != previous, part_words[1:] != part_words[:-1])
+                words.append(part_words[is_first])
+                first_rows.append(rows + np.flatnonzero(is_first))
+                rows, previous = rows + len(starts) - 1, int(part_words[-1])
+                sorting.advance(int(sizes[part]))
+        start_type = np.uint32 if n < 1 << 32 else np.int64
+        shapes = {
+            "ends": np.append(np.concatenate(first_rows), rows),
+            "prefix": np.array([prefix]),
+            "crc": np.zeros(1, np.int64),
+            "codebooks": Z,
+            "starts": np.broadcast_to(start_type(0), rows + 1 if rows < n else 0),
+            "members": np.broadcast_to(id_type(0), n),
+            "names": names_of(np.concatenate(words), prefix),
+            "blocks": np.broadcast_to(np.uint8(0), (-(-rows // BLOCK), T, BLOCK)),
+        }
+        arrays = _create(out, shapes)
+        row = 0
+        with stage("writing lists", n, "row") as filling:
+            for part in np.flatnonzero(sizes).tolist():
+                span = slice(ends[part], ends[part + 1])
+                block = np.asarray(columns[span])
+                starts = np.empty(len(block) + 1, start_type)
+                count = int(list_kernels.find_rows(block, members[span].astype(np.int64), starts))
+                list_kernels.fill_blocks(arrays["blocks"], row, block, starts[: count + 1])
+                if rows < n:
+                    arrays["starts"][row : row + count + 1] = starts[: count + 1] + start_type(
+                        span.start
+                    )
+                arrays["members"][span] = members[span]
+                row += count
+                filling.advance(len(block))
+    lists = InvertedLists(_list_arrays(arrays))
+    arrays["crc"][0] = lists.crc()
+    for array in arrays.values():
+        if isinstance(array, np.memmap):
+            array.flush()
+    return int(arrays["crc"][0])
+
+
+def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int]:
+    """Return the counts of rows by their first two bytes, int64 [65536], and the range of the ids.
+
+    Raises:
+        DataError: an id occurs twice.
+    """
+    counts = np.zeros(1 << 16, np.int64)
+    ranges = []
+    for source in sources:
+        low, high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        for block, ids in source.blocks(_ROWS):
+            words = first_words(columns_of(block, M, K), LEVELS)
+            counts += np.bincount(words, minlength=len(counts))
+            low, high = min(low, int(ids.min())), max(high, int(ids.max()))
+        ranges.append((low, high))
+    ranges.sort()
+    # Ids of a source occur once; those of several can repeat only if their ranges overlap.
+    if any(
+        following[0] <= before[1] for before, following in zip(ranges, ranges[1:], strict=False)
+    ):
+        n = sum(source.ntotal for source in sources)
+        check_memory(24 * n, f"comparing the ids of {n:,} items")
+        blocks = [ids for source in sources for _, ids in source.blocks(_ROWS)]
+        check_unique(np.concatenate(blocks), "the sources")
+    return counts, ranges[0][0], max(high for _, high in ranges)
+
+
+def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
+    """Append rows to their parts, of which ``cursors`` says where each goes on."""
+    parts = first_words(block, LEVELS) >> 8
+    order = np.argsort(parts, kind="stable")
+    block, ids = block.take(order, axis=0), ids.take(order)
+    start = 0
+    for part, count in enumerate(np.bincount(parts, minlength=_PARTS).tolist()):
+        span, source = slice(cursors[part], cursors[part] + count), slice(start, start + count)
+        columns[span], members[span] = block[source], ids[source]
+        cursors[part] += count
+        start += count
+
+
+# The file ---------------------------------------------------------------------------------------
+
+
+def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Write a safetensors file, and return its arrays, mapped; small ones are filled.
+
+    Arrays must come by falling size of their numbers, so that all are aligned.
+    """
+    header, offset = {}, 0
+    for name, array in shapes.items():
+        size = array.size * array.itemsize
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + offset)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, array in shapes.items():
+        start = 8 + len(text) + header[name]["data_offsets"][0]
+        arrays[name] = array
+        if array.size:
+            arrays[name] = np.memmap(path, array.dtype, "r+", start, array.shape)
+            if 0 not in array.strides:
+                arrays[name][:] = array
+    return arrays
+
+
+def open_lists(path: Path) -> tuple[ListArrays, int]:
+    """Map the arrays of a file; return them, and the CRC of their codes and ids.
+
+    Raises:
+        DataError: the file is missing, truncated or damaged, or not of this form.
+    """
+    with reading(path, "a file of inverted lists (gpq index --out NAME.lists)") as size:
+        with safe_open(path, "numpy"):
+            pass  # checks the header
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            flags = mmap.MAP_PRIVATE | _NO_RESERVE
+            # Writable, as the loops are compiled for writable arrays; nothing writes.
+            protection = mmap.PROT_READ | mmap.PROT_WRITE
+            mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=protection)
+        arrays = {}
+        for name in (*ListArrays._fields, "crc"):
+            entry = header[name]
+            start, stop = entry["data_offsets"]
+            kind = np.dtype(_TYPES[entry["dtype"]])
+            count = (stop - start) // kind.itemsize
+            array = np.frombuffer(mapped, kind, count, 8 + length + start)
+            arrays[name] = array.reshape(entry["shape"])
+        lists = _list_arrays(arrays)
+        rows = int(lists.ends[-1])
+        is_consistent = (
+            len(lists.ends) == len(lists.names) + 1
+            and len(lists.blocks) == -(-rows // BLOCK)
+            and len(lists.starts) in (0, rows + 1)
+            and (len(lists.starts) > 0 or len(lists.members) == rows)
+        )
+        if not is_consistent or not len(lists.members):
+            raise DataError(f"{path} is damaged: its sizes contradict each other")
+        return lists, int(arrays["crc"][0])
+
+
+def _list_arrays(arrays: Mapping[str, NDArray[Any]]) -> ListArrays:
+    fields = {name: np.asarray(arrays[name]) for name in ListArrays._fields}
+    return ListArrays(**{**fields, "prefix": int(fields["prefix"][0])})

@@ -1,2 +1,716 @@
-from .kernels import squared_size as squared_norm
-__all__=['squared_norm']
+"""Compiled loops of exact search in inverted lists.
+
+The distinct codes are the *rows*, sorted by their codewords. The rows that begin with the same two
+codewords are an inverted *list*, and those that begin with the same P codewords (the prefix, P from
+0 to 4) are a *sub-list*. With P < 2 there is a single list::
+
+    list l       keys[l]          its two codewords        sub-lists first[l] ... first[l + 1] - 1
+    sub-list s   names[s]         its P codewords          rows      ends[s] ... ends[s + 1] - 1
+    row r        blocks[r // 64, :, r % 64], its code      members   starts[r] ... starts[r + 1] - 1
+    member i     members[i]       an id, ascending within a row
+
+    block b      | row 64 b        | row 64 b + 1    | ... | row 64 b + 63    |
+    column 0     | codewords 0, 1  | codewords 0, 1  | ... | codewords 0, 1   |   a byte each
+    column 1     | codewords 2, 3  | codewords 2, 3  | ... | codewords 2, 3   |
+    column T - 1 | ...
+
+A byte has the first codeword in its lower half. With more than 16 codewords in a codebook a byte
+has one codeword, so the prefix is empty, and there is one sub-list. Without starts all codes are
+distinct, and row r is member r.
+
+A query has a *look-up table* (LUT), float32 [M, K], the inner products of its sub-vectors and the
+codewords; and a *quantised* LUT (:mod:`.block_scan`). Its *threshold* is the score that a result
+needs: the k-th best so far. The bound of a sub-list is the LUT's sum for its name, plus the best
+entries of all other codebooks, plus a margin for the order of float32 additions. Scores add in the
+order of :mod:`..codes.scores`, so they are equal to those of brute force to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codes.checks import Codes, Floats, Ids
+from ..compiled import compiled, inner
+from .block_scan import BLOCK, scan_block
+
+Number = Any
+"""An int64, a uint64, a float32 or a Boolean."""
+DONE, TOGETHER, NOT_FINITE = np.uint8(0), np.uint8(1), np.uint8(2)
+"""What became of a query in :func:`search`."""
+
+# Numba compiles a function anew for a literal number: constants have NumPy's types. And it takes
+# seconds for assignments to slices and for methods of arrays: these are loops here.
+_EPS = float(np.finfo(np.float32).eps)
+_ONLY = np.int64(0)  # the number of a query that is searched by itself
+_SMALLEST_SPAN = np.float32(2.0**-90)
+_FINER = np.float32(0.97)  # a LUT is quantised anew where its span would shrink by this factor
+_STRIDE = np.int64(8)  # blocks of equal columns that are passed over at once
+_GROUP = np.int64(32)  # queries that scan the same rows one after the other
+_CHUNK = np.int64(128 * BLOCK)  # rows that they scan in turns: these fit a processor's cache
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
+_PAIRS, _FOURS, _EIGHTS, _BYTES = (_ALL // np.uint64(divisor) for divisor in (3, 5, 17, 255))
+
+
+class Lists(NamedTuple):
+    """Codes in inverted lists, as drawn above.
+
+    Attributes:
+        codebooks: float32 [d, M, K].
+        prefix: P, the number of codewords that name a sub-list.
+        keys: uint8 [lists].
+        first: int64 [lists + 1].
+        names: uint8 [sub-lists, 2]; a single codeword is in the second byte.
+        ends: int64 [sub-lists + 1].
+        blocks: uint8 [ceil(rows / 64), T, 64].
+        starts: uint32 or int64 [rows + 1], or [0] where all codes are distinct.
+        members: uint32 or int64 [n].
+        mask: bool [n], the members that may be results, or [0] if all may.
+    """
+
+    codebooks: Floats
+    prefix: int
+    keys: Codes
+    first: Ids
+    names: Codes
+    ends: Ids
+    blocks: Codes
+    starts: NDArray[Any]
+    members: NDArray[Any]
+    mask: NDArray[np.bool_]
+
+
+class Queries(NamedTuple):
+    """The state of a group of G queries.
+
+    Attributes:
+        k: number of results.
+        luts: float32 [G, M, K].
+        name_luts: float32 [G, 256], the scores of the second bytes of sub-lists' names.
+        quantised: uint8 [G, M + M % 2, 16].
+        spans: float32 [G], the difference of scores that the quantised LUT resolves.
+        limits: float32 [G], what any code can score at most.
+        list_tails: float32 [G], what the codewords behind a list's key can score at most.
+        tails: float32 [G], what the codewords behind a sub-list's name can score at most.
+        margins: float32 [G], what the order of additions can change in a score.
+        thresholds: float32 [G].
+        counts: int64 [G], results so far. If there are k or more, the k-th best is at k - 1.
+        scores, ids: float32 and int64 [G, room], the results so far.
+    """
+
+    k: int
+    luts: Floats
+    name_luts: Floats
+    quantised: NDArray[np.uint8]
+    spans: Floats
+    limits: Floats
+    list_tails: Floats
+    tails: Floats
+    margins: Floats
+    thresholds: Floats
+    counts: Ids
+    scores: Floats
+    ids: Ids
+
+
+# Look-up tables ---------------------------------------------------------------------------------
+
+
+@compiled
+def _new_queries(lists: Lists, G: Number, k: Number, room: Number) -> Queries:
+    """Allocate the state of G queries with room for so many results each."""
+    _, M, K = lists.codebooks.shape
+    return Queries(
+        k,
+        np.empty((G, M, K), np.float32),
+        np.empty((G, 256), np.float32),
+        np.zeros((G, M + M % 2, 16), np.uint8),
+        np.empty(G, np.float32),
+        np.empty(G, np.float32),
+        np.empty(G, np.float32),
+        np.empty(G, np.float32),
+        np.empty(G, np.float32),
+        np.empty(G, np.float32),
+        np.empty(G, np.int64),
+        np.empty((G, room), np.float32),
+        np.empty((G, room), np.int64),
+    )
+
+
+@inner
+def _fill_lut(query: Floats, codebooks: Floats, lut: Floats) -> Number:
+    """Fill the LUT of a query, and return a bound of the size of every score.
+
+    The bound is infinite if one of the LUT's entries is not finite.
+    """
+    d, M, K = codebooks.shape
+    for m in range(M):
+        for k in range(K):
+            lut[m, k] = 0
+    for j in range(d):
+        for m in range(M):
+            x = query[m * d + j]
+            for k in range(K):
+                lut[m, k] += x * codebooks[j, m, k]
+    size = np.float32(0)
+    for m in range(M):
+        largest = np.float32(0)
+        for k in range(K):
+            entry = abs(lut[m, k])
+            largest = max(largest, entry if entry < np.float32(np.inf) else np.float32(np.inf))
+        size += largest
+    return size
+
+
+@inner
+def _largest(lut: Floats, m: Number) -> Number:
+    """Return the largest entry of a codebook."""
+    largest = lut[m, 0]
+    for k in range(1, lut.shape[1]):
+        largest = max(largest, lut[m, k])
+    return largest
+
+
+@inner
+def _begin(lists: Lists, queries: Queries, g: Number, query: Floats, threshold: Number) -> Number:
+    """Fill the state of a query, all but its quantised LUT, and return whether scores are
+    finite.
+    """
+    P, lut, name_lut = lists.prefix, queries.luts[g], queries.name_luts[g]
+    M, K = lut.shape
+    size = _fill_lut(query, lists.codebooks, lut)
+    margin = np.float32((2 * M + 8) * _EPS) * size
+    best_name = np.float32(-np.inf)
+    for name in range(256 if P == 4 else 16):
+        name_lut[name] = 0
+        if P == 4:
+            name_lut[name] = lut[3, name >> 4] + lut[2, name & 15]
+        elif P % 2:
+            name_lut[name] = lut[P - 1, name] if name < K else -np.inf
+        best_name = max(best_name, name_lut[name])
+    limit, tail = margin, margin
+    for m in range(M):
+        largest = _largest(lut, m)
+        limit += largest
+        if m >= P:
+            tail += largest
+    queries.margins[g], queries.limits[g] = margin, limit
+    queries.tails[g], queries.list_tails[g] = tail, tail + best_name
+    queries.thresholds[g], queries.counts[g] = threshold, 0
+    return size < np.float32(np.inf)
+
+
+@inner
+def _quantise(lut: Floats, factor: Number, round_up: Number, quantised: Codes) -> None:
+    """Fill a quantised LUT: distances from the best codewords times ``factor``, rounded."""
+    M, K = lut.shape
+    for m in range(M):
+        largest = _largest(lut, m)
+        for k in range(K):
+            distance = min((largest - lut[m, k]) * factor, np.float32(255))
+            whole = np.int32(distance)
+            quantised[m, k] = np.uint8(whole + (round_up & (np.float32(whole) < distance)))
+
+
+@inner
+def _quantise_to_threshold(queries: Queries, g: Number) -> None:
+    """Quantise the LUT of a query so that codes that reach its threshold have at most 254."""
+    queries.spans[g] = max(queries.limits[g] - queries.thresholds[g], np.float32(0))
+    if queries.luts.shape[2] <= 16:
+        factor = np.float32(253.999) / max(queries.spans[g], _SMALLEST_SPAN)
+        _quantise(queries.luts[g], factor, np.False_, queries.quantised[g])
+
+
+@inner
+def _list_score(lists: Lists, lut: Floats, key: Number) -> Number:
+    """Return the score of the first two codewords, if lists have them in common."""
+    return lut[1, key >> 4] + lut[0, key & 15] if lists.prefix >= 2 else np.float32(0)
+
+
+@inner
+def _bound(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number:
+    """Return what a code of a sub-list can score at most."""
+    score = _list_score(lists, queries.luts[g], lists.names[sublist, 0])
+    return score + queries.name_luts[g, lists.names[sublist, 1]] + queries.tails[g]
+
+
+# Results ----------------------------------------------------------------------------------------
+
+
+@inner
+def _partition(scores: Floats, ids: Ids, low: Number, high: Number) -> Number:
+    """Reorder results ``low:high`` around one of them, and return where that is.
+
+    Better results come before it. A result is better than another if its score is higher, or equal
+    and its id is smaller.
+    """
+    last, split = high - 1, low
+    pivot = low + (high - low) * 5 // 8
+    score, item = scores[pivot], ids[pivot]
+    scores[pivot], ids[pivot] = scores[last], ids[last]
+    for i in range(low, last):  # without branches, which a processor would often predict wrongly
+        other_score, other_item = scores[i], ids[i]
+        scores[i], ids[i] = scores[split], ids[split]
+        scores[split], ids[split] = other_score, other_item
+        split += (other_score > score) | ((other_score == score) & (other_item < item))
+    scores[last], ids[last] = scores[split], ids[split]
+    scores[split], ids[split] = score, item
+    return split
+
+
+@inner
+def _select(scores: Floats, ids: Ids, n: Number, k: Number) -> None:
+    """Reorder n results so that the k best come first, the worst of them last (quickselect)."""
+    low, high = np.int64(0), n
+    while high - low > 1:
+        split = _partition(scores, ids, low, high)
+        if split < k - 1:
+            low = split + 1
+        elif split > k - 1:
+            high = split
+        else:
+            break
+
+
+@inner
+def _sort(scores: Floats, ids: Ids, n: Number) -> None:
+    """Sort n results, the best first (Shell sort)."""
+    gap = np.int64(1)
+    while gap < n:
+        gap = 3 * gap + 1
+    while gap > 1:
+        gap //= 3
+        for i in range(gap, n):
+            score, item, j = scores[i], ids[i], i
+            while j >= gap and (
+                scores[j - gap] < score or (scores[j - gap] == score and ids[j - gap] > item)
+            ):
+                scores[j], ids[j] = scores[j - gap], ids[j - gap]
+                j -= gap
+            scores[j], ids[j] = score, item
+
+
+@inner
+def _finish(queries: Queries, g: Number, D: Floats, I: Ids) -> None:
+    """Write the sorted results of a query to float32 and int64 [k]; -inf and -1 where missing."""
+    scores, ids, n, k = queries.scores[g], queries.ids[g], queries.counts[g], queries.k
+    if n > k:
+        _select(scores, ids, n, k)
+    for i in range(k):
+        D[i], I[i] = (scores[i], ids[i]) if i < n else (-np.inf, -1)
+    _sort(D, I, min(n, k))
+
+
+@inner
+def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number) -> Number:
+    """Add the members of a row to the results, and return the threshold.
+
+    Where there is no room left, and where there are k results for the first time, all but the k
+    best are dropped.
+    """
+    starts, scores, ids = lists.starts, queries.scores[g], queries.ids[g]
+    k, n = queries.k, queries.counts[g]
+    start, end = row, row + np.uint64(1)
+    if len(starts):
+        start, end = np.uint64(starts[start]), np.uint64(starts[end])
+    for i in range(start, min(end, np.uint64(len(lists.members)))):
+        item = np.int64(lists.members[i])
+        if len(lists.mask) and not lists.mask[i]:
+            continue
+        if n >= k and (score < scores[k - 1] or (score == scores[k - 1] and item > ids[k - 1])):
+            break  # the other members of this row have larger ids
+        scores[n], ids[n] = score, item
+        n += 1
+        if n == k or n == len(scores):
+            _select(scores, ids, n, k)
+            n = k
+    queries.counts[g] = n
+    if n >= k:
+        queries.thresholds[g] = max(queries.thresholds[g], scores[k - 1])
+    return queries.thresholds[g]
+
+
+# Scans ------------------------------------------------------------------------------------------
+
+
+@inner
+def _distance(
+    blocks: Codes, block: Number, lane: Number, quantised: Codes, first: Number, last: Number
+) -> Number:
+    """Return the quantised distance of a code's columns ``first:last``, at most 255."""
+    total = np.int64(0)
+    for t in range(first, last):
+        pair = blocks[block, t, lane]
+        total += np.int64(quantised[2 * t, pair & 15]) + np.int64(quantised[2 * t + 1, pair >> 4])
+    return min(total, np.int64(255))
+
+
+@inner
+def _next_block(
+    blocks: Codes, block: Number, end: Number, quantised: Codes, base: Number, first: Number
+) -> tuple[Number, Number]:
+    """Return the next block before ``end`` with codes that may be results, and their bits.
+
+    All codes are equal in the columns before ``first``, whose distance is ``base``. The bits are 0
+    if there is no such block.
+    """
+    early, passed = min(max(np.int64(2), first + 1), blocks.shape[1]), np.uint64(0)
+    while block < end:
+        passed = scan_block(blocks, block, quantised, np.uint8(base), first, early)
+        if passed != 0:
+            break
+        block += 1
+        # Codes are sorted, so all codes between two that are equal in a column are equal in it.
+        while (
+            first > 0
+            and block % _STRIDE == 0
+            and block + _STRIDE < end
+            and blocks[block, first, 0] == blocks[block + _STRIDE - 1, first, BLOCK - 1]
+            and base + _distance(blocks, block, np.int64(0), quantised, first, first + 1) > 254
+        ):
+            block += _STRIDE
+    return block, passed
+
+
+@inner
+def _score(blocks: Codes, block: Number, lane: Number, lut: Floats) -> Number:
+    """Return the score of a code, in float32."""
+    one = np.uint64(1)  # unsigned, as Numba tests signed indices for negative numbers
+    M, T = np.uint64(lut.shape[0]), np.uint64(blocks.shape[1])
+    score, t = np.float32(0), np.uint64(0)
+    while t < T:
+        code = np.uint64(blocks[block, t, lane])
+        if lut.shape[1] <= 16:
+            m = t + t
+            pair = lut[m, code & np.uint64(15)]
+            if m + one < M:
+                pair = lut[m + one, code >> np.uint64(4)] + pair
+        else:
+            pair = lut[t, code]
+            t += one
+            if t < T:
+                pair += lut[t, np.uint64(blocks[block, t, lane])]
+        t += one
+        score += pair
+    return score
+
+
+@inner
+def _count_bits(bits: Number) -> Number:
+    """Count the bits of a uint64 that are set: one instruction, which LLVM knows by this form."""
+    bits -= (bits >> np.uint64(1)) & _PAIRS
+    bits = (bits & _FOURS) + ((bits >> np.uint64(2)) & _FOURS)
+    return (((bits + (bits >> np.uint64(4))) & _EIGHTS) * _BYTES) >> np.uint64(56)
+
+
+@inner
+def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number) -> None:
+    """Score the codes of rows ``first:last``, of one sub-list, that may reach the threshold."""
+    blocks, lut, quantised = lists.blocks, queries.luts[g], queries.quantised[g]
+    paired, common = lut.shape[1] <= 16, lists.prefix // 2  # columns that are equal in the sub-list
+    block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
+    base = _distance(blocks, block, first % BLOCK, quantised, np.int64(0), common)
+    threshold = queries.thresholds[g]
+    while block < end:
+        passed = _ALL
+        if paired:
+            block, passed = _next_block(blocks, block, end, quantised, base, common)
+            if passed == 0:
+                break
+        start = block * BLOCK
+        if start < first:
+            passed &= _ALL << np.uint64(first - start)
+        if start + BLOCK > last:
+            passed &= _ALL >> np.uint64(start + BLOCK - last)
+        while passed != 0:
+            lane = _count_bits((passed - np.uint64(1)) & ~passed)  # the lowest bit
+            passed &= passed - np.uint64(1)
+            score = _score(blocks, np.uint64(block), lane, lut)
+            if score >= threshold:
+                threshold = _enter(lists, queries, g, np.uint64(start) + lane, score)
+        if paired and max(queries.limits[g] - threshold, np.float32(0)) < _FINER * queries.spans[g]:
+            _quantise_to_threshold(queries, g)
+            base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, np.int64(0), common)
+        block += 1
+
+
+@inner
+def _enough(
+    blocks: Codes,
+    sampled: tuple[Number, Number, Number],
+    quantised: Codes,
+    base: Number,
+    first: Number,
+    k: Number,
+) -> Number:
+    """Return whether k codes of the blocks ``range(*sampled)`` are within 254 (see scan_block)."""
+    block, end, stride = sampled
+    count, early = np.uint64(0), min(max(np.int64(2), first + 1), blocks.shape[1])
+    while block < end and count < np.uint64(k):
+        count += _count_bits(scan_block(blocks, block, quantised, np.uint8(base), first, early))
+        block += stride
+    return count >= np.uint64(k)
+
+
+@inner
+def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number:
+    """Return a score that k codes of a sub-list have; -inf if its whole blocks have fewer codes.
+
+    It is found by counting codes of some of the blocks by a LUT that is rounded *up*, as results
+    that enter one after the other take far longer.
+    """
+    lut, quantised, common = queries.luts[g], queries.quantised[g], lists.prefix // 2
+    blocks, k, (M, K) = lists.blocks, queries.k, lut.shape
+    block, end = (lists.ends[sublist] + BLOCK - 1) // BLOCK, lists.ends[sublist + 1] // BLOCK
+    if (end - block) * BLOCK < k or M > 127:
+        return np.float32(-np.inf)
+    best, span = np.float32(0), _SMALLEST_SPAN
+    for m in range(M):
+        if m < 2 * common:
+            pair = np.int64(blocks[block, m // 2, 0])
+            best += lut[m, pair >> 4 if m % 2 else pair & 15]
+        else:
+            largest, smallest = _largest(lut, m), lut[m, 0]
+            for j in range(1, K):
+                smallest = min(smallest, lut[m, j])
+            best += largest
+            span += largest - smallest
+    sampled = block, end, max(np.int64(1), (end - block) // (k + 8))
+    # With a quarter of the span a distance of at most 63 becomes one of at most 252, so the codes
+    # that were enough in a round are enough for low = 0 in the next one.
+    smallest_span, low, high = span / np.float32(1 << 20), np.int64(0), np.int64(191)
+    while True:
+        factor = np.float32(254 - M) / span  # all codes are within 254, as rounding adds up to M
+        _quantise(lut, factor, np.True_, quantised)
+        if span < smallest_span or not _enough(blocks, sampled, quantised, high, common, k):
+            break
+        span /= np.float32(4)
+    for _ in range(6):
+        middle = (low + high) // 2
+        if _enough(blocks, sampled, quantised, middle, common, k):
+            low = middle
+        else:
+            high = middle
+    return best - np.float32(254 - low) / factor - np.float32(2) * queries.margins[g]
+
+
+# Searches ---------------------------------------------------------------------------------------
+
+
+@inner
+def _best_sublist(lists: Lists, queries: Queries, list_scores: Floats) -> Number:
+    """Fill the scores of the lists' keys, and return the best sub-list of the best list."""
+    best = np.int64(0)
+    for number in range(len(lists.keys)):
+        list_scores[number] = _list_score(lists, queries.luts[_ONLY], lists.keys[number])
+        best = np.int64(number) if list_scores[number] > list_scores[best] else best
+    sublist, name_lut = lists.first[best], queries.name_luts[_ONLY]
+    for number in range(lists.first[best], lists.first[best + 1]):
+        if name_lut[lists.names[number, 1]] > name_lut[lists.names[sublist, 1]]:
+            sublist = number
+    return sublist
+
+
+@inner
+def _order_lists(list_scores: Floats, least: Number, order: Ids) -> Number:
+    """Fill ``order`` with the lists that have at least a score, best first; return their number."""
+    count = 0
+    for number in range(len(list_scores)):
+        if list_scores[number] >= least:
+            i = count
+            while i > 0 and list_scores[order[i - 1]] < list_scores[number]:
+                order[i] = order[i - 1]
+                i -= 1
+            order[i] = number
+            count += 1
+    return count
+
+
+@inner
+def _count_rows(lists: Lists, list_scores: Floats, least: Number) -> Number:
+    """Count the rows of the lists that have at least a score."""
+    rows = np.int64(0)
+    for number in range(len(list_scores)):
+        if list_scores[number] >= least:
+            rows += lists.ends[lists.first[number + 1]] - lists.ends[lists.first[number]]
+    return rows
+
+
+@compiled
+def search(
+    lists: Lists,
+    k: Number,
+    many: Number,
+    xq: Floats,
+    D: Floats,
+    I: Ids,
+    status: Codes,
+) -> Number:
+    """Find the k best members for each query, one query after the other.
+
+    The most promising sub-list gives a threshold before it is scanned (:func:`_first_threshold`),
+    and is scanned first. Then come the lists that reach the threshold, best first.
+
+    Args:
+        many: number of rows. A query among several that reaches more is left to
+            :func:`search_together`, which is faster then.
+        xq: float32 [Q, M * d].
+        D, I: float32 and int64 [Q, k], filled with the results. The first score of a query that is
+            left is one that k members reach.
+        status: uint8 [Q], filled with :data:`DONE`, :data:`TOGETHER` for a query that is left, or
+            :data:`NOT_FINITE` for one without finite scores.
+
+    Returns:
+        The number of queries that are not done.
+    """
+    remaining = 0
+    list_scores, order = np.empty(len(lists.keys), np.float32), np.empty(len(lists.keys), np.int64)
+    queries = _new_queries(lists, 1, k, 2 * k + 8)  # _select takes long for few results
+    for q in range(len(xq)):
+        status[q] = DONE
+        if not _begin(lists, queries, _ONLY, xq[q], np.float32(-np.inf)):
+            status[q] = NOT_FINITE
+            remaining += 1
+            continue
+        opened = _best_sublist(lists, queries, list_scores)
+        if len(lists.mask) == 0 and lists.codebooks.shape[2] <= 16:
+            queries.thresholds[_ONLY] = _first_threshold(lists, queries, _ONLY, opened)
+        _quantise_to_threshold(queries, _ONLY)
+        _scan(lists, queries, _ONLY, lists.ends[opened], lists.ends[opened + 1])
+        tail, scanned = queries.list_tails[_ONLY], lists.ends[opened + 1] - lists.ends[opened]
+        count = _order_lists(list_scores, queries.thresholds[_ONLY] - tail, order)
+        reached = np.int64(0)
+        if len(xq) > 1:
+            reached = _count_rows(lists, list_scores, queries.thresholds[_ONLY] - tail)
+        for i in range(count):
+            least = queries.thresholds[_ONLY] - tail
+            if reached > many and 16 * scanned >= reached:  # the threshold will hardly rise now
+                reached = _count_rows(lists, list_scores, least)
+                if reached > many:
+                    status[q], D[q, 0] = TOGETHER, queries.thresholds[_ONLY]
+                    break
+            if list_scores[order[i]] < least:
+                break
+            for number in range(lists.first[order[i]], lists.first[order[i] + 1]):
+                start, stop = lists.ends[number], lists.ends[number + 1]
+                if (
+                    number != opened
+                    and _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]
+                ):
+                    _scan(lists, queries, _ONLY, start, stop)
+                    scanned += stop - start
+        if status[q] == DONE:
+            _finish(queries, _ONLY, D[q], I[q])
+        else:
+            remaining += 1
+    return remaining
+
+
+@compiled
+def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, I: Ids) -> None:
+    """Find the k best members for queries that scan each sub-list together, so it is read once.
+
+    Args:
+        D, I: float32 and int64 [Q, k]; the first score of each query is one that k members reach,
+            or -inf. They are filled with the results.
+    """
+    queries = _new_queries(lists, min(_GROUP, len(xq)), k, 2 * k + 8)
+    for begin in range(0, len(xq), _GROUP):
+        size = min(_GROUP, len(xq) - begin)
+        for g in range(size):
+            _begin(lists, queries, g, xq[begin + g], D[begin + g, 0])
+            _quantise_to_threshold(queries, g)
+        for number in range(len(lists.names)):
+            start, end = lists.ends[number], lists.ends[number + 1]
+            while start < end:
+                stop = min(end, start // BLOCK * BLOCK + _CHUNK)
+                for g in range(size):
+                    if _bound(lists, queries, g, number) >= queries.thresholds[g]:
+                        _scan(lists, queries, g, start, stop)
+                start = stop
+        for g in range(size):
+            _finish(queries, g, D[begin + g], I[begin + g])
+
+
+@compiled
+def range_search(
+    lists: Lists, limit: Number, query: Floats, min_score: Number
+) -> tuple[Floats, Ids, Number]:
+    """Find all members with at least a score for one query [M * d], best first.
+
+    Returns:
+        Scores and ids, of which so many count, at most ``limit`` + 1; -1 without finite scores.
+    """
+    queries = _new_queries(lists, 1, limit + 1, limit + 1)
+    if not _begin(lists, queries, _ONLY, query, min_score):
+        queries.counts[_ONLY] = -1
+    _quantise_to_threshold(queries, _ONLY)
+    for number in range(len(lists.names)):
+        if 0 <= queries.counts[_ONLY] <= limit:
+            if _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]:
+                _scan(lists, queries, _ONLY, lists.ends[number], lists.ends[number + 1])
+    _sort(queries.scores[0], queries.ids[0], queries.counts[_ONLY])
+    return queries.scores[0], queries.ids[0], queries.counts[_ONLY]
+
+
+# Building ---------------------------------------------------------------------------------------
+
+
+@compiled
+def find_rows(columns: Codes, members: Ids, starts: NDArray[Any]) -> Number:
+    """Find where each distinct code begins among sorted ones.
+
+    Args:
+        columns: uint8 [n, T], the bytes of the codes.
+        members: int64 [n], their ids.
+        starts: [n + 1], filled with the first member of each row, and n.
+
+    Returns:
+        The number of rows; -1 if the codes, or the ids of equal codes, are not in order.
+    """
+    n, T = columns.shape
+    rows = np.int64(0)
+    for i in range(n):
+        t = T if i else 0
+        if i:
+            t = 0
+            while t < T and columns[i - 1, t] == columns[i, t]:
+                t += 1
+        if i and t == T and members[i - 1] >= members[i]:
+            return -1
+        if i and t < T:
+            before, after = columns[i - 1, t], columns[i, t]
+            if (before & 15) << 4 | before >> 4 > (after & 15) << 4 | after >> 4:
+                return -1
+        if i == 0 or t < T:
+            starts[rows] = i
+            rows += 1
+    starts[rows] = n
+    return rows
+
+
+@compiled
+def fill_blocks(blocks: Codes, first: Number, columns: Codes, starts: NDArray[Any]) -> None:
+    """Write the distinct codes of sorted ones, uint8 [n, T], to blocks from a row on.
+
+    Args:
+        starts: [rows + 1], see :func:`find_rows`.
+    """
+    for i in range(len(starts) - 1):
+        row, source = first + i, np.int64(starts[i])
+        for t in range(columns.shape[1]):
+            blocks[row // BLOCK, t, row % BLOCK] = columns[source, t]
+
+
+@compiled
+def read_columns(lists: Lists, row: Number, start: Number, columns: Codes) -> None:
+    """Fill uint8 [n, T] with the codes of the members from ``start`` on, the first of a ``row``."""
+    for i in range(len(columns)):
+        if len(lists.starts) == 0:
+            row = start + i
+        while len(lists.starts) and np.int64(lists.starts[row + 1]) <= start + i:
+            row += 1
+        for t in range(columns.shape[1]):
+            columns[i, t] = lists.blocks[row // BLOCK, t, row % BLOCK]

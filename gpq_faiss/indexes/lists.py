@@ -1,56 +1,53 @@
-"""Inverted lists over arrays: the codes are their own inverted file.
+"""Exact search in inverted lists: the codes are their own inverted file.
 
-Codes are sorted by their codewords. A list holds the codes that begin with the same P codewords: their
-look-up table entries, plus the best entry of every other table, bound the scores of all codes of the list.
-A search visits the most promising list first, and then those whose bounds reach the k-th score so far. In
-a list, codes that cannot be results are skipped 64 at a time, and the others are scored. So results equal
-those of brute force on any data.
+Codes are sorted by their codewords, so those that begin with the same codewords are neighbours: an
+inverted list, which needs no coarse quantiser. The look-up tables of a query bound the scores in a
+list. A search visits the most promising list first, then those whose bounds reach the k-th score so
+far. Within a list it passes over 64 codes at once that cannot be results, and scores the others. So
+the results equal those of brute force on any data, ties in ascending order of id.
 
-The arrays are in memory, or mapped from a file (:mod:`.list_file`). The inverted multi-index (Babenko and
-Lempitsky, CVPR 2012) has such lists without bounds; PQTable (Matsui et al., TMM 2018) looks codes up
-without lists.
+The inverted multi-index (Babenko and Lempitsky, CVPR 2012) has such lists without bounds; PQTable
+(Matsui et al., TMM 2018) looks codes up without lists.
 """
 
 from __future__ import annotations
 
 import threading
 import zlib
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import pack_codes, unpack_codes
-from ..codes.checks import Codes, Floats, Ids
+from ..codes.bits import code_size, pack_codes, unpack_codes
+from ..codes.checks import Codes, Floats, Ids, named_rows
 from ..errors import DataError
-from . import kernels
-from .near import BLOCK
-from .parallel import number_of_threads, run_parallel
+from . import list_kernels
+from .list_kernels import BLOCK, Lists
+from .parallel import in_parallel, thread_count
 
-MAX_PREFIX = 4
-"""Maximum number of codewords that name a list."""
-_TYPICAL_LIST = 2048
-"""Number of items that the list of a random item should have at least."""
-_SELECTIVE = 32
-"""A filter that passes less than this part of the items gets lists of its own."""
-_RANGE_ROOM = 4096
-_UNFILTERED = np.empty(0, np.bool_)
-_LARGE_SCAN = 1 << 24
-"""Bytes of codes from which queries visit a list together, as it does not fit a processor's cache."""
+LEVELS = 4
+"""Maximum length of a prefix."""
+_TYPICAL = 2048  # codes that the sub-list of a random code should have at least
+_MANY = 1 << 24  # bytes of codes that come from memory, not from a processor's cache
+_FEW = 32  # if at most one item in so many passes a filter, these get lists of their own
+_STEP = 1 << 20  # codes that are read at once
+_NO_MASK = np.empty(0, np.bool_)
 
 
 class ListArrays(NamedTuple):
-    """The arrays of a search: what ``index.lists`` stores.
-
-    A row is a distinct code. The items of row r, the members, are ``members[starts[r]:starts[r + 1]]``.
+    """Codes in inverted lists, in memory or mapped (see the drawing in :mod:`.list_kernels`).
 
     Attributes:
         codebooks: float32 [M, K, d].
-        names: uint8 [lists, 2], the codewords that name each list, packed (:func:`list_names`).
-        ends: int64 [lists + 1], the first row of each list, and the number of rows.
-        blocks: uint8 [ceil(rows / 64), T, 64], the codes of 64 rows by column (:func:`code_columns`).
-        starts: uint32 or int64 [rows + 1], the first member of each row; [0] if all codes are distinct.
-        members: uint32 or int64 [n], ids, ascending in each row.
+        names: uint8 [sub-lists, 2], the two bytes by which a sub-list's score is looked up.
+        ends: int64 [sub-lists + 1], the first row of each sub-list, and the number of rows.
+        blocks: uint8 [ceil(rows / 64), T, 64], the distinct codes in ascending order.
+        starts: uint32 or int64 [rows + 1], the first member of each row, and n; or [0] where all
+            codes are distinct.
+        members: uint32 or int64 [n], ids, ascending within a row.
+        prefix: number of codewords that name a sub-list.
     """
 
     codebooks: Floats
@@ -59,214 +56,179 @@ class ListArrays(NamedTuple):
     blocks: Codes
     starts: NDArray[Any]
     members: NDArray[Any]
+    prefix: int
 
 
-def code_columns(codes: Codes, M: int, K: int) -> Codes:
-    """Return codes with a byte for each look-up: two codewords if K <= 16, else one; uint8 [n, T]."""
-    if K == 16:
+# Order of codes ---------------------------------------------------------------------------------
+
+
+def columns_of(codes: Codes, M: int, K: int) -> Codes:
+    """Return codes with a byte for two codewords where K <= 16, else with a byte for each."""
+    if K in (16, 256):
         return codes
     indices = unpack_codes(codes, M, K)
     return pack_codes(indices, 16) if K < 16 else indices
 
 
-def columns_to_codes(columns: Codes, M: int, K: int) -> Codes:
-    """Return packed codes, uint8 [n, code_size]: the inverse of :func:`code_columns`."""
-    if K == 16:
+def codes_of(columns: Codes, M: int, K: int) -> Codes:
+    """Return packed codes; the inverse of :func:`columns_of`."""
+    if K in (16, 256):
         return columns
     return pack_codes(unpack_codes(columns, M, 16) if K < 16 else columns, K)
 
 
-def first_codewords(columns: Codes, prefix: int) -> Ids:
-    """Return the first codewords as one number, the first in the highest bits: int64 [n]."""
-    head = np.zeros((len(columns), 2), np.uint8)
-    head[:, : columns.shape[1]] = columns[:, :2] << 4 | columns[:, :2] >> 4
-    return head.view(">u2")[:, 0].astype(np.int64) >> 4 * (MAX_PREFIX - prefix)
+def swap_halves(column: Codes) -> Codes:
+    """Return bytes with their first codeword, of the lower half, in the upper one."""
+    return column << 4 | column >> 4
 
 
-def choose_prefix(counts: Ids, Z: Floats) -> int:
-    """Return how many codewords name a list: as many as leave lists that are worth a visit.
+def lists_order(columns: Codes, ids: Ids) -> Ids:
+    """Return the order of codes in lists: by codewords, the first in front, then by id.
 
     Args:
-        counts: int64 [16^4], items by their first four codewords (:func:`first_codewords`).
-        Z: float32 [M, K, d].
+        columns: uint8 [n, T] (:func:`columns_of`).
     """
-    M, K = Z.shape[:2]
-    if K > 16:
-        return 0
-    n, prefix = int(counts.sum()), 0
-    while prefix < min(MAX_PREFIX, M - 1):
+    n, T = columns.shape
+    order = np.argsort(ids, kind="stable")
+    bits = n.bit_length()
+    # Columns and positions share a number: NumPy sorts numbers ten times as fast as it orders rows.
+    width = (64 - bits) // 8
+    for stop in range(T, 0, -width):
+        keys = np.zeros(n, np.uint64)
+        for t in range(max(0, stop - width), stop):
+            keys <<= np.uint64(8)
+            keys |= swap_halves(columns[:, t].take(order))
+        keys <<= np.uint64(bits)
+        keys |= np.arange(n, dtype=np.uint64)
+        keys.sort()
+        order = order.take((keys & np.uint64((1 << bits) - 1)).view(np.int64))
+    return order
+
+
+def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
+    """Sort codes into the order of lists; codes that are in order already are not copied.
+
+    Returns:
+        Columns, ids, and int64 or uint32 [rows + 1], where each distinct code begins, and n.
+    """
+    starts = np.empty(len(ids) + 1, np.uint32 if len(ids) < 1 << 32 else np.int64)
+    rows = list_kernels.find_rows(columns, ids, starts)
+    if rows < 0:
+        order = lists_order(columns, ids)
+        columns, ids = columns.take(order, axis=0), ids.take(order)
+        rows = list_kernels.find_rows(columns, ids, starts)
+    return columns, ids, starts[: rows + 1]
+
+
+def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
+    """Return the first P codewords of each code as a number, the first in the highest bits."""
+    words = np.zeros((len(columns), 2), np.uint8)
+    words[:, : columns.shape[1]] = swap_halves(columns[:, :2])
+    return words.view(">u2")[:, 0].astype(np.uint16) >> 4 * (LEVELS - P)
+
+
+def count_words(columns: Codes, M: int, K: int) -> Ids:
+    """Count codes by their first codewords, as many as may name a sub-list: int64 [16^levels]."""
+    levels = min(LEVELS, M - 1) if K <= 16 else 0
+    return np.bincount(first_words(columns, levels), minlength=16**levels)
+
+
+def choose_prefix(counts: Ids) -> int:
+    """Return the length of the prefix: the longest that leaves sub-lists that are worth a visit."""
+    n, levels = int(counts.sum()), (len(counts).bit_length() - 1) // 4
+    prefix = min(1, levels)
+    while prefix < levels:
         sizes = counts.reshape(16 ** (prefix + 1), -1).sum(axis=1)
-        is_fragmented = np.count_nonzero(sizes) > 8 * n**0.5
-        if prefix and (is_fragmented or np.square(sizes.astype(np.float64)).sum() < _TYPICAL_LIST * n):
+        squares = np.square(sizes.astype(np.float64)).sum()
+        if np.count_nonzero(sizes) > 8 * n**0.5 or squares < _TYPICAL * n:
             break
         prefix += 1
     return prefix
 
 
-def list_names(keys: Ids, prefix: int) -> Codes:
-    """Return the two bytes by which the score of a list is looked up, uint8 [lists, 2].
-
-    Args:
-        keys: int64 [lists], the codewords that name each list (:func:`first_codewords`).
-    """
-    packed = pack_codes(keys[:, None] >> 4 * np.arange(prefix)[::-1] & 15, 16)
-    names = np.zeros((len(keys), 2), np.uint8)
-    start = int(prefix == 1)  # a single codeword is looked up by the second byte
-    names[:, start : start + packed.shape[1]] = packed
+def names_of(words: NDArray[np.uint16], prefix: int) -> Codes:
+    """Return the names of sub-lists, uint8 [sub-lists, 2], of their :func:`first_words`."""
+    indices = words.astype(np.int64)[:, None] >> 4 * np.arange(prefix)[::-1] & 15
+    names = np.zeros((len(words), 2), np.uint8)
+    packed = pack_codes(indices, 16)
+    first = int(prefix == 1)  # a single codeword is in the second byte
+    names[:, first : first + packed.shape[1]] = packed
     return names
 
 
-def sort_rows(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
-    """Sort items by their codewords, the first in front, then by id.
-
-    Returns:
-        The sorted columns uint8 [n, T] and ids int64 [n], and the first item of each distinct code.
-    """
-    is_first = np.empty(len(ids), np.bool_)
-    if not kernels.mark_rows(columns, ids, is_first):
-        if not (ids[1:] > ids[:-1]).all():
-            order = np.argsort(ids, kind="stable")
-            columns, ids = columns.take(order, axis=0), ids.take(order)
-        order = _order(columns)
-        columns, ids = columns.take(order, axis=0), ids.take(order)
-        kernels.mark_rows(columns, ids, is_first)
-    return columns, ids, np.flatnonzero(is_first)
-
-
-def _order(columns: Codes) -> Ids:
-    """Return the stable order of rows uint8 [n, T] by their codewords."""
-    n, T = columns.shape
-    bits = n.bit_length()
-    # Columns and the number of a row form one integer: NumPy sorts such ten times as fast as rows.
-    width = (64 - bits) // 8
-    order = np.arange(n)
-    for stop in range(T, 0, -width):
-        numbers = np.zeros(n, np.uint64)
-        for t in range(max(0, stop - width), stop):
-            column = columns[:, t].take(order)
-            numbers = numbers << np.uint64(8) | (column << 4 | column >> 4)
-        numbers = numbers << np.uint64(bits) | np.arange(n, dtype=np.uint64)
-        numbers.sort()
-        order = order.take((numbers & np.uint64((1 << bits) - 1)).view(np.int64))
-    return order
-
-
-def put_rows(blocks: Codes, row: int, columns: Codes) -> None:
-    """Write codes uint8 [n, T] to blocks uint8 [any, T, 64] from ``row`` on."""
-    n, lane = len(columns), row % BLOCK
-    head = min(n, -lane % BLOCK)
-    if head:
-        blocks[row // BLOCK, :, lane : lane + head] = columns[:head].T
-    whole, tail = divmod(n - head, BLOCK)
-    block = (row + head) // BLOCK
-    if whole:
-        part = columns[head : n - tail].reshape(whole, BLOCK, -1)
-        blocks[block : block + whole] = part.transpose(0, 2, 1)
-    if tail:
-        blocks[block + whole, :, :tail] = columns[n - tail :].T
-
-
-def member_type(low: int, high: int) -> type[np.unsignedinteger[Any] | np.signedinteger[Any]]:
-    """Return the type of members with ids from ``low`` to ``high``."""
-    return np.uint32 if low >= 0 and high < 1 << 32 else np.int64
+# Searching --------------------------------------------------------------------------------------
 
 
 class InvertedLists:
-    """Exact search over :class:`ListArrays`. Thread-safe.
+    """Exact search of codes in inverted lists. Thread-safe.
 
-    Queries are checked by the caller: float32 [Q, M * d], C-contiguous.
+    Args:
+        arrays: see :class:`ListArrays`.
 
     Attributes:
-        arrays: the arrays.
-        prefix: number of codewords that name a list.
-        n, distinct: number of items, and of distinct codes.
+        arrays: the same.
+        n: number of codes.
+        distinct: number of distinct codes.
     """
 
-    def __init__(self, arrays: ListArrays, prefix: int) -> None:
-        self.arrays, self.prefix = arrays, prefix
+    def __init__(self, arrays: ListArrays) -> None:
+        self.arrays = arrays
+        self.M, self.K, _ = (int(size) for size in arrays.codebooks.shape)
         self.n, self.distinct = len(arrays.members), int(arrays.ends[-1])
-        self.M, self.K = int(arrays.codebooks.shape[0]), int(arrays.codebooks.shape[1])
-        names, ends, count = arrays.names, arrays.ends, len(arrays.names)
-        # Lists with the same first two codewords are neighbours: their common score is added once.
-        pairs = np.zeros(1, np.int64)
-        if prefix >= 2:
-            pairs = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
-        self._pairs = names[pairs, 0].copy(), np.append(pairs, count), np.add.reduceat(np.diff(ends), pairs)
-        self._lists = np.arange(count)
-        self._pieces = np.arange(count + 1), self._lists
-        self._rows = arrays.blocks, arrays.starts, arrays.members
-        self._ZT = np.ascontiguousarray(arrays.codebooks.transpose(2, 0, 1))
+        names, first = arrays.names, np.zeros(1, np.int64)
+        if arrays.prefix >= 2:
+            first = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
+        self._lists = Lists(
+            np.ascontiguousarray(arrays.codebooks.transpose(2, 0, 1)),
+            arrays.prefix,
+            names[first, 0].copy(),
+            np.append(first, len(names)),
+            names,
+            arrays.ends,
+            arrays.blocks,
+            arrays.starts,
+            arrays.members,
+            _NO_MASK,
+        )
         self._lock = threading.Lock()
-        self._inverse: tuple[Ids, NDArray[Any]] | None = None
 
     @classmethod
     def build(cls, codes: Codes, ids: Ids, Z: Floats) -> Self:
-        """Build lists in memory.
+        """Sort checked codes into lists.
 
         Args:
-            codes: uint8 [n, code_size], checked.
+            codes: uint8 [n, code_size]. Codes that are in the order of the lists are recognised.
             ids: int64 [n], each once.
-            Z: float32 [M, K, d], checked.
+            Z: codebooks, float32 [M, K, d].
+
+        Raises:
+            DataError: there are no codes.
         """
-        M, K = int(Z.shape[0]), int(Z.shape[1])
-        n = len(codes)
-        columns, ids, rows = sort_rows(code_columns(codes, M, K), ids)
-        counts = np.bincount(first_codewords(columns, MAX_PREFIX), minlength=16**MAX_PREFIX)
-        prefix = choose_prefix(counts, Z)
-        starts = np.append(rows, n) if len(rows) < n else np.empty(0, np.int64)
-        columns = columns.take(rows, axis=0)
-        blocks = np.zeros((-(-len(rows) // BLOCK), columns.shape[1], BLOCK), np.uint8)
-        put_rows(blocks, 0, columns)
-        keys = first_codewords(columns, prefix)
-        first_rows = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        arrays = ListArrays(
-            codebooks=Z,
-            names=list_names(keys[first_rows], prefix),
-            ends=np.append(first_rows, len(rows)),
-            blocks=blocks,
-            starts=starts.astype(member_type(0, n)),
-            members=ids.astype(member_type(int(ids.min()), int(ids.max()))),
+        return cls._of_columns(columns_of(codes, *Z.shape[:2]), ids, Z)
+
+    @classmethod
+    def _of_columns(cls, columns: Codes, ids: Ids, Z: Floats) -> Self:
+        if not len(columns):
+            raise DataError("no codes: an index needs at least one item")
+        columns, ids, starts = sort_codes(columns, ids)
+        rows, T = len(starts) - 1, columns.shape[1]
+        blocks = np.zeros((-(-rows // BLOCK), T, BLOCK), np.uint8)
+        list_kernels.fill_blocks(blocks, 0, columns, starts)
+        prefix = choose_prefix(count_words(columns, *Z.shape[:2]))
+        words = first_words(columns.take(starts[:-1], axis=0), prefix)
+        first = np.flatnonzero(np.append(True, words[1:] != words[:-1]))
+        narrow = 0 <= ids.min() and ids.max() < 1 << 32
+        return cls(
+            ListArrays(
+                Z,
+                names_of(words[first], prefix),
+                np.append(first, rows),
+                blocks,
+                starts[:0] if rows == len(ids) else starts,
+                ids.astype(np.uint32 if narrow else np.int64),
+                prefix,
+            )
         )
-        return cls(arrays, prefix)
-
-    # Items --------------------------------------------------------------------------------------
-
-    def codes(self, start: int = 0, stop: int | None = None) -> Codes:
-        """Return the codes of the members ``start:stop``, uint8 [n, code_size]."""
-        stop = self.n if stop is None else stop
-        first, last, counts = start, stop, None
-        if len(self.arrays.starts):
-            starts = self.arrays.starts
-            first = int(np.searchsorted(starts, start, side="right")) - 1
-            last = int(np.searchsorted(starts, stop, side="left"))
-            bounds = starts[first : last + 1].astype(np.int64).clip(start, stop)
-            counts = np.diff(bounds)
-        blocks = self.arrays.blocks[first // BLOCK : -(-last // BLOCK)]
-        columns = blocks.transpose(0, 2, 1).reshape(-1, blocks.shape[1])
-        columns = columns[first % BLOCK :][: last - first]
-        if counts is not None:
-            columns = np.repeat(columns, counts, axis=0)
-        return columns_to_codes(np.ascontiguousarray(columns), self.M, self.K)
-
-    def crc(self) -> int:
-        """Return the CRC-32 of all codes, and then all ids, in the order of the lists."""
-        value = 0
-        for start in range(0, self.n, 1 << 20):
-            value = zlib.crc32(self.codes(start, min(self.n, start + (1 << 20))), value)
-        return zlib.crc32(np.ascontiguousarray(self.arrays.members), value)
-
-    def positions(self, ids: Ids) -> Ids:
-        """Return the place of each id among the members, int64 [m]; -1 if it is not there."""
-        with self._lock:
-            if self._inverse is None:
-                order = np.argsort(self.arrays.members, kind="stable")
-                kind = member_type(0, self.n)
-                self._inverse = self.arrays.members[order], order.astype(kind)
-        members, order = self._inverse
-        places = np.searchsorted(members, ids).clip(max=self.n - 1)
-        return np.where(members[places] == ids, order[places].astype(np.int64), -1)
-
-    # Searching ----------------------------------------------------------------------------------
 
     def search(
         self,
@@ -276,76 +238,128 @@ class InvertedLists:
         mask: NDArray[np.bool_] | None = None,
         threads: int | None = None,
     ) -> tuple[Floats, Ids]:
-        """Find the k best items of each query: scores float32 [Q, k], ids int64 [Q, k].
-
-        Where fewer than k items pass, scores are -inf and ids -1. Ties are in ascending order of id.
+        """Return the k best items of each query.
 
         Args:
+            xq: float32 [Q, M * d], C-contiguous.
             mask: bool [n], the members that may be returned (default: all).
-        """
-        if mask is not None and 0 < (count := int(np.count_nonzero(mask))) * _SELECTIVE <= self.n:
-            return self._subset(mask).search(xq, min(k, count), threads=threads)
-        D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
-        passing = _UNFILTERED if mask is None else mask
-        count = number_of_threads(len(xq), threads)
-        postponed = np.empty(len(xq), np.bool_)
-        floor = np.full(len(xq), -np.inf, np.float32)
+            threads: at most so many (default: Faiss' setting).
 
-        def run(*block: Any) -> None:
-            lists = self._ZT, self.prefix, self.arrays.names, self._pairs, self._pieces, self.arrays.ends
-            kernels.search(*lists, self._rows, passing, k, _LARGE_SCAN // self.arrays.blocks.shape[1], *block)
-
-        run_parallel(run, (xq, floor, D, ids, postponed), count)
-        rows = np.flatnonzero(postponed)
-        if len(rows):
-            thresholds = D[rows, 0]
-            part = np.empty((len(rows), k), np.float32), np.empty((len(rows), k), np.int64)
-            counts = np.zeros(len(rows), np.int64)
-
-            def visit(*block: Any) -> None:
-                self._visit(block[0], k, passing, *block[1:])
-
-            run_parallel(visit, (xq[rows], thresholds, *part, counts), number_of_threads(len(rows), count))
-            for q, size in enumerate(counts.tolist()):
-                kernels.order(part[0][q], part[1][q], size)
-                part[0][q, size:], part[1][q, size:] = -np.inf, -1
-            D[rows], ids[rows] = part
-        return D, ids
-
-    def _visit(self, xq: Floats, k: int, passing: NDArray[np.bool_], *results: Any) -> None:
-        lists = self._ZT, self.prefix, self.arrays.names, self._lists, self._lists, self.arrays.ends
-        kernels.visit(xq, *lists, self._rows, passing, k, *results)
-
-    def range_search(
-        self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
-    ) -> tuple[Floats, Ids]:
-        """Find all items with at least ``min_score`` for a query [M * d]: scores and ids, best first.
+        Returns:
+            Scores, float32 [Q, k], and ids, int64 [Q, k], best first, ties in ascending order of
+            id; -inf and -1 where fewer items pass.
 
         Raises:
-            DataError: there are more than ``limit``.
+            DataError: queries with NaN or infinity, or too large for float32 scores.
         """
-        threshold, room = np.array([min_score], np.float32), min(limit, _RANGE_ROOM)
-        passing = _UNFILTERED if mask is None else mask
-        while True:
-            D, ids = np.empty((1, room), np.float32), np.empty((1, room), np.int64)
-            counts = np.zeros(1, np.int64)
-            self._visit(query[None], 0, passing, threshold, D, ids, counts)
-            size = int(counts[0])
-            if size > limit:
-                raise DataError(f"more than {limit:,} results")
-            if size <= room:
-                order = np.lexsort((ids[0, :size], -D[0, :size]))
-                return D[0, order], ids[0, order]
-            room = size
+        if mask is not None and 0 < np.count_nonzero(mask) * _FEW <= self.n:
+            selected = self._only(np.flatnonzero(mask))
+            return selected.search(xq, k, threads=threads)
+        lists = self._lists if mask is None else self._lists._replace(mask=mask)
+        D, I = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
+        status = np.empty(len(xq), np.uint8)
+        many = _MANY // lists.blocks.shape[1]
 
-    def _subset(self, mask: NDArray[np.bool_]) -> InvertedLists:
-        """Return lists of the members that pass."""
-        places = np.flatnonzero(mask)
-        if len(self.arrays.starts):
-            rows = np.searchsorted(self.arrays.starts, places, side="right") - 1
+        count = thread_count(len(xq), threads)
+        if count == 1:
+            unfinished = list_kernels.search(lists, k, many, xq, D, I, status)
         else:
-            rows = places
-        columns = self.arrays.blocks[rows // BLOCK, :, rows % BLOCK]
-        codes = columns_to_codes(columns, self.M, self.K)
-        ids = self.arrays.members[places].astype(np.int64)
-        return InvertedLists.build(codes, ids, self.arrays.codebooks)
+
+            def run(*arrays: Any) -> None:
+                list_kernels.search(lists, k, many, *arrays)
+
+            in_parallel(run, (xq, D, I, status), count)
+            unfinished = status.any()
+        if unfinished:
+            self._check(status == list_kernels.NOT_FINITE)
+            rows = np.flatnonzero(status)
+            arrays = xq[rows], D[rows], I[rows]
+
+            def together(*arrays: Any) -> None:
+                list_kernels.search_together(lists, k, *arrays)
+
+            in_parallel(together, arrays, thread_count(len(rows), threads))
+            D[rows], I[rows] = arrays[1:]
+        return D, I
+
+    def range_search(
+        self,
+        query: Floats,
+        min_score: float,
+        limit: int,
+        *,
+        mask: NDArray[np.bool_] | None = None,
+        row: int = 0,
+    ) -> tuple[Floats, Ids]:
+        """Return scores and ids of all items with at least a score, best first.
+
+        Args:
+            query: float32 [M * d].
+            limit: maximum number of results.
+            mask: bool [n], the members that may be returned (default: all).
+            row: number of the query, for errors.
+
+        Raises:
+            DataError: more results than ``limit``, or see :meth:`search`.
+        """
+        lists = self._lists if mask is None else self._lists._replace(mask=mask)
+        limit = min(limit, self.n)
+        D, I, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
+        self._check(np.array([count < 0]), row)
+        if count > limit:
+            raise DataError(
+                f"a range search from {min_score:g} has more than {limit:,} results: "
+                "raise the minimum score or the limit"
+            )
+        return D[:count].copy(), I[:count].copy()
+
+    @staticmethod
+    def _check(wrong: NDArray[np.bool_], first_row: int = 0) -> None:
+        if wrong.any():
+            rows = named_rows(first_row + np.flatnonzero(wrong))
+            raise DataError(
+                f"queries: NaN, infinity or values too large for float32 scores in {rows}"
+            )
+
+    # Items ------------------------------------------------------------------------------------
+
+    def _rows_of(self, positions: Ids) -> Ids:
+        """Return the rows of members, int64 [m]."""
+        starts = self.arrays.starts
+        return np.searchsorted(starts, positions, side="right") - 1 if len(starts) else positions
+
+    def _only(self, positions: Ids) -> Self:
+        """Return the lists of a few members, int64 [m] ascending."""
+        rows, arrays = self._rows_of(positions), self.arrays
+        columns = arrays.blocks[rows // BLOCK, :, rows % BLOCK]
+        ids = arrays.members[positions].astype(np.int64)
+        return self._of_columns(columns, ids, arrays.codebooks)
+
+    def codes(self, start: int = 0, stop: int | None = None) -> Codes:
+        """Return the codes of members ``start:stop``, uint8 [n, code_size]."""
+        count = (self.n if stop is None else stop) - start
+        columns = np.empty((count, self.arrays.blocks.shape[1]), np.uint8)
+        row = int(self._rows_of(np.array([start]))[0])
+        list_kernels.read_columns(self._lists, row, start, columns)
+        return codes_of(columns, self.M, self.K)
+
+    def positions(self, ids: Ids) -> Ids:
+        """Return where each id is among the members, int64 [m]; -1 if missing."""
+        order, ordered = self._by_id
+        places = np.searchsorted(ordered, ids).clip(max=self.n - 1)
+        positions: Ids = np.where(ordered[places] == ids, order[places], -1)
+        return positions
+
+    @cached_property
+    def _by_id(self) -> tuple[Ids, NDArray[Any]]:
+        order = np.argsort(self.arrays.members)
+        return order, self.arrays.members[order]
+
+    def crc(self) -> int:
+        """Return the CRC-32 of all codes, then of all ids as int64, in the order of the lists."""
+        value = 0
+        for start in range(0, self.n, _STEP):
+            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)).data, value)
+        for start in range(0, self.n, _STEP):
+            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8").data, value)
+        return value

@@ -1,7 +1,7 @@
 """Opening an index: ``index.faiss``, ``index.lists``, ``codes.h5``, or a Faiss index in memory.
 
-The changes of a service beside a file are applied. Names and labels come from the items file beside it,
-if that belongs to the index.
+The changes of a service beside a file are applied. Names and labels come from the items file beside
+it, if that belongs to the index.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
     """Open an index for exact search.
 
     Args:
-        source: the path of an ``index.faiss``, ``index.lists`` (mapped, not read) or ``codes.h5``, or of
-            any Faiss file with an ``IndexPQ`` of 2 to 8 bits, inner product or L2; or such a Faiss index,
-            whose codes are copied.
+        source: the path of an ``index.faiss``, ``index.lists`` (mapped, not read) or ``codes.h5``,
+            or of any Faiss file with an ``IndexPQ`` of 2 to 8 bits, inner product or L2; or such a
+            Faiss index, whose codes are copied.
         changes: apply the changes that a service has made since the file was written.
 
     Raises:
@@ -67,10 +67,10 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
     elif kind == "codes":
         index = _from_codes(path)
     elif kind == "lists":
-        arrays, metadata = open_lists(path)
-        lists = InvertedLists(arrays, int(metadata["prefix"]))
+        arrays, crc = open_lists(path)
+        lists = InvertedLists(arrays)
         index = Index((Segment(lists, None, lists.n),), arrays.codebooks, form="lists")
-        index = _with_items(index, path, int(metadata["crc"]))
+        index = _with_items(index, path, crc)
     else:
         raise DataError(f"{path} is {kind}, not {_EXPECTED}")
     return _with_changes(index, path) if changes else index
@@ -85,7 +85,7 @@ def file_kind(path: Path) -> str:
     check_file(path, _EXPECTED)
     with path.open("rb") as file:
         start = file.read(16)
-    if start[:2] in (b"Ix", b"Iw", b"IB", b"IH", b"Il"):
+    if start[:1] == b"I" and start[:4].isalnum():
         return "faiss"
     if start[8:9] == b"{" and 0 < int.from_bytes(start[:8], "little") < path.stat().st_size:
         return "lists"  # a safetensors file

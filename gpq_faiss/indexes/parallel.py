@@ -1,4 +1,4 @@
-"""Threads of a search."""
+"""Threads of searches."""
 
 from __future__ import annotations
 
@@ -11,44 +11,41 @@ from typing import Any
 
 import faiss
 
-QUERIES_PER_THREAD = 16
-"""Minimum number of queries per thread: waking a thread takes some 100 microseconds."""
+QUERIES = 16
+"""Minimum number of queries per thread: waking one takes some 100 microseconds."""
 _CORES = os.cpu_count() or 1  # counted once, as the system reads a file to count them
 
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return threads that are kept: starting one takes longer than many a search.
+    """Return threads that stay, as those of Faiss do; a forked process has its own.
 
-    A forked process has its own.
+    Starting a thread takes longer than many a search.
     """
     return ThreadPoolExecutor(_CORES, f"gpq-search-{process}")
 
 
-def number_of_threads(queries: int, threads: int | None) -> int:
-    """Return how many threads search for ``queries``, at most ``threads`` (default: Faiss' setting)."""
-    most = queries // QUERIES_PER_THREAD
-    return 1 if most < 2 else min(threads or faiss.omp_get_max_threads(), _CORES, most)
+def thread_count(queries: int, threads: int | None) -> int:
+    """Return how many threads answer the queries: at most ``threads`` (default: Faiss' setting)."""
+    useful = queries // QUERIES
+    if useful < 2:
+        return 1
+    return min(threads or faiss.omp_get_max_threads(), _CORES, useful)
 
 
-def run_parallel(
-    function: Callable[..., None], arrays: Sequence[Any], threads: int, step: int = 256
-) -> None:
-    """Call ``function`` with the same rows of all arrays, at most ``step`` at a time.
+def in_parallel(run: Callable[..., None], arrays: Sequence[Any], threads: int) -> None:
+    """Call ``run`` with the same rows of all arrays, up to 256 of them, in so many threads.
 
-    The calling thread is one of the ``threads``.
+    The calling thread is one of them. An error in one thread ends the others, and is raised.
     """
     n = len(arrays[0])
-    if threads == 1 and n <= step:
-        function(*arrays)
-        return
-    step = min(step, -(-n // threads))
+    step = min(256, -(-n // threads))
     starts = iter(range(0, n, step))
 
     def work() -> None:
         try:
             for start in starts:
-                function(*[array[start : start + step] for array in arrays])
+                run(*[array[start : start + step] for array in arrays])
         except BaseException:
             collections.deque(starts, 0)  # nothing is left for the other threads
             raise
@@ -56,9 +53,7 @@ def run_parallel(
     futures = [_pool(os.getpid()).submit(work) for _ in range(threads - 1)]
     try:
         work()
-    finally:
-        # Futures that have not begun are not awaited: searches that wait for each other's threads would
-        # wait for ever.
+    finally:  # searches that wait for each other's threads would wait for ever, so cancel first
         futures = [future for future in futures if not future.cancel()]
         wait(futures)
     for future in futures:

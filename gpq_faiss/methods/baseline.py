@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -106,11 +104,10 @@ class Alternating(Baseline):
         self.seen = nn.Buffer(torch.zeros(items, dtype=torch.bool))
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: Floats, others: NDArray[np.int64]
-    ) -> dict[str, Any]:
+        self, reader: Reader, rows: NDArray[np.int64], y: Floats, unlabelled: NDArray[np.int64]
+    ) -> None:
         self.rows = rows
         self.allocate(len(rows))
-        return {}
 
     def outputs(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The vectors of the labelled items, float32 [B, width], which are kept."""

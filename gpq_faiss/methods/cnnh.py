@@ -18,8 +18,6 @@ the shared backbone replaces the paper's; columns are visited in random order, a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -76,11 +74,10 @@ class CNNH(Baseline):
         self.targets: Tensor = nn.Buffer(torch.empty(0, self.bits), persistent=False)
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> dict[str, Any]:
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+    ) -> None:
         self.rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
-        return {}
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         target = self.targets[self.positions(batch)]

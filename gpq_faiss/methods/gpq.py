@@ -61,21 +61,21 @@ class GPQ(CodeMethod):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
         loss, beta, n = self.config.loss, self.config.beta, len(batch.y)
-        of, items = self.config.method, len(batch.x) if batch.share is None else batch.share.total
+        method = self.config.method
         # The authors run labelled and unlabelled items as two batches.
-        parts_of_batch = [(0, n), (n, items)] if of == "gpq-authors" and items > n else [(0, items)]
-        raw = torch.cat([batch.joint(lambda x: self.raw(x, amp=amp), *part) for part in parts_of_batch])
+        sizes = [n, len(batch.x) - n] if method == "gpq-authors" and len(batch.x) > n else [len(batch.x)]
+        raw = torch.cat([self.raw(x, amp=amp) for x in torch.split(batch.x, sizes)])
         labelled, W = intra_normalize(raw[:n], self.M), self.classifier.raw
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
-        pairs = triplet if of == "gpq-triplet" else npair
+        pairs = triplet if method == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
             y = shares(batch.y, labelled)
-            kind: Variant = "paper" if of == "gpq-printed" else "code"
+            kind: Variant = "paper" if method == "gpq-printed" else "code"
             parts["classification"] = subspace_classification(labelled, W, y, beta, kind)
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
-            kind = "code" if of == "gpq-authors" else "paper"
+            kind = "code" if method == "gpq-authors" else "paper"
             parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
         found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
         return self.extra_losses.add(found, raw, batch.y)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -85,12 +84,9 @@ class SoftGPQ(CodeMethod):
         self.set_queries()
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> dict[str, Any]:
-        return self.classes.fit_labels(reader, rows, y, others)
-
-    def take_labels(self, found: dict[str, Any]) -> None:
-        self.classes.take_labels(found)
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+    ) -> None:
+        self.classes.fit_labels(reader, rows, y, unlabelled)
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         optimizer = self.classes.optimizer(config)
@@ -149,7 +145,7 @@ class SoftGPQ(CodeMethod):
         """The terms that have a weight, and their sum; those of the class networks with the prefix ``class_``."""
         loss, n = self.config.loss, len(batch.y)
         theirs = self.classes.losses(batch, amp=amp)
-        p = batch.joint(lambda x: self._posterior(x, amp))
+        p = self._posterior(batch.x, amp)
         target = torch.cat([shares(batch.y, p), p[n:]])
         raw, W = self.raw_subvectors(p), self.classifier.raw
         x = intra_normalize(raw, self.M)

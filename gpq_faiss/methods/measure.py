@@ -153,7 +153,7 @@ def encode_blocks(
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), _BLOCK):
             x, rows = read(database[first : first + _BLOCK])
-            encoding.done = min(first + _BLOCK, len(database))
+            encoding.advance(len(database[first : first + _BLOCK]))
             start = time.perf_counter()
             codes = coder.encode(x)
             seconds += time.perf_counter() - start
@@ -203,6 +203,6 @@ def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_r
         def blocks() -> Iterator[Floats]:
             for start in range(0, len(base_rows), size):
                 yield read_inputs(reader, base_rows[start : start + size])[0]
-                nearing.done = min(start + size, len(base_rows))
+                nearing.advance(len(base_rows[start : start + size]))
 
         return nearest(xq, blocks())

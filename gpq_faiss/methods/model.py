@@ -61,8 +61,8 @@ def save_model(
     split: Split,
     overwrite: bool,
 ) -> None:
-    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has further entries of
-    ``config.json``, ``extra`` further texts by file name. See :func:`gpq_faiss.files.atomic_path`.
+    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has
+    further entries of ``config.json``, ``extra`` further texts by file name.
 
     Raises:
         DataError: the folder cannot be written; or it is not empty, and ``overwrite`` is false.

@@ -313,46 +313,34 @@ class PosteriorCodes(CodeMethod):
         self.pq_codewords = nn.Buffer(pq_codewords)
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> dict[str, Any]:
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+    ) -> None:
         """Count the labels of an item, estimate the accuracy from them, propagate them to unlabelled items, and choose the noise, if
         ``network.noise`` is ``auto`` and class networks take the input directly. With convolutions they are only counted, as pixel
         distances mean little."""
         backbone, config = self.backbone, self.config
-        learnt: dict[str, Any] = {"labels": float(y.sum() / max(1, y.any(axis=1).sum()))}
+        labels = float(y.sum() / max(1, y.any(axis=1).sum()))
+        if (A := count_class_codebooks(config, self.C, labels)) != self.A:
+            self._make_codebooks(A)
         if not isinstance(backbone, MLP):
-            return learnt
+            return
         every = -(-len(rows) // MOST_ROWS)
         x, there = self._vectors(reader, rows[::every])
-        noise, accuracy = leave_one_out(x, y[::every][there])
-        learnt["accuracy"] = accuracy
-        log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * accuracy)
+        noise, self.accuracy = leave_one_out(x, y[::every][there])
+        log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * self.accuracy)
         if config.network.noise == "auto" and not backbone.spec.hidden:
-            learnt["noise"] = noise
+            cast(SubspaceHeads, backbone.head).noise = noise
             log.info("input noise with standard deviation %.2f", noise)
         if config.training.batch_unlabelled:
-            told = propagate_labels(
+            self.pseudo_labels = propagate_labels(
                 functools.partial(self._vectors, reader),
                 rows,
                 y,
-                others,
+                unlabelled,
                 labels_per_class=config.posterior.propagation,
-                accuracy=accuracy,
+                accuracy=self.accuracy,
                 seed=config.training.seed,
             )
-            if told is not None:
-                learnt["told"] = [torch.from_numpy(told.rows), torch.from_numpy(told.p), told.weight]
-        return learnt
-
-    def take_labels(self, found: dict[str, Any]) -> None:
-        self.accuracy = found.get("accuracy")
-        if (A := count_class_codebooks(self.config, self.C, found["labels"])) != self.A:
-            self._make_codebooks(A)
-        if "noise" in found:
-            cast(SubspaceHeads, self.backbone.head).noise = found["noise"]
-        if "told" in found:
-            rows, p, weight = found["told"]
-            self.pseudo_labels = PseudoLabels(rows.numpy(), p.numpy(), weight)
 
     @torch.no_grad()
     def _vectors(
@@ -385,7 +373,7 @@ class PosteriorCodes(CodeMethod):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
         loss, n = self.config.loss, len(batch.y)
-        raw = batch.joint(lambda x: self.features(x, amp)[1])
+        raw = self.features(batch.x, amp)[1]
         parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
         told = self.pseudo_labels
         if told is not None and len(raw) > n:

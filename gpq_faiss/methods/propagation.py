@@ -177,7 +177,7 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
         for start in range(0, n, _ROWS):
             block = slice(start, min(start + _ROWS, n))
             cosines[block], ids[block] = index.search(unit[block], cosines.shape[1])
-            looking.done = block.stop
+            looking.advance(block.stop - block.start)
     # An item is usually its own nearest neighbour, but duplicates may come first.
     kept = (ids != np.arange(n)[:, None]) & (ids >= 0)
     kept &= kept.cumsum(axis=1) <= k

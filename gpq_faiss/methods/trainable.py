@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
 from ..nn.device import full_float32, image_batch, to_input
-from ..nn.joint import Share
 from ..nn.quantizer import intra_normalize
 from .coders import Coder, ProductCoder
 
@@ -35,12 +34,11 @@ class TrainingBatch:
     """Items of one step, on the device.
 
     Attributes:
-        x: items, float [B + U, ...]: B labelled ones, then U unlabelled ones (U may be 0); with ``share`` only those of this process.
+        x: items, float [B + U, ...]: B labelled ones, then U unlabelled ones (U may be 0).
         y: multi-hot labels of the first B, float [B, C].
         step, steps: index of this step (from 0), and number of steps.
         generator: of this step, on the CPU so that seeds mean the same on every device.
         rows, unlabelled_rows: int64 [B] and [U], rows in the data set.
-        share: of this process in a joint batch of several, whose are ``y`` and the rows; None: all.
     """
 
     x: Tensor
@@ -50,13 +48,6 @@ class TrainingBatch:
     generator: torch.Generator
     rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
     unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
-    share: Share | None = None
-
-    def joint(self, run: Callable[[Tensor], Tensor], first: int = 0, last: int | None = None) -> Tensor:
-        """Output of ``run`` for the items ``first`` to ``last`` (default: all) of the joint batch, float [n, E], with gradients."""
-        if self.share is None:
-            return run(self.x[first:last])
-        return self.share.joint(run, self.x, first, last)
 
 
 def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
@@ -97,14 +88,11 @@ class TrainableMethod(nn.Module, ABC):
                 backbone.input.fit(torch.from_numpy(values))
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], others: NDArray[np.int64]
-    ) -> dict[str, Any]:
-        """Called after :meth:`fit_inputs` with all labelled training items: rows int64 [n], ascending, multi-hot labels float32 [n, C]; and
-        the rows of ``others``, the unlabelled ones. Returns what :meth:`take_labels` sets here and in other processes: tensors, numbers."""
-        return {}
-
-    def take_labels(self, found: dict[str, Any]) -> None:
-        """Set the result of :meth:`fit_labels`."""
+        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+    ) -> None:
+        """Learn from all labelled training items before the first step, after :meth:`fit_inputs`: their
+        rows int64 [n], ascending, and multi-hot labels float32 [n, C]; ``unlabelled``: rows of the other
+        training items, int64 [U]."""
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, as in the paper."""

@@ -1,11 +1,10 @@
-"""Augmentation of image batches on their device: random flip and shifted crop, as in the authors' recipe."""
+"""Augmentation of image batches on their device: random flip and shifted crop, as in the authors'
+recipe."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from .joint import Share
 
 
 def random_flip_crop(
@@ -14,24 +13,23 @@ def random_flip_crop(
     *,
     flip: bool = True,
     colour: Tensor | None = None,
-    share: Share | None = None,
 ) -> Tensor:
-    """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and mirror it with probability one half.
+    """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and
+    mirror it with probability one half.
 
     Args:
-        images: [B, 3, S, S], uint8 or float, before normalisation; the result is in channels-last memory format.
+        images: [B, 3, S, S], uint8 or float, before normalisation; the result is in channels-last
+            memory format.
         generator: on the CPU, so that it gives the same result on every device.
         flip: False only shifts, with the same draws.
         colour: of the padding, three numbers in the images' range; default: black.
-        share: these images' place in a joint batch, to get the same draws as one process.
     """
     batch, _, height, width = images.shape
     pad = min(height, width) // 8
-    share = share or Share(0, batch, batch)
-    drawn = torch.randint(2 * pad + 1, (2, share.total), generator=generator)
-    mirrored = (torch.rand(share.total, generator=generator) < 0.5) & flip
-    device, own = images.device, slice(share.start, share.stop)
-    dy, dx, mirrored = (t[own].to(device, non_blocking=True) for t in (*drawn, mirrored))
+    drawn = torch.randint(2 * pad + 1, (2, batch), generator=generator)
+    mirrored = (torch.rand(batch, generator=generator) < 0.5) & flip
+    device = images.device
+    dy, dx, mirrored = (t.to(device, non_blocking=True) for t in (*drawn, mirrored))
     columns = torch.arange(width, device=device).expand(batch, width)
     columns = torch.where(mirrored[:, None], width - 1 - columns, columns) + dx[:, None]
     lines = torch.arange(height, device=device) + dy[:, None]

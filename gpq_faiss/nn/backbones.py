@@ -17,7 +17,6 @@ from ..config import Config
 from ..data.base import Dataset, FeatureDataset
 from ..errors import DataError, UsageError, one_line, optional
 from ..plugins import Plugin, find_plugin, plugin_names
-from .joint import RowDropout, RowNoise
 from .weights import imagenet_state, load_into, read_weights
 
 BACKBONES = ("vgg", "cnnf", "mlp", "linear")
@@ -186,8 +185,8 @@ class CNNF(Backbone):
                 layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
         # Its layers draw before the convolutions do, once more: the order is part of what a seed means.
         classifier = nn.Sequential(
-            *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), RowDropout(0.5)),
-            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), RowDropout(0.5)),
+            *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
         )
         self.features, self.avgpool = _convolutional(layers), nn.AdaptiveAvgPool2d(6)
         self.classifier = classifier
@@ -195,6 +194,20 @@ class CNNF(Backbone):
 
     def trunk_features(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
+
+
+class GaussianNoise(nn.Module):
+    """Adds Gaussian noise of this standard deviation to its input [B, ...] in training."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__()
+        self.deviation = deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input with noise; in evaluation mode, the input itself."""
+        if not self.training:
+            return x
+        return x + self.deviation * torch.randn(x.shape, device=x.device, dtype=x.dtype)
 
 
 class MLP(Backbone):
@@ -210,7 +223,7 @@ class MLP(Backbone):
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.ReLU()]
             if spec.dropout > 0:
-                layers.append(RowDropout(spec.dropout))
+                layers.append(nn.Dropout(spec.dropout))
             width = hidden
         self.layers = nn.Sequential(*layers)
         self.head = make_head(width, spec.out_width)
@@ -341,5 +354,5 @@ def build_extractor(
     spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
     net = build_backbone(spec, n.weights, generator=generator)
     if n.first_noise and not of_classes and isinstance(net, MLP):
-        net.layers.insert(0, RowNoise(n.first_noise))
+        net.layers.insert(0, GaussianNoise(n.first_noise))
     return net

@@ -5,20 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .joint import DrawsByRow
 
+class SubspaceHeads(nn.Module):
+    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than
+    those of M linear layers, from float [B, in_width] to [B, M·d].
 
-class SubspaceHeads(DrawsByRow):
-    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than those of M linear layers, from float
-    [B, in_width] to [B, M·d].
-
-    Dropout leaves out the same hidden units for all items of a step, so that their products are not computed (Graham, Reizenstein and
-    Robinson, "Efficient batchwise dropout training using submatrices", 2015): at one half a step takes half the time.
+    Dropout leaves out the same hidden units for all items of a step, so that their products are not
+    computed (Graham, Reizenstein and Robinson, "Efficient batchwise dropout training using
+    submatrices", 2015): at one half a step takes half the time.
 
     Args:
-        in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M perceptrons.
+        in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M
+            perceptrons.
         dropout: share of the hidden units that are left out in a step of the training.
-        noise: standard deviation of Gaussian noise on the inputs in training, independent per sub-space.
+        noise: standard deviation of Gaussian noise on the inputs in training, independent per
+            sub-space.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class SubspaceHeads(DrawsByRow):
     ) -> None:
         super().__init__()
         self.noise = noise
-        self.into = nn.Parameter(torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5)
+        self.into = nn.Parameter(
+            torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5
+        )
         self.bias = nn.Parameter(torch.zeros(M, 1, hidden))
         self.out = nn.Parameter(torch.randn(M, hidden, d, generator=generator) / hidden**0.5)
         self.kept = max(1, round(hidden * (1 - dropout)))
@@ -46,10 +49,17 @@ class SubspaceHeads(DrawsByRow):
         bias: Tensor = self.bias
         out: Tensor = self.out
         if self.training and self.noise:
-            each = torch.add(each, self.normal(x, [M, *x.shape], dim=1), alpha=self.noise)
+            noise = torch.randn(M, *x.shape, device=x.device, dtype=x.dtype)
+            each = torch.add(each, noise, alpha=self.noise)
         if self.training and self.kept < hidden:
             kept = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.kept]
             into = into.gather(2, kept[:, None].expand(-1, W, -1))
             bias = bias.gather(2, kept[:, None])
-            out = out.gather(1, kept[:, :, None].expand(-1, -1, out.shape[2])) * (hidden / self.kept)
-        return torch.matmul(torch.matmul(each, into).add_(bias).relu_(), out).transpose(0, 1).flatten(1)
+            out = out.gather(1, kept[:, :, None].expand(-1, -1, out.shape[2])) * (
+                hidden / self.kept
+            )
+        return (
+            torch.matmul(torch.matmul(each, into).add_(bias).relu_(), out)
+            .transpose(0, 1)
+            .flatten(1)
+        )

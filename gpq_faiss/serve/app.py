@@ -1,218 +1,304 @@
 """The application and its routes."""
 
-from __future__ import annotations
-
-import contextlib
 import hmac
 import pathlib
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, ProcessCollector, generate_latest
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.routing import Match
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException as StarletteError
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..codes.checks import Floats
 from ..errors import DataError, GpqError
-from ..store.items import Item
-from . import requests
-from . import service as inner
-from .guard import Guard, Settings, is_loopback
+from . import schemas
+from .live import RequestError
 from .service import Service
 
 _PAGE = pathlib.Path(__file__).with_name("page")
-_REFUSALS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 507)
-_BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
-_IN_PATH = 50  # labels: a request's head has at most 64 KiB
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schemas.Problem} for status in (400, 401, 403, 404, 409, 413, 422, 507)
+}
 
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
-Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
-Wanted = Annotated[int, Query(ge=1, description="Number of items.")]
-Wished = Annotated[
-    Sequence[requests.Label], Query(max_length=_IN_PATH, description="Only items with one of these labels.")
-]
+
+def guard(app: ASGIApp, max_upload: int) -> ASGIApp:
+    """Return a middleware that refuses bodies of unknown or too large size, and adds headers for browsers."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            # FastAPI's page of the requests loads its scripts from elsewhere.
+            if message["type"] == "http.response.start" and scope["path"] != "/docs":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        size = (
+            max_upload + 1 if "transfer-encoding" in headers else headers.get("content-length", 0)
+        )
+        refusal = JSONResponse(
+            {"error": f"a content-length of at most {max_upload:,} bytes is needed"}, 413
+        )
+        await (refusal if int(size) > max_upload else app)(scope, receive, send_with_headers)
+
+    return call
 
 
-def create_app(service: Service, settings: Settings) -> ASGIApp:
-    """The complete application, behind :class:`.guard.Guard`; it starts and closes ``service``."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
-        try:
-            yield
-        finally:
-            await service.close()
-
-    def may_read(credentials: Bearer) -> None:
-        given, token = "" if credentials is None else credentials.credentials, settings.token or ""
-        if not (token and hmac.compare_digest(given.encode(), token.encode())):  # in constant time
-            raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
-
-    def may_write(credentials: Bearer) -> None:
-        if not service.live.writable:
-            raise HTTPException(403, "the service is read-only (--writable)")
-        may_read(credentials)
-
-    registry, live = CollectorRegistry(), service.live
-    ProcessCollector(registry=registry)
-    changes = Gauge("gpq_changes", "Changes that the index file does not have.", registry=registry)
-    changes.set_function(lambda: len(live.snapshot.changes))
-    Gauge("gpq_items", "Items in the index.", registry=registry).set_function(lambda: live.snapshot.ntotal)
-    errors = (HTTPException, GpqError, RequestValidationError, ClientDisconnect, Exception)
+def create_app(service: Service) -> FastAPI:
+    """Return the complete application."""
+    settings = service.settings
     app = FastAPI(
         title="gpq serve",
         version=__version__,
         description="Search an index of codes by image, vector or item; add and remove items.",
-        docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
-        responses={status: {"model": requests.Problem} for status in _REFUSALS},
-        exception_handlers=dict.fromkeys(errors, _problem),
+        responses=_PROBLEMS,
+        exception_handlers=dict.fromkeys(
+            (StarletteError, RequestValidationError, GpqError, Exception), _problem
+        ),
     )
-    # Routes that need no token say so in /openapi.json, too.
-    reading = APIRouter(dependencies=[] if is_loopback(settings.host) else [Depends(may_read)])
-    changing = APIRouter(dependencies=[Depends(may_write)])
-    _add_reading(reading, service, settings, registry)
-    _add_changing(changing, service, settings)
-    for router in (reading, changing):
-        app.include_router(router)
-    app.state.routes = [*reading.routes, *changing.routes]
-
-    @app.get("/healthz")
-    async def health() -> dict[str, str | int]:
-        """Whether the service answers, and the number of items."""
-        return {"status": "ok", "ntotal": live.snapshot.ntotal}
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(_PAGE / "index.html")
-
+    app.state.service = service
+    app.get("/healthz")(health)
+    app.get("/", include_in_schema=False)(page)
     app.mount("/page", StaticFiles(directory=_PAGE))
-    return Guard(app, settings, registry)
+    # Routes that need no token say so in the description of the requests.
+    may_read = [] if settings.is_local else [Depends(_check_token)]
+    may_write = [Depends(_check_writable), Depends(_check_token)]
+    for router in (reading_forms, reading, writing_forms, writing):
+        dependencies = may_write if router in (writing_forms, writing) else may_read
+        app.include_router(router, dependencies=dependencies)
+    # A page of another site could let its name point to this machine (DNS rebinding).
+    hosts = [*schemas.LOOPBACK_HOSTS, *settings.allowed_hosts]
+    if settings.is_local or settings.allowed_hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+    app.add_middleware(guard, max_upload=settings.max_upload)
+    return app
 
 
-def _add_reading(
-    routes: APIRouter, service: Service, settings: Settings, registry: CollectorRegistry
-) -> None:
-    """Routes that find and show items, or tell about the service."""
-    live, catalogue, model = service.live, service.catalogue, service.encoder
-
-    def check_k(k: int) -> None:
-        if k > settings.max_k:
-            raise DataError(f"k: {k} is more than {settings.max_k}")
-
-    @routes.post(
-        "/search", response_model_exclude_none=True, openapi_extra=requests.schema(requests.SearchRequest)
-    )
-    async def search(request: Request) -> requests.SearchResponse:
-        """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
-        asked, image = await requests.read_request(request, requests.SearchRequest, settings.max_upload)
-        check_k(asked.k)
-        where = catalogue.filter(asked)
-        began = time.perf_counter()
-        given = await service.input(asked, image, settings.max_pixels)
-        scores, ids, best = await service.search(inner.Query(given, asked.k, where))
-        took = round(1000 * (time.perf_counter() - began), 3)
-        known = zip(await service.in_pool(service.known, ids), scores.tolist(), strict=True)
-        results = [requests.Result(score=score, **vars(one)) for one, score in known]
-        return requests.SearchResponse(results=results, best=best, took_ms=took, ntotal=live.snapshot.ntotal)
-
-    @routes.get("/items", response_model_exclude_none=True)
-    async def items(k: Wanted = 24, label: Wished = ()) -> requests.Listed:
-        """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
-        check_k(k)
-        known = await service.in_pool(service.known, await service.some_items(k, label))
-        return requests.Listed(items=known, ntotal=live.snapshot.ntotal)
-
-    @routes.get("/items/{id}", response_model_exclude_none=True)
-    async def item(number: Number) -> requests.Item:
-        """An item, with its name and labels if known."""
-        live.snapshot.code(number)  # an error where there is none
-        return (await service.in_pool(service.known, np.array([number])))[0]
-
-    @routes.get(
-        "/items/{id}/thumbnail", response_class=Response, responses=_content("image/png", "image/jpeg")
-    )
-    async def thumbnail(number: Number) -> Response:
-        """A small picture of an item, from the data that the service was started with."""
-        live.snapshot.code(number)  # an error where there is none
-        made = await service.in_pool(catalogue.thumbnail, catalogue.row(number))
-        if made is None:
-            raise HTTPException(404, f"there is no picture of the item {number}")
-        return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
-
-    @routes.get("/info")
-    async def about() -> dict[str, Any]:
-        """What is served: numbers in a vector, the model's input and its size, names that filters may use, limits."""
-        return {
-            "version": __version__,
-            "ntotal": live.snapshot.ntotal,
-            "bits": model.bits,
-            "dimensions": model.shape[0] * model.shape[2],
-            "input": model.input_kind,
-            "input_size": model.image_size or model.input_width,
-            "labels": catalogue.classes,
-            "label_counts": catalogue.counts,
-            "thumbnails": catalogue.dataset is not None and catalogue.dataset.kind == "images",
-            "writable": live.writable,
-            "max_k": settings.max_k,
-            "max_upload": settings.max_upload,
-        }
-
-    @routes.get("/metrics", response_class=Response, responses=_content("text/plain"))
-    async def prometheus() -> Response:
-        """Metrics for Prometheus."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+async def _problem(_: Request, error: Exception) -> Response:
+    """Answer every error with one line of JSON."""
+    if isinstance(error, StarletteError):
+        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part)[:50] for part in first["loc"][1:]) or "body"
+        return JSONResponse({"error": " ".join(f"{place}: {first['msg']}".split())[:300]}, 422)
+    if isinstance(error, GpqError):
+        return JSONResponse({"error": str(error)}, getattr(error, "status", 422))
+    return JSONResponse({"error": "internal error"}, 500)
 
 
-def _add_changing(routes: APIRouter, service: Service, settings: Settings) -> None:
-    """Routes that change what is searched."""
-
-    @routes.post("/items", status_code=201, openapi_extra=requests.schema(requests.AddRequest))
-    async def add(request: Request) -> dict[str, int]:
-        """Add an item, with optional name and labels. The response means that it is on disk and found by every search."""
-        asked, image = await requests.read_request(request, requests.AddRequest, settings.max_upload)
-        if asked.id == -1:
-            raise DataError("id: -1 marks a missing result: choose another")
-        given = await service.input(asked, image, settings.max_pixels)
-        labels = tuple(dict.fromkeys(asked.labels)) or None
-        about = Item({"name": asked.name} if asked.name else {}, labels) if asked.name or labels else None
-        code = await service.in_pool(service.code, given)
-        return {"id": await service.change((asked.id, code, about))}
-
-    @routes.delete("/items/{id}")
-    async def remove(number: Number) -> dict[str, int]:
-        """Remove an item. The response means that the removal is on disk and no search finds the item."""
-        return {"id": await service.change((number, None, None))}
+# Dependencies -----------------------------------------------------------------------------------
 
 
-def _content(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The description of a response that is not JSON."""
-    return {200: {"content": {kind: {"schema": {"type": "string"}} for kind in kinds}}}
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
 
 
-async def _problem(request: Request, error: Exception) -> Response:
-    """Every error is one line of JSON."""
-    status, message, headers = 500, "internal error", {}
-    if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
-        routes = [one for one in request.app.state.routes if one.matches(request.scope)[0] != Match.NONE]
-        if status == 405 and routes:  # a path may have several routes, but Starlette names only one
-            headers = {"allow": ", ".join(sorted({name for one in routes for name in one.methods}))}
-    elif isinstance(error, GpqError):
-        status, message = getattr(error, "status", 422), str(error)
-    elif isinstance(error, RequestValidationError):
-        status, message = 422, requests.first_line(error, last=True)
-    elif isinstance(error, ClientDisconnect):
-        status, message = 400, "the request ended early"
-    return JSONResponse({"error": message}, status, headers)
+Running = Annotated[Service, Depends(_service)]
+Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Depends(
+        HTTPBearer(auto_error=False, description="The token that the service was started with.")
+    ),
+]
+ItemId = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
+
+
+async def _check_token(service: Running, bearer: Bearer) -> None:
+    sent, token = "" if bearer is None else bearer.credentials, service.settings.token or ""
+    if not (token and hmac.compare_digest(sent.encode(), token.encode())):  # in constant time
+        raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
+
+
+async def _check_writable(service: Running) -> None:
+    if not service.live.writable:
+        raise HTTPException(403, "the service is read-only (--writable)")
+
+
+def _check_k(k: int, service: Service) -> None:
+    if k > service.settings.max_k:
+        raise DataError(f"k: {k} is more than {service.settings.max_k}")
+
+
+# Routes that find and show items ----------------------------------------------------------------
+
+
+async def health(service: Running) -> dict[str, str | int]:
+    """Tell that the service answers, and the number of items."""
+    return {"status": "ok", "ntotal": service.live.index.ntotal}
+
+
+async def page() -> FileResponse:
+    """Show the page."""
+    return FileResponse(_PAGE / "index.html")
+
+
+reading, writing = APIRouter(), APIRouter()
+reading_forms, writing_forms = (
+    APIRouter(route_class=schemas.FormRoute, include_in_schema=False) for _ in range(2)
+)
+
+
+def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
+    _check_k(request.k, service)
+    with_labels = service.catalogue.with_labels
+    deny = np.array(request.deny_ids or (), np.int64)
+    if request.deny_labels:
+        deny = np.union1d(deny, with_labels(request.deny_labels))
+    filters = {"deny": deny} if len(deny) else {}
+    if request.allow_ids is not None:
+        filters = {"allow": np.setdiff1d(np.array(request.allow_ids, np.int64), deny)}
+    if request.allow_labels is not None:
+        allow = np.setdiff1d(with_labels(request.allow_labels), deny)
+        filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
+    scores, ids = service.search(vector, request.k, **filters)
+    items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
+    found = [schemas.Item(score=score, **item) for item, score in items]
+    results = schemas.Results(results=found, ntotal=service.live.index.ntotal)
+    # A response is not validated again.
+    return Response(results.model_dump_json(exclude_none=True), media_type="application/json")
+
+
+@reading_forms.post("/search")
+def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()]) -> Response:
+    """Find the k best items for an image."""
+    return _search(service, service.embed_image(form.image.file.read()), form)
+
+
+@reading.post(
+    "/search",
+    response_model=schemas.Results,
+    openapi_extra=schemas.with_form(schemas.SearchForm),
+)
+def search(service: Running, body: schemas.SearchRequest) -> Response:
+    """Find the k best items for an image (in a form), a vector, features, or the id or name of an item.
+
+    Items of equal score are in ascending order of id.
+    """
+    if body.id is not None:
+        return _search(service, service.embed_item(body.id), body)
+    if body.name is None:
+        return _search(service, service.embed_numbers(body.vector, body.features), body)
+    ids = service.catalogue.find(body.name)
+    if len(ids) != 1:
+        raise RequestError(
+            409 if ids else 404, f"{len(ids)} items have the name {body.name!r}: give an id"
+        )
+    return _search(service, service.embed_item(ids[0]), body)
+
+
+@reading.get("/items", response_model_exclude_none=True)
+def items(
+    service: Running,
+    k: Annotated[int, Query(ge=1, description="Number of items.")] = 24,
+    label: Annotated[
+        Sequence[schemas.Label],
+        Query(max_length=50, description="Only items with one of these labels."),
+    ] = (),
+    name: Annotated[
+        str | None, Query(max_length=1000, description="Only items of this name.")
+    ] = None,
+) -> schemas.Items:
+    """List some items: a few of every label first. They are always the same, and those of a smaller k come first."""
+    _check_k(k, service)
+    ids = service.catalogue.sample(k, label) if name is None else service.catalogue.find(name)
+    if name is not None and label:
+        ids = [id_ for id_ in ids if id_ in service.catalogue.with_labels(label)]
+    elif name is None and not label and not ids:
+        ids = next(service.live.index.blocks(k))[1].tolist()  # no item has a label
+    listed = [schemas.Item(**item) for item in service.catalogue.items(ids[:k])]
+    return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
+
+
+@reading.get("/items/{id}", response_model_exclude_none=True)
+def item(service: Running, id_: ItemId) -> schemas.Item:
+    """Show an item, with its name and labels if it has any."""
+    service.code_of(id_)  # an error if no item has the id
+    return schemas.Item(**service.catalogue.items([id_])[0])
+
+
+@reading.get(
+    "/items/{id}/thumbnail",
+    response_class=Response,
+    responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}},
+)
+def thumbnail(service: Running, id_: ItemId) -> Response:
+    """Show a small picture of an item, from the data that the service was started with."""
+    service.code_of(id_)  # an error if no item has the id
+    row = service.catalogue.row(id_)
+    picture = None if row is None else service.catalogue.thumbnail(row)
+    if picture is None:
+        raise RequestError(404, f"there is no picture of the item {id_}")
+    return Response(picture[0], media_type=picture[1])
+
+
+@reading.get("/info")
+def info(service: Running) -> dict[str, Any]:
+    """Describe the service: items, bits, numbers in a vector, input of the model, labels, limits."""
+    index, model, catalogue = service.live.index, service.encoder, service.catalogue
+    labels = catalogue.labels(index)
+    return {
+        "version": __version__,
+        "ntotal": index.ntotal,
+        "bits": model.bits,
+        "dimensions": index.d,
+        "input": model.input_kind,
+        "input_size": model.image_size or model.input_width,
+        "labels": list(labels),
+        "label_counts": [len(ids) for ids in labels.values()],
+        "thumbnails": catalogue.has_pictures,
+        "writable": service.live.writable,
+        "max_k": service.settings.max_k,
+        "max_upload": service.settings.max_upload,
+    }
+
+
+# Routes that change items -----------------------------------------------------------------------
+
+
+def _add(
+    service: Service, vector: Floats, new: schemas.NewItem, *, foreign: bool
+) -> dict[str, int]:
+    if new.id == -1:
+        raise DataError("id: -1 marks a missing result: choose another")
+    code, labels = service.encode(vector, foreign=foreign), tuple(sorted(set(new.labels)))
+    return {"id": service.live.change(new.id, code, new.name, labels or None)}
+
+
+@writing_forms.post("/items", status_code=201)
+def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dict[str, int]:
+    """Add an image."""
+    vector = service.embed_image(form.image.file.read(), queries=False)
+    return _add(service, vector, form, foreign=False)
+
+
+@writing.post("/items", status_code=201, openapi_extra=schemas.with_form(schemas.AddForm))
+def add(service: Running, body: schemas.AddRequest) -> dict[str, int]:
+    """Add an item, with optional name and labels. The response means that it is on disk and in every search."""
+    vector = service.embed_numbers(body.vector, body.features, queries=False)
+    return _add(service, vector, body, foreign=body.features is None)
+
+
+@writing.delete("/items/{id}")
+def remove(service: Running, id_: ItemId) -> dict[str, int]:
+    """Remove an item. The response means that the removal is on disk, and that no search finds the item."""
+    return {"id": service.live.change(id_, None)}

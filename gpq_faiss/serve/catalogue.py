@@ -1,114 +1,156 @@
-"""Names, labels, originals and thumbnails of items, from their data set."""
+"""Names, labels and pictures of the items of a service.
 
-from __future__ import annotations
+Names and labels are those of the index and its changes. A picture comes from a data set, by the name of
+the item.
+"""
 
-import contextlib
 import functools
 import io
+import itertools
+import json
+import logging
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from ..codes.checks import Ids, repeated_id
+from ..codes.checks import Ids
 from ..data.base import Dataset, ImageDataset
-from ..data.images import resize_square
 from ..errors import DataError
-from ..indexes.filters import Allow, Deny
-from .requests import SearchRequest
+from ..indexes.index import Index
+from ..store.items import ChangedItems
+from .live import LiveIndex
 
-THUMBNAIL = 192
-"""Longer side of thumbnails in pixels."""
-_PIXELATED = 64  # up to this side PNG is smaller than JPEG, and exact
-_CACHED = 2000  # thumbnails, some 10 KB each
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: its multiples are spread evenly modulo 2**64
+log = logging.getLogger(__name__)
+
+_THUMBNAIL_SIDE = 192  # pixels of the longer side
+_PNG_SIDE = 64  # up to this side PNG is smaller than JPEG, and exact
+_NO_ITEMS = ChangedItems(None, {})
 
 
 class Catalogue:
-    """Items of a data set by id, with the same ids as in the index; without a data set none. Thread-safe.
+    """Names, labels and pictures of items by id. Thread-safe.
 
-    Raises:
-        DataError: a repeated id in the data.
+    Args:
+        live: the index.
+        dataset: pictures of the items, by name; without names, these must be the data that were indexed, and
+            pictures are found by id. None: there are no pictures.
+
+    Attributes:
+        thumbnail: returns a small picture of a row of the data set, and its media type, or None if it is broken.
+        labels: returns the labels of an index in alphabetical order, and the ids of the items of each, int64 [n].
     """
 
-    def __init__(self, dataset: Dataset | None) -> None:
-        self.dataset, self._ids = dataset, np.empty(0, np.int64) if dataset is None else dataset.ids
-        self._labels = None if dataset is None else dataset.labels
-        self.classes: tuple[str, ...] = () if self._labels is None else self._labels.class_names
-        self.counts: list[int] = [] if self._labels is None else self._labels.counts().tolist()
-        repeated = repeated_id(self._ids)
-        if dataset is not None and repeated is not None:
-            raise DataError(f"{dataset.name}: id {repeated} occurs more than once: every item needs its own")
-        self.by_turns = self._by_turns()
-        self.thumbnail = functools.lru_cache(_CACHED)(self._thumbnail)
+    def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
+        self.live, self.dataset = live, dataset
+        self.thumbnail = functools.lru_cache(2000)(self._thumbnail)  # some 10 KB each
+        self.labels = functools.lru_cache(1)(self._labels)
+        self._rows: dict[str, int] | None = None
+        if dataset is None:
+            return
+        self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are left out
+        names = dataset.texts.get("name")
+        if names is not None:
+            texts = [str(name) for name in names]
+            counts = Counter(texts)
+            self._rows = {name: row for row, name in enumerate(texts) if counts[name] == 1}
+        if not self.has_pictures:
+            log.warning(
+                "%s has no names, and is not the data that were indexed: no pictures", dataset.name
+            )
 
-    def row(self, number: int) -> int | None:
-        """Row of an id in the data."""
-        row = -1 if self.dataset is None else int(self.dataset.rows_of(np.array([number], np.int64))[0])
-        return row if row >= 0 else None
+    def items(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return id, name and labels of each item [n]."""
+        items = (self.live.index.items or _NO_ITEMS).lookup(np.array(ids, np.int64))
+        return [
+            {"id": id_, "name": item and item.name, "labels": item and item.labels}
+            for id_, item in zip(ids, items, strict=True)
+        ]
 
-    def about(self, row: int) -> tuple[str | None, tuple[str, ...]]:
-        """Name, if it has one, and labels of an item."""
-        names = None if self.dataset is None else self.dataset.texts.get("name")
-        labels = () if self._labels is None else self._labels.names_of(row)
-        return None if names is None else str(names[row]) or None, labels
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        return (self.live.index.items or _NO_ITEMS).find(name)
 
-    def labelled(self, names: Sequence[str], what: str) -> Ids:
-        """Ids of the items with one of these labels, which ``what`` gives. Raises DataError: a label that no item has."""
-        mask = np.zeros(len(self._ids), np.bool_)
+    # Labels -------------------------------------------------------------------------------------
+
+    def _labels(self, index: Index) -> dict[str, Ids]:
+        items: Any = index.items.source if isinstance(index.items, ChangedItems) else index.items
+        changes = dict(self.live.changes)  # others may be added meanwhile
+        changed = np.fromiter(changes, np.int64)
+        added: dict[str, list[int]] = defaultdict(list)
+        for id_, change in changes.items():
+            for name in change.labels or ():
+                added[name].append(id_)
+        table = {name: np.setdiff1d(ids, changed) for name, ids in _labels_in_file(items).items()}
+        for name, new_ids in added.items():
+            table[name] = np.union1d(table.get(name, ()), new_ids).astype(np.int64)
+        return {name: table[name] for name in sorted(table) if len(table[name])}
+
+    def with_labels(self, names: Sequence[str]) -> Ids:
+        """Return the ids of all items with one of these labels. Raises DataError: no item has one of them."""
+        table = self.labels(self.live.index)
         for name in names:
-            if self._labels is None or name not in self.classes:
-                raise DataError(f"{what}: no item has the label {name[:100]!r}")
-            mask |= self._labels.column(self.classes.index(name))
-        return self._ids[mask]
+            if name not in table:
+                raise DataError(f"no item has the label {name[:100]!r}")
+        return np.unique(np.concatenate([np.empty(0, np.int64), *(table[name] for name in names)]))
 
-    def filter(self, asked: SearchRequest) -> Allow | Deny | None:
-        """The filter of a request. Raises DataError: a label that no item has."""
-        allowed = [] if asked.allow_ids is None else [np.array(asked.allow_ids, np.int64)]
-        if asked.allow_labels is not None:
-            allowed.append(self.labelled(asked.allow_labels, "labels"))
-        denied = np.array(asked.deny_ids or (), np.int64)
-        if asked.deny_labels:
-            denied = np.union1d(denied, self.labelled(asked.deny_labels, "labels"))
-        if allowed:
-            return Allow(np.setdiff1d(functools.reduce(np.intersect1d, allowed), denied))
-        return Deny(denied) if len(denied) else None
+    def sample(self, k: int, names: Sequence[str]) -> list[int]:
+        """Return the ids of up to ``k`` items: one of each label in turn, a second one of each, and so on.
 
-    def _by_turns(self) -> Ids:
-        """All ids by turns: an item of each label, a second one of each label, and so on.
+        Args:
+            names: of the labels; default: all.
 
-        An item of several labels has the turn of its rarest one. Within a label the order depends on the ids alone, so that items that
-        come or go do not change it.
+        Raises:
+            DataError: no item has one of the labels.
         """
-        group, turn = np.full((2, len(self._ids)), len(self.classes))  # of unlabelled items
-        if self._labels is not None:
-            for c in np.argsort(-self._labels.counts(), kind="stable"):
-                group[self._labels.column(int(c))] = c
-        order, sizes = np.lexsort((self._ids.astype(np.uint64) * _SPREAD, group)), np.bincount(group)
-        turn[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return self._ids[np.lexsort((group, turn))]
+        self.with_labels(names)
+        table = self.labels(self.live.index)
+        columns = [table[name][:k].tolist() for name in names or table]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*columns))
+        return [id_ for id_ in dict.fromkeys(turns) if id_ is not None][:k]
 
-    def original(self, row: int, image_size: int) -> NDArray[Any] | None:
-        """Model input: features float32 [width], or an image uint8 [3, size, size]; None if unreadable."""
-        assert self.dataset is not None
-        item = self.dataset.read(np.array([row]))[0]
-        if not isinstance(self.dataset, ImageDataset):
-            return np.asarray(item)
-        return None if item is None else resize_square(item, image_size).transpose(2, 0, 1)
+    # Pictures -----------------------------------------------------------------------------------
 
-    def _thumbnail(self, row: int | None) -> tuple[bytes, str] | None:
-        """A thumbnail and its media type; None if there is no picture."""
-        image = None
-        if isinstance(self.dataset, ImageDataset) and row is not None:
-            with contextlib.suppress(DataError):  # too many are broken
-                image = self.dataset.read(np.array([row]))[0]
-        if image is None:
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the data set has names, or is the data that were indexed."""
+        if self.dataset is None or self._rows is not None:
+            return self.dataset is not None
+        fingerprint = (self.live.index.items or _NO_ITEMS).data_fingerprint
+        return fingerprint == self.dataset.fingerprint and self.live.is_complete
+
+    def row(self, id_: int) -> int | None:
+        """Return the row of an item in the data set; None if it is not in it."""
+        if self.dataset is None or not self.has_pictures:
             return None
-        picture = Image.fromarray(image)
-        picture.thumbnail((THUMBNAIL, THUMBNAIL))
-        small = max(picture.size) <= _PIXELATED
-        written = io.BytesIO()
-        picture.save(written, "PNG" if small else "JPEG", quality=85)
-        return written.getvalue(), "image/png" if small else "image/jpeg"
+        if self._rows is not None:
+            return self._rows.get(self.items([id_])[0]["name"])
+        row = -1 if id_ in self.live.changes else int(self.dataset.rows_of(np.array([id_]))[0])
+        return None if row < 0 else row
+
+    def _thumbnail(self, row: int) -> tuple[bytes, str] | None:
+        images = (
+            self.dataset.read(np.array([row])) if isinstance(self.dataset, ImageDataset) else [None]
+        )
+        if images[0] is None:
+            return None
+        picture = Image.fromarray(images[0])
+        picture.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+        format_ = "PNG" if max(picture.size) <= _PNG_SIDE else "JPEG"
+        content = io.BytesIO()
+        picture.save(content, format_, quality=85)
+        return content.getvalue(), f"image/{format_.lower()}"
+
+
+@functools.lru_cache(1)
+def _labels_in_file(items: Any) -> dict[str, Ids]:
+    """Return the labels of the items of an index file, and the ids int64 [n] of each."""
+    parse = functools.cache(json.loads)  # many items have the same labels
+    table: dict[str, list[int]] = defaultdict(list)
+    for id_, _, labels, _ in (items or _NO_ITEMS).rows():
+        for name in parse(labels or "[]"):
+            table[name].append(id_)
+    return {name: np.array(ids, np.int64) for name, ids in table.items()}

@@ -10,7 +10,8 @@ form               contents
 ``lancedb``        ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros, ``meta``
 ``factory``        the empty, trained index of a Faiss factory string
 ``parquet``        ``id`` int64, ``codes`` list of uint8 [code_size], packed as in Faiss, texts of the items,
-                   and ``labels`` list of text; its metadata (``gpq_faiss``, JSON) identify the model
+                   and ``labels`` list of text; its metadata (``gpq_faiss``, JSON) identify the
+                   model
 =================  =========================================================================================
 
 Arrays are float32; ``meta`` is a JSON text with the model, the shape and the layout of code bytes.
@@ -50,10 +51,11 @@ _FACTORY = re.compile(
 
 
 def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product), ready for ``add``.
+    """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product), ready for
+    ``add``.
 
-    Faiss can use it without this package. Add only item vectors of the model (intra-normalised); query
-    vectors may have any scale. If query and item vectors differ, the log says so.
+    Faiss can use it without this package. Add only item vectors of the model (intra-normalised);
+    query vectors may have any scale. If query and item vectors differ, the log says so.
 
     Raises:
         DataError, MismatchError: the model is damaged.
@@ -125,7 +127,8 @@ def export(
     }
     arrays = _ARRAYS[to](Z) | {"meta": np.array(json.dumps(meta))}
     with atomic_path(out) as temporary, temporary.open("wb") as file:
-        # An open file, as numpy would append .npz to a name. No object arrays, so nothing is pickled.
+        # An open file, as numpy would append .npz to a name. No object arrays, so nothing is
+        # pickled.
         np.savez(file, allow_pickle=False, **arrays)
     return out
 
@@ -162,7 +165,8 @@ def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
             f"codebooks of {K} codewords do not fill whole bytes: 8-bit codes need 16 (two share a byte) or 256"
         )
     books = fuse(Z) if K == 16 else Z
-    # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector itself.
+    # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector
+    # itself.
     width = books.shape[0] * books.shape[2]
     return {"pq_codebook": books, "ivf_centroids": np.zeros((1, width), np.float32)}
 

@@ -108,7 +108,9 @@ def _to_torch(program: torch.export.ExportedProgram, about: dict[str, str]) -> t
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(about)})
     module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
-    return buffer.getvalue(), lambda x: cast(NDArray[Any], module(torch.from_numpy(x)).detach().numpy())
+    return buffer.getvalue(), lambda x: cast(
+        NDArray[Any], module(torch.from_numpy(x)).detach().numpy()
+    )
 
 
 def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tuple[bytes, Run]:
@@ -148,7 +150,9 @@ def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
     if encoder.input_kind == "features":
         normalise = encoder.model.network.extractors()[0].input
         mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
-        return np.asarray(mean + std * rng.standard_normal((n, encoder.input_width)), dtype=np.float32)
+        return np.asarray(
+            mean + std * rng.standard_normal((n, encoder.input_width)), dtype=np.float32
+        )
     return rng.integers(0, 256, (n, 3, encoder.image_size, encoder.image_size), dtype=np.uint8)
 
 
@@ -172,8 +176,16 @@ def _metadata(encoder: Encoder) -> dict[str, str]:
     given: dict[str, Any] = {
         "model_fingerprint": encoder.fingerprint,
         **{name: getattr(encoder, name) for name in same},
-        **{"codebooks": M, "codewords": K, "subdim": d, "class_names": list(encoder.model.class_names)},
+        **{
+            "codebooks": M,
+            "codewords": K,
+            "subdim": d,
+            "class_names": list(encoder.model.class_names),
+        },
         "versions": versions("python", "torch"),
     }
     about = Metadata.model_construct(**given).model_dump()
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in about.items()
+    }

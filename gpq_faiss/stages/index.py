@@ -1,4 +1,6 @@
-"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists, with names and labels beside it."""
+"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists, with names and
+labels beside it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from ..indexes.lists import InvertedLists
 from ..indexes.opening import file_kind, open_index
 from ..inputs import check_memory
 from ..progress import stage
+from ..store.changes import changes_path
 from ..store.items import About, ItemSource, RowItems, items_path, write_items
 from ..store.rows import RowReader, row_blocks
 
@@ -43,17 +46,19 @@ def index(
     names: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Build a searchable index from codes (or features, which are encoded), with the ids of the items.
+    """Build a searchable index from codes (or features, which are encoded), with the ids of the
+    items.
 
     Args:
         model_dir: the model of the rows.
         source: ``codes.h5``, ``features.h5``, or an index, with the changes that a service has made
             beside it; several are merged.
-        out: the index: a plain Faiss file, or ``NAME.lists``, which is mapped when it is opened and may
-            be larger than the memory.
-        kind: of the Faiss file (:data:`..faissio.convert.KINDS`); all but ``flat`` are exports for plain
-            Faiss.
-        ids: write the ids; if false, they must be 0 to n - 1, and are the positions in a bare index.
+        out: the index: a plain Faiss file, or ``NAME.lists``, which is mapped when it is opened and
+            may be larger than the memory.
+        kind: of the Faiss file (:data:`..faissio.convert.KINDS`); all but ``flat`` are exports for
+            plain Faiss.
+        ids: write the ids; if false, they must be 0 to n - 1, and are the positions in a bare
+            index.
         names: write names, labels and kept columns of the items to ``out + ".items.sqlite"``.
         overwrite: replace existing files.
 
@@ -114,7 +119,7 @@ class _Source(Closing):
         self.items: ItemSource | None = None
         self.contained: tuple[str, int] | None = None
         remedy = "encode the data again with this model"
-        if file_kind(path) == "codes":
+        if file_kind(path) == "codes" and not changes_path(path).exists():
             self._rows = reader = RowReader(path)
             codebooks, self.ntotal = reader.header.codebooks, reader.ntotal
             if reader.labels is not None or reader.text_columns:

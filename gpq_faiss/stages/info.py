@@ -1,7 +1,7 @@
 """Description of files and folders: everything that this package writes, and Faiss indexes.
 
-The kind is detected by content, not by name. Files are read as the stages read them, so that ``info``
-also detects damage.
+The kind is detected by content, not by name. Files are read as the stages read them, so that
+``info`` also detects damage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def info(path: str | Path) -> dict[str, Any]:
 
     Raises:
         DataError: the file is missing, empty, truncated, damaged, or of another kind.
-        MismatchError: parts do not fit together (weights and ``config.json``, an index and its changes).
+        MismatchError: parts do not fit together (weights and ``config.json``, an index and its
+            changes).
         UsageError: it is an ONNX file, but onnxruntime is not installed.
     """
     path = Path(path)

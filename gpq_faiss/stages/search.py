@@ -1,7 +1,7 @@
 """Searching: queries (images, embeddings or encoded vectors) ─► ids and scores of the k best items.
 
-The network encodes the queries, :mod:`gpq_faiss.indexes` searches. Programs that have vectors need only
-the latter.
+The network encodes the queries, :mod:`gpq_faiss.indexes` searches. Programs that have vectors need
+only the latter.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def search(
     Args:
         model: a model folder, an ONNX file of ``gpq export-encoder``, which needs no torch, or an
             :class:`..encoder.Encoder`; if that is on a GPU, the search runs there too.
-        index: an ``index.faiss``, ``index.lists`` or ``codes.h5`` of the model, or any ``IndexPQ`` with its
-            codebooks. Changes of a service beside it are applied.
+        index: an ``index.faiss``, ``index.lists`` or ``codes.h5`` of the model, or any ``IndexPQ``
+            with its codebooks. Changes of a service beside it are applied.
         queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
         k: number of results for each query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
@@ -72,8 +72,8 @@ def search(
         deny: leave out the items with these ids.
 
     Returns:
-        Ids and scores; equal scores are in ascending order of id. A warning is logged if some queries
-        have fewer than ``k`` results.
+        Ids and scores; equal scores are in ascending order of id. A warning is logged if some
+        queries have fewer than ``k`` results.
 
     Raises:
         MismatchError: index and model have different codebooks.
@@ -161,7 +161,8 @@ def _padded(lims: Ids, scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
 
 
 def parse_rows(text: str | None, n: int) -> Ids:
-    """Return row numbers from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (Python slices); all for None.
+    """Return row numbers from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (Python slices); all for
+    None.
 
     Raises:
         UsageError: the text is of another form, or a row is not one of the ``n`` items.
@@ -186,7 +187,8 @@ def parse_rows(text: str | None, n: int) -> Ids:
 
 
 def open_queries(queries: object, **options: Any) -> Dataset:
-    """Open queries as a data set: an image, or anything that :func:`open_data` takes, with its options.
+    """Open queries as a data set: an image, or anything that :func:`open_data` takes, with its
+    options.
 
     Raises:
         MismatchError: they are vectors or codes of items (``features.h5``, ``codes.h5``).
@@ -295,7 +297,9 @@ class SearchResult(Shown):
             yield query, name, answer
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: one entry for each query, without padding, with what is known of the items."""
+        """Return JSON values: one entry for each query, without padding, with what is known of the
+        items.
+        """
         plural = {"id": "ids", "score": "scores", "name": "names"}
         limit: dict[str, Any] = {"k": int(self.ids.shape[1])}
         if self.min_score is not None:
@@ -346,8 +350,8 @@ class SearchResult(Shown):
     ) -> Path:
         """Draw each query with its results, framed by relevance if both have labels.
 
-        A result's picture is the image of its name, or of its id if the items have no names and are of
-        this data set. A grey square stands for an image that is missing.
+        A result's picture is the image of its name, or of its id if the items have no names and are
+        of this data set. A grey square stands for an image that is missing.
 
         Args:
             items: images of the indexed items.
@@ -388,7 +392,9 @@ class SearchResult(Shown):
         return save_gallery(rows, out, overwrite=overwrite)
 
     def _picture_rows(self, images: ImageDataset) -> dict[int, int]:
-        """Return the row of the image of each result, by the id of the result; -1 if it is missing."""
+        """Return the row of the image of each result, by the id of the result; -1 if it is
+        missing.
+        """
         ids = np.unique(self.ids[self.ids != -1])
         names = [(self.items or {}).get(number, Item({})).name for number in ids.tolist()]
         if any(names) and "name" in images.texts:

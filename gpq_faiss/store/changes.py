@@ -1,9 +1,11 @@
 """Changes of an index since its file was written, in SQLite: ``index.faiss.changes.sqlite``.
 
 Table ``changes`` has the last change of every id: the number of its transaction, its code (null if
-the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the file, a
-random text made with it, and says to which codebooks the codes belong. Rows are never deleted: an index
-of any age may be put beside the file, and all changes that it does not contain are applied to it.
+the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the file,
+a
+random text made with it, and says to which codebooks the codes belong. Rows are never deleted: an
+index of any age may be put beside the file, and all changes that it does not contain are applied to
+it.
 
 The service is the only writer. SQLite's rollback journal keeps each transaction whole.
 """
@@ -38,7 +40,6 @@ CREATE TABLE about (identity TEXT NOT NULL, codebooks TEXT NOT NULL, code_size I
 INSERT INTO about VALUES ('{identity}', '{fingerprint}', {code_size});
 COMMIT;
 """
-_BUSY_SECONDS = 30.0
 
 NewChange = tuple[bytes | None, str | None, tuple[str, ...] | None]
 """Code (None: remove the item), name and labels."""
@@ -63,7 +64,8 @@ class Changes(NamedTuple):
     """All changes in a file.
 
     Attributes:
-        identity: a random text made with the file, so that numbers of another file are not taken for its own.
+        identity: a random text made with the file, so that numbers of another file are not taken
+            for its own.
         number: of the last transaction; 0 if there is none.
         by_id: the last change of every changed id.
     """
@@ -126,11 +128,12 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
 def _connect(path: Path) -> sqlite3.Connection:
     """Open an existing file; transactions are begun and ended by the caller.
 
-    ``mode=rw`` lets SQLite roll back a journal that a killed service left. It reads a file without write permission, too.
+    ``mode=rw`` lets SQLite roll back a journal that a killed service left. It reads a file without
+    write permission, too.
     """
     name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
     return sqlite3.connect(
-        name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+        name, timeout=30, isolation_level=None, check_same_thread=False, uri=True
     )
 
 
@@ -149,7 +152,8 @@ class ChangeWriter(Closing):
         changes: what the file held when it was opened.
 
     Raises:
-        DataError: another process writes the changes, or as :func:`read_changes`, or the file cannot be made.
+        DataError: another process writes the changes, or as :func:`read_changes`, or the file
+            cannot be made.
         MismatchError: the changes belong to other codebooks.
     """
 
@@ -165,30 +169,30 @@ class ChangeWriter(Closing):
                     f"{index} is changed by another process: end it first, or serve without --writable"
                 ) from None
             if not self.path.exists():
-                script = _TABLES.format(
-                    identity=secrets.token_hex(16), fingerprint=fingerprint, code_size=code_size
-                )
+                identity = secrets.token_hex(16)
                 with (
                     atomic_path(self.path) as file,
                     contextlib.closing(sqlite3.connect(file)) as db,
                 ):
-                    db.executescript(script)
+                    db.executescript(
+                        _TABLES.format(
+                            identity=identity, fingerprint=fingerprint, code_size=code_size
+                        )
+                    )
             changes = read_changes(index, code_size, fingerprint)
             assert changes is not None
             self.changes, self._number = changes, changes.number
             self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
-            # EXTRA is FULL, and waits for the removal of the journal too: a journal that comes back would undo a change.
+            # EXTRA is FULL, and waits for the removal of the journal too: a journal that comes back
+            # would undo a change.
             self._db.execute("PRAGMA synchronous = EXTRA")
             self._file = self._identify()
             self._stack = stack.pop_all()
 
     def _identify(self) -> tuple[int, int] | None:
         """Return device and inode of the file at the path; None if there is none."""
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
+        status = self.path.stat() if self.path.exists() else None
+        return None if status is None else (status.st_dev, status.st_ino)
 
     def write(self, changes: Mapping[int, NewChange]) -> dict[int, Change]:
         """Make changes in one transaction, which is on disk on return.
@@ -223,9 +227,7 @@ class ChangeWriter(Closing):
                 self._db.execute("BEGIN IMMEDIATE")
                 self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
         except sqlite3.Error as error:
-            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-            reason = "the disk is full: free some space" if full else one_line(error)
-            raise DataError(f"cannot write {self.path}: {reason}") from error
+            raise DataError(f"cannot write {self.path}: {one_line(error)}") from error
         self._number = number
         return {id_: Change(number, *change) for id_, change in changes.items()}
 

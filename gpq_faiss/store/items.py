@@ -1,9 +1,11 @@
-"""Names, labels and kept columns of the items of an index: by id, in SQLite or in the rows of a codes file.
+"""Names, labels and kept columns of the items of an index: by id, in SQLite or in the rows of a
+codes file.
 
-``index.faiss.items.sqlite`` is written by ``gpq index`` beside its index and replaced as a whole. Table
-``items`` has ``id``, ``name``, ``labels`` (a JSON array, null if unknown) and ``columns`` (a JSON object
-of texts). Table ``about`` says to which index the file belongs (number of items, and CRC of codes and
-ids), from which data set the items come, and which change of a service the index contains.
+``index.faiss.items.sqlite`` is written by ``gpq index`` beside its index and replaced as a whole.
+Table ``items`` has ``id``, ``name``, ``labels`` (a JSON array, null if unknown) and ``columns`` (a
+JSON object of texts). Table ``about`` says to which index the file belongs (number of items, and
+CRC of codes and ids), from which data set the items come, and which change of a service the index
+contains.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from .changes import Change
 from .rows import RowReader
 
 _EXPECTED = "the names and labels of an index (written by 'gpq index')"
-_VERSION = 3
 _SCHEMA = """
 CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT);
 CREATE TABLE about (ntotal INTEGER, crc INTEGER, data TEXT, changes TEXT, number INTEGER);
@@ -93,53 +94,14 @@ class ItemSource(Protocol):
     def lookup(self, ids: Ids) -> list[Item | None]:
         """Return the item of each id [n]; None for -1 and unknown ids."""
 
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name."""
+
     def rows(self) -> Iterator[Row]:
         """Yield all items as they are stored."""
 
     def close(self) -> None:
         """Close the file."""
-
-
-# SQLite -----------------------------------------------------------------------------------------
-
-
-def open_sqlite(path: Path, expected: str, mode: str = "ro") -> sqlite3.Connection:
-    """Open a file that several threads use one at a time; the caller begins and ends transactions.
-
-    Args:
-        expected: the expected content, for errors.
-        mode: ``ro``, ``rw`` or ``rwc``, as in SQLite.
-
-    Raises:
-        DataError: the file is missing. Errors of SQLite come with the first statement that reads it.
-    """
-    if mode == "ro":
-        check_file(path, expected)
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-    connection.execute("PRAGMA trusted_schema = OFF")  # nothing in a prepared schema is run
-    return connection
-
-
-@contextlib.contextmanager
-def read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn errors of SQLite, and of parsing its values, into a DataError of one line."""
-    try:
-        yield
-    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        raise DataError(
-            f"{path} is truncated, damaged or foreign ({one_line(error)}): {remedy}"
-        ) from error
-
-
-@contextlib.contextmanager
-def write_errors() -> Iterator[None]:
-    """Turn errors of SQLite into OSError, which :func:`..files.writing` explains."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        raise (OSError(errno.ENOSPC, "") if is_full else OSError(str(error))) from error
 
 
 # Rows of the items file -------------------------------------------------------------------------
@@ -150,27 +112,24 @@ def as_json(value: Any) -> str | None:
     return None if value is None else _JSON.encode(value)
 
 
-def item_from_row(name: str | None, labels: str | None, columns: str | None) -> Item:
-    """Return the item of a stored row. Raises ValueError: the JSON is invalid."""
-    texts = {} if columns is None else parse_json(columns)
-    if name is not None:
-        texts["name"] = name
-    return Item(texts, None if labels is None else tuple(parse_json(labels)))
-
-
 def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
     """Write an items file to a new, temporary path.
 
     Raises:
         OSError: writing fails; :func:`..files.atomic_path` explains it.
     """
-    with write_errors(), contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        # The file is a temporary one until all of it is on disk.
-        db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA)
-        db.execute(f"PRAGMA user_version = {_VERSION}")
-        db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", about)
-        db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
-        db.execute("COMMIT")
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            # The file is a temporary one until all of it is on disk.
+            db.executescript(
+                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA
+            )
+            db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", about)
+            db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
+            db.execute("COMMIT")
+    except sqlite3.Error as error:
+        is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+        raise (OSError(errno.ENOSPC, "") if is_full else OSError(str(error))) from error
 
 
 class Items(Closing):
@@ -185,31 +144,44 @@ class Items(Closing):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        check_file(self.path, _EXPECTED)
+        uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=ro"
         with self._guard():
-            self._db = open_sqlite(self.path, _EXPECTED)
-            if self._db.execute("PRAGMA user_version").fetchone() != (_VERSION,):
-                raise DataError(f"{path} is not {_EXPECTED}: index the codes again")
+            self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
             self.about = About(*self._db.execute("SELECT * FROM about").fetchone())
         self.data_fingerprint = self.about.data
 
-    def _guard(self) -> contextlib.AbstractContextManager[None]:
-        return read_errors(self.path, "index the codes again")
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turn errors of SQLite, and of parsing its values, into a DataError of one line."""
+        try:
+            with self._lock:
+                yield
+        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+            raise DataError(
+                f"{self.path} is truncated, damaged or foreign ({one_line(error)}): "
+                "index the codes again"
+            ) from error
 
     def lookup(self, ids: Ids) -> list[Item | None]:
         """Return the item of each id [n]; None for -1 and unknown ids."""
         items: dict[int, Item] = {}
-        with self._lock, self._guard():
+        query = "SELECT name, labels, columns FROM items WHERE id = ?"
+        with self._guard():
             for number in np.unique(ids[ids != -1]).tolist():
-                query = "SELECT name, labels, columns FROM items WHERE id = ?"
-                for row in self._db.execute(query, (number,)):
-                    items[number] = item_from_row(*row)
+                for name, labels, columns in self._db.execute(query, (number,)):
+                    texts = {} if columns is None else parse_json(columns)
+                    texts |= {} if name is None else {"name": name}
+                    classes = None if labels is None else tuple(parse_json(labels))
+                    items[number] = Item(texts, classes)
         return [items.get(number) for number in ids.tolist()]
 
-    def select(self, sql: str, parameters: Sequence[object] = ()) -> list[Any]:
-        """Return the rows of a query over the tables ``items`` and ``about``."""
-        with self._lock, self._guard():
-            return self._db.execute(sql, parameters).fetchall()
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        query = "SELECT id FROM items WHERE name = ? ORDER BY id"
+        with self._guard():
+            return [number for (number,) in self._db.execute(query, (name,))]
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as they are stored, by ascending id."""
@@ -244,6 +216,10 @@ class RowItems(Closing):
         flags = np.unpackbits(reader.labels[row], count=len(reader.header.class_names))
         names = (reader.header.class_names[number] for number in np.flatnonzero(flags))
         return Item(texts, tuple(sorted(names)))
+
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        return sorted(row[0] for row in self.rows() if row[1] == name)
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them, in the order of the file."""
@@ -280,22 +256,22 @@ class RowItems(Closing):
 class ChangedItems(Closing):
     """Names and labels of items of which some have changed since their index was written.
 
-    A changed item takes its name and labels from its change alone. Sources made from one another share
-    their changes.
+    A changed item takes its name and labels from its change alone. Sources made from one another
+    share their changes.
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
-        self._source, self._changes = source, dict[int, Change]()
+        self.source, self._changes = source, dict[int, Change]()
         if isinstance(source, ChangedItems):
-            self._source, self._changes = source._source, source._changes
+            self.source, self._changes = source.source, source._changes
         self._changes.update(changes)
         self.data_fingerprint = "" if source is None else source.data_fingerprint
 
     def lookup(self, ids: Ids) -> list[Item | None]:
         """Return the item of each id [n]; None for -1 and unknown ids."""
         items: list[Item | None] = [None] * len(ids)
-        if self._source is not None:
-            items = self._source.lookup(ids)
+        if self.source is not None:
+            items = self.source.lookup(ids)
         for position, number in enumerate(ids.tolist()):
             change = self._changes.get(number)
             if change is not None:
@@ -303,9 +279,17 @@ class ChangedItems(Closing):
                 items[position] = None if change.code is None else Item(texts, change.labels)
         return items
 
+    def find(self, name: str) -> list[int]:
+        """Return the ids of the items with a name, in ascending order."""
+        changes = dict(self._changes)  # others may be added meanwhile
+        numbers = [] if self.source is None else self.source.find(name)
+        unchanged = [number for number in numbers if number not in changes]
+        changed = [number for number, change in changes.items() if change.name == name]
+        return sorted([*unchanged, *changed])
+
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them: first those that have not changed."""
-        for row in () if self._source is None else self._source.rows():
+        for row in () if self.source is None else self.source.rows():
             if row[0] not in self._changes:
                 yield row
         for number, change in self._changes.items():
@@ -315,5 +299,5 @@ class ChangedItems(Closing):
 
     def close(self) -> None:
         """Close the source of the unchanged items."""
-        if self._source is not None:
-            self._source.close()
+        if self.source is not None:
+            self.source.close()

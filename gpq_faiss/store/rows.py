@@ -12,9 +12,10 @@ dataset            type                      meaning
 ``codebooks``      float32 [M, K, d]         codebooks of the model
 =================  ========================  ====================================================
 
-Labels, class names and texts are optional. Fingerprints are attributes. The datasets are contiguous,
-so that readers map them. A file is written once, as a whole; until then its rows are in raw files in
-``.NAME.partial/``, complete up to the last row that ``progress.json`` records, whatever ends the process.
+Labels, class names and texts are optional. Fingerprints are attributes. The datasets are
+contiguous, so that readers map them. A file is written once, as a whole; until then its rows are in
+raw files in ``.NAME.partial/``, complete up to the last row that ``progress.json`` records,
+whatever ends the process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -229,9 +231,9 @@ def _read_header(h5: Any) -> Header:
 class RowWriter(Closing):
     """Write a file of rows block by block; an interrupted run is continued.
 
-    Rows survive a crash once they are committed, which happens every :data:`COMMIT_SECONDS`, when the
-    context is left (also by an error or Ctrl-C), and in :meth:`finish`. Unfinished rows with the same
-    header are continued, others are discarded. Memory does not grow with N.
+    Rows survive a crash once they are committed, which happens every :data:`COMMIT_SECONDS`, when
+    the context is left (also by an error or Ctrl-C), and in :meth:`finish`. Unfinished rows with
+    the same header are continued, others are discarded. Memory does not grow with N.
 
     Args:
         overwrite: replace an existing ``path``, in :meth:`finish` and not before.
@@ -242,7 +244,8 @@ class RowWriter(Closing):
 
     Raises:
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
-        DataError: the folder cannot be written, the disk is full, or another process writes the file.
+        DataError: the folder cannot be written, the disk is full, or another process writes the
+            file.
     """
 
     def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
@@ -297,8 +300,8 @@ class RowWriter(Closing):
             state: a small JSON object (such as a position in the source) to commit with these rows.
 
         Raises:
-            DataError: an array of another shape or type, values that are not finite or not codes, or
-                the disk is full.
+            DataError: an array of another shape or type, values that are not finite or not codes,
+                or the disk is full.
         """
         arrays: dict[str, Any] = {self.header.kind: values, "ids": ids, "labels": labels}
         block = f"{self.path} (from row {self.rows:,})"
@@ -364,7 +367,6 @@ class RowWriter(Closing):
             h5.attrs.update(self.header.attributes())
             h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
         (self.folder / PROGRESS).unlink()
-        self._committed = self.rows = 0
         self.close()
         return self.path
 
@@ -382,7 +384,9 @@ class RowWriter(Closing):
 
     def close(self) -> None:
         """Close the files; unfinished rows are kept for a later run."""
-        self._stack.close()
+        # On a full disk, buffered bytes of rows that are not committed cannot be written.
+        with contextlib.suppress(OSError):
+            self._stack.close()
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         try:
@@ -392,6 +396,11 @@ class RowWriter(Closing):
                     self.commit()
         finally:
             self.close()
+
+
+def discard_unfinished(path: Path) -> None:
+    """Remove the unfinished rows of a complete file, which a kill may leave beside it."""
+    shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
 
 
 def row_blocks(n: int, size: int, start: int = 0) -> Iterator[slice]:

@@ -2,53 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
 from ..data.reader import Reader
 from ..errors import DataError
-from ..nn.joint import Share
-from .parallel import Group
 
 # Independent random streams.
 LABELLED, UNLABELLED, STEP, HOLD_OUT, SAMPLE = range(5)
 
 
 class EpochSampler:
-    """Rows in shuffled passes over ``rows``; the batch of a step depends on seed and step only."""
+    """Batches from shuffled passes over ``rows``, which depend on seed and step only.
 
-    def __init__(self, rows: NDArray[np.int64], batch: int, seed: int, stream: int) -> None:
-        self.rows = rows
-        self.batch = min(batch, len(rows))
-        self._seed = (seed, stream)
-        self._epoch = -1
-        self._order: NDArray[np.int64] = np.empty(0, np.int64)
+    Of several processes each gets its own batch of the same pass, as by torch's
+    ``DistributedSampler``.
+
+    Args:
+        rows: int64 [n].
+        batch: items of a process and step; fewer where there are not enough rows.
+        seed: of the random numbers ``[*seed, epoch]``.
+        rank, size: this process, and the number of processes.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.int64],
+        batch: int,
+        seed: tuple[int, ...],
+        rank: int = 0,
+        size: int = 1,
+    ) -> None:
+        self.rows, self.seed, self.rank, self.size = rows, seed, rank, size
+        self.global_batch = min(batch * size, len(rows))
+        self.batch = -(-self.global_batch // size)
+        self._epoch, self._order = -1, rows
 
     def at(self, step: int) -> NDArray[np.int64]:
-        """Rows of step ``step`` (from 0): int64 [batch]."""
+        """Return the rows of this process in step ``step`` (from 0), int64 [batch]."""
         n, parts = len(self.rows), []
-        start, stop = step * self.batch, (step + 1) * self.batch
+        start, stop = step * self.global_batch, (step + 1) * self.global_batch
         for epoch in range(start // n, (stop - 1) // n + 1):
             if epoch != self._epoch:
-                rng = np.random.default_rng([*self._seed, epoch])
+                rng = np.random.default_rng([*self.seed, epoch])
                 self._epoch, self._order = epoch, self.rows[rng.permutation(n)]
             parts.append(self._order[max(start - epoch * n, 0) : stop - epoch * n])
-        return np.concatenate(parts)
+        # Repeat some rows where the processes do not divide them.
+        return np.resize(np.concatenate(parts), self.batch * self.size)[self.rank :: self.size]
 
 
-def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
-    """A share of the labelled rows for validation, balanced over the classes; empty if below two per class."""
+def hold_out(
+    labels: Labels, labelled: NDArray[np.int64], share: float, seed: int
+) -> NDArray[np.int64]:
+    """Choose a share of the labelled rows for validation, balanced over the classes; none if there
+    would be fewer than two per class."""
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
     rng = np.random.default_rng([seed, HOLD_OUT])
     shuffled = labelled[rng.permutation(len(labelled))]
-    # Round-robin over classes keeps rare ones: sort by each item's rank within its (first) class.
+    # Round robin over the classes keeps rare ones: sort by the rank of each item in its (first)
+    # class.
     first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
     rank = np.empty(len(shuffled), np.int64)
     for c in np.unique(first):
@@ -58,36 +77,23 @@ def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: in
 
 
 def training_batches(
-    reader: Reader,
-    labelled: EpochSampler,
-    unlabelled: EpochSampler | None,
-    steps: range,
-    group: Group | None = None,
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64], Share | None]]:
-    """Yield the readable items of each step: the values of labelled, then of unlabelled items; the rows int64 of either kind; and the share
-    of this process, whose values these are (the rows are those of all), or None for a single process.
+    reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield the readable items of each step: values of labelled, then of unlabelled items, and
+    their rows, int64 [B] and [U].
 
     Raises:
         DataError: no labelled item of a step is readable, or too many items are not.
     """
-    group = group or Group()
-
-    def rows_of(step: int) -> NDArray[np.int64]:
-        return np.concatenate([sampler.at(step) for sampler in (labelled, unlabelled) if sampler])
-
-    stream = reader.stream((group.share(rows_of(step)) for step in steps), empty=group.size > 1)
-    for step, (values, ok) in zip(steps, stream, strict=True):
-        rows, parts = rows_of(step), group.gather(torch.from_numpy(ok))
-        there = torch.cat(parts).numpy()
-        n = int(there[: labelled.batch].sum())
+    samplers = [labelled] if unlabelled is None else [labelled, unlabelled]
+    # The reader is some batches ahead.
+    ahead, batches = itertools.tee(np.concatenate([s.at(step) for s in samplers]) for step in steps)
+    for step, rows, (values, readable) in zip(steps, batches, reader.stream(ahead), strict=True):
+        n = int(readable[: labelled.batch].sum())
         if not n:
             raise DataError(
-                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} could be read"
+                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} "
+                "could be read"
             )
-        kept, share = rows[there], None
-        if group.size > 1:
-            if group.main:
-                reader.count_broken(rows[~there])
-            start = sum(int(part.sum()) for part in parts[: group.rank])
-            share = Share(start, start + len(values), len(kept))
-        yield values, kept[:n], kept[n:], share
+        read = rows[readable]
+        yield values, read[:n], read[n:]

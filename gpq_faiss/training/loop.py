@@ -1,7 +1,7 @@
 """The training loop of all trained methods.
 
-Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and resumed run takes the same steps as
-an uninterrupted one, and on the CPU gives the same codes.
+Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and
+resumed run takes the same steps as an uninterrupted one, and on the CPU gives the same codes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import Config, TrainingConfig
 from ..data.base import Dataset, ImageDataset
@@ -34,19 +34,17 @@ from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
 from ..nn.device import to_input, torch_threads
-from ..nn.joint import join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
-from .checkpoint import RunState
+from .checkpoint import CHECKPOINT, RunState, load_checkpoint
 from .parallel import Group
 
 log = logging.getLogger(__name__)
 
 _SMALL_STEP = 2e8
-"""Items times parameters of a training step that one thread computes about as fast as two (measured)."""
-_LAST = 5.0
-"""Seconds of training that justify a checkpoint after the last step."""
+"""Items times parameters of a training step that one thread computes about as fast as two
+(measured)."""
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with step, number of steps and latest figures."""
@@ -54,75 +52,110 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run a training: continue from the checkpoint (``resume``); the backbone in bf16 (``amp``); steps between validations and log
-    lines; seconds between checkpoints; ``progress`` is called after each step; the processes that train together."""
+    """How to run a training.
 
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        resume: whether to continue from the checkpoint.
+        amp: whether the backbone runs in bf16.
+        validate_every: steps between validations and log lines.
+        checkpoint_seconds: time between checkpoints.
+        progress: called after each step.
+    """
+
+    device: str = "cpu"
     resume: bool = False
     amp: bool = False
     validate_every: int = 100
     checkpoint_seconds: float = 60.0
     progress: Progress | None = None
-    group: Group = field(default_factory=Group)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Result of :func:`fit`: the method with the weights that ranked the held-out items best (the last ones, without such items); its
-    run; the labels used in training; numbers of labelled items trained on and held out; side of input images in pixels, 0 for features."""
+class _Losses(nn.Module):
+    """The losses of a method as a forward pass, which ``DistributedDataParallel`` needs."""
 
-    method: TrainableMethod
-    run: RunState
-    labels: Labels
-    seen: int
-    held: int
-    image_size: int
+    def __init__(self, method: TrainableMethod) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: TrainingBatch, amp: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the total, and all losses without gradients."""
+        losses = self.method.losses(batch, amp=amp)
+        return losses["total"], {name: value.detach() for name, value in losses.items()}
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Data and options of a training: the labels it may use; labelled rows to train on and to hold out for validation, int64; and the
-    unlabelled rows ``pool`` (``seen``, if there are none)."""
+@dataclass
+class Training:
+    """A training: its data, method and state. Rows are int64.
+
+    Attributes:
+        config, options, group: settings, how to run it, and the processes.
+        reader: of the items.
+        labels: those that the training may use.
+        labelled, held_out: rows of labelled items to train on, and to validate on.
+        pool: rows of the unlabelled items; of the labelled ones, if there are none.
+        method: the network; after :func:`fit`, with the weights that ranked the held-out items
+            best, or with the last ones, if there are no such items.
+        run: steps, log lines and best validation.
+    """
 
     config: Config
     options: RunOptions
+    group: Group
     reader: Reader
     labels: Labels
-    seen: NDArray[np.int64]
-    held: NDArray[np.int64]
+    labelled: NDArray[np.int64]
+    held_out: NDArray[np.int64]
     pool: NDArray[np.int64]
+    method: TrainableMethod
+    run: RunState = field(default_factory=RunState)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return torch.device(self.options.device)
 
     @property
     def steps(self) -> int:
         """Optimizer steps; the same for supervised methods."""
         return count_steps(self.config.training, self.labels.n_classes)
 
+    def seed(self, step: int) -> int:
+        """Seed of the random numbers of a step, another one in each process."""
+        rng = np.random.default_rng([self.config.training.seed, STEP, step])
+        return int(rng.integers(2**62)) + 2 * self.group.rank
+
     def sample(self, n: int) -> Iterator[Tensor]:
-        """Blocks with up to n items of the pool in total, always the same."""
+        """Yield blocks with up to n items of the pool in total, always the same."""
         rng = np.random.default_rng([self.config.training.seed, SAMPLE])
         chosen = np.sort(rng.permutation(self.pool)[:n])
         for start in range(0, len(chosen), 500):
-            yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.options.device)
+            yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.device)
 
-    def batches(self, run: RunState) -> Iterator[TrainingBatch]:
-        """Batches of the remaining steps of ``run``, on the device."""
-        training, method, device, steps = self.config.training, run.method, self.options.device, self.steps
-        labelled = EpochSampler(self.seen, training.batch_labelled, training.seed, LABELLED)
+    def batches(self, first: int) -> Iterator[TrainingBatch]:
+        """Yield the batches from step ``first`` on, on the device."""
+        training, method, device = self.config.training, self.method, self.device
+        sharing = self.group.rank, self.group.size
+        labelled = EpochSampler(
+            self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
+        )
         unlabelled = None
         if training.batch_unlabelled and method.uses_unlabelled:
-            unlabelled = EpochSampler(self.pool, training.batch_unlabelled, training.seed, UNLABELLED)
+            unlabelled = EpochSampler(
+                self.pool, training.batch_unlabelled, (training.seed, UNLABELLED), *sharing
+            )
         augment = _augmentation(self.config, self.reader.dataset, method)
         # The colour that normalisation maps to 0.
         colour = method.extractors()[0].input.mean if self.config.method == "gpq-authors" else None
-        left = range(run.step, steps)
-        drawn = training_batches(self.reader, labelled, unlabelled, left, self.options.group)
-        for step, (values, rows, others, share) in zip(left, drawn, strict=True):
-            generator = torch.Generator().manual_seed(_step_seed(training.seed, step))
+        steps = range(first, self.steps)
+        drawn = training_batches(self.reader, labelled, unlabelled, steps)
+        for step, (values, rows, unlabelled_rows) in zip(steps, drawn, strict=True):
+            generator = torch.Generator().manual_seed(self.seed(step))
             x = to_input(values, device)
             if augment != "none":
-                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour, share=share)
+                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
             y = torch.from_numpy(self.labels.dense(rows)).to(device, non_blocking=True)
-            yield TrainingBatch(x, y, step, steps, generator, rows, others, share)
+            yield TrainingBatch(x, y, step, self.steps, generator, rows, unlabelled_rows)
 
 
 def fit(
@@ -133,158 +166,171 @@ def fit(
     *,
     folder: Path,
     identity: str,
-    options: RunOptions | None = None,
-) -> Fitted:
+    options: RunOptions,
+    group: Group | None = None,
+) -> Training:
     """Train a method; :func:`gpq_faiss.stages.train.train` adds the model folder.
 
     Args:
-        folder, identity: of the checkpoints; only those with the same identity, of settings and data, are continued.
+        build: makes the method.
+        dataset, split: the items, and which of them are labelled.
+        config: the settings.
+        folder: of the checkpoint.
+        identity: of settings and data; only a checkpoint with the same one is continued.
+        options: how to run the training.
+        group: the processes that train together (default: one).
 
     Raises:
         DataError: a loss that is not finite, or unreadable data.
     """
-    options = options or RunOptions()
-    group = options.group
+    group = group or Group()
     # From here on only training labels are available.
     labels = split.training_labels(dataset.require_labels())
-    held = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
-    seen = np.setdiff1d(split.labelled, held)
-    pool = split.unlabelled if len(split.unlabelled) else seen
+    held_out = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
+    labelled = np.setdiff1d(split.labelled, held_out)
+    pool = split.unlabelled if len(split.unlabelled) else labelled
     image_size = 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
         image_size = config.network.image_size or dataset.native_size or 224
     with Reader(dataset, image_size) as reader:
-        # Several processes read their own images only, a step ahead.
+        # Each of several processes reads its own images only, a step ahead.
         if (group.size == 1 or not image_size) and reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
-        task = _Task(config, options, reader, labels, seen, held, pool)
-        # Other processes get their weights from the first.
-        blank = replace(config, network=replace(config.network, weights="none"))
-        method = build(config if group.main else blank, dataset, image_size, labels.n_classes)
-        _check_step_memory(method, task)
-        _prepare(method, task)
-        run = RunState(folder, method, method.optimizer(config))
-        there = group.main and options.resume and run.checkpoint.exists()
-        found = group.copy(run.read(identity) if there else {})
-        if found:
-            run.take(found)
-            log.info("resumed at step %d of %d", run.step, task.steps)
-        with torch_threads(1) if _is_small(method, task) else contextlib.nullcontext():
-            _loop(task, run, identity)
-        if held.size and run.best_step:
-            method.load_state_dict(run.best_state)
+        method = build(config, dataset, image_size, labels.n_classes)
+        task = Training(config, options, group, reader, labels, labelled, held_out, pool, method)
+        _prepare(task)
+        optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
+        with group.checked():
+            if options.resume and checkpoint.exists():
+                task.run = load_checkpoint(checkpoint, identity, method, optimizer)
+                log.info("resumed at step %d of %d", task.run.step, task.steps)
+        if len(set(group.gather(task.run.step))) > 1:
+            raise DataError(
+                f"{checkpoint} is not on all machines: copy it, or start again with --overwrite"
+            )
+        # Several threads wait for each other after every operation, and long beside another busy
+        # process.
+        size = sum(p.numel() for p in method.parameters())
+        size *= config.training.batch_labelled + config.training.batch_unlabelled
+        convolutional = any(p.ndim == 4 for p in method.parameters())
+        small = size < _SMALL_STEP and not convolutional
+        with torch_threads(1) if small else contextlib.nullcontext():
+            _loop(task, optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer))
+        if task.run.best_state:
+            method.load_state_dict(task.run.best_state)
         if group.main:
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
-    return Fitted(method, run, labels, len(seen), len(held), image_size)
+    reader.array = None  # which may be large
+    return task
 
 
-def _is_small(method: TrainableMethod, task: _Task) -> bool:
-    """Whether one thread is enough for a step: several wait for each other after every operation, and long beside another busy process."""
-    training, parameters = task.config.training, list(method.parameters())
-    numbers = sum(p.numel() for p in parameters) * (training.batch_labelled + training.batch_unlabelled)
-    return numbers < _SMALL_STEP and not any(p.ndim == 4 for p in parameters)  # of convolutions
-
-
-def _loop(task: _Task, run: RunState, identity: str) -> None:
-    options, method, steps = task.options, run.method, task.steps
-    main = options.group.main
-    # A signal takes effect after a complete step, from which the run can be resumed exactly.
-    with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
-        run.start()
-        method.train()
-        for batch in task.batches(run):
-            losses, stop = _step(task, run, batch, interrupted)
-            figures: dict[str, float] = {}
-            if main and (run.step % options.validate_every == 0 or run.step == steps):
-                figures = _validate(task, run, losses)
-            trained.done = run.step
-            if options.group.size == 1 or run.step == steps:
-                stop = interrupted()
-            # The work after the last step may be interrupted as well.
-            due = min(options.checkpoint_seconds, math.inf if run.step < steps else _LAST)
-            if main and (stop or time.monotonic() - run.saved >= due):
-                _finite(losses, run.step)
-                run.save(identity)
-            if stop:
-                raise KeyboardInterrupt
-            if main and options.progress is not None:
-                options.progress(run.step, steps, figures)
-        run.tick()
-
-
-def _step(
-    task: _Task, run: RunState, batch: TrainingBatch, interrupted: Callable[[], bool]
-) -> tuple[dict[str, Tensor], bool]:
-    """The losses of a step, and whether any process was interrupted before it."""
-    training, method, optimizer = task.config.training, run.method, run.optimizer
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(task.config, batch.step, batch.steps) * group.get("times", 1.0)
-    method.before_step(batch.step, batch.steps, task.sample)
-    optimizer.zero_grad()
-    device = task.options.device
-    # Dropout uses torch's global generators: seed them for this step.
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(_step_seed(training.seed, batch.step) ^ 1)
-        losses = method.losses(batch, amp=task.options.amp)
-    task.options.group.backward(losses["total"])
-    stop = task.options.group.average(method.parameters(), interrupted())
-    optimizer.step()
-    method.after_step(batch.step)
-    run.step += 1
-    return losses, stop
-
-
-def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str, float]:
-    """Log a line, and keep the weights if they are the best; returns the figures of this step."""
-    run.tick()
-    figures = _finite(losses, run.step)
-    lr: float = run.optimizer.param_groups[0]["lr"]
-    line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": lr}
-    line |= {k: round(v, 6) for k, v in figures.items()}
-    if task.held.size:
-        method = run.method
-        method.fit_codebooks(task.sample)
-        figures["map"] = _map(task, method)
-        line["validation_map"] = round(figures["map"], 6)
-        if figures["map"] > run.best:
-            run.keep_best(figures["map"])
-        method.train()
-    run.lines.append(json.dumps(line))
-    log.info("step %d of %d  %s", run.step, task.steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-    return figures
-
-
-def _map(task: _Task, method: TrainableMethod) -> float:
-    """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
-    device, coder = task.options.device, method.coder()
-    vectors, rows = embed_rows(method, task.reader, task.held, device)
-    xq, _ = embed_rows(method, task.reader, task.held, device, queries=True)
-    held, codes, own = task.labels.take(rows).packed, coder.encode(vectors), np.arange(len(vectors))
-    return rank_codes(lambda q, distinct: coder.score(xq[q], distinct), codes, held, held, exclude=own).map
-
-
-def _prepare(method: TrainableMethod, task: _Task) -> None:
+def _prepare(task: Training) -> None:
     """Let the method prepare before the first step, then move it to the device."""
-    group, found = task.options.group, dict[str, Any]()
-    if group.main:
-        with stage("statistics of the inputs"):
-            method.fit_inputs(task.reader, np.sort(np.concatenate([task.seen, task.pool])))
-        with stage("statistics of the labels"):
-            y, others = task.labels.dense(task.seen), np.setdiff1d(task.pool, task.seen)
-            found = method.fit_labels(task.reader, task.seen, y, others)
-    if group.size > 1:
-        method.load_state_dict(group.copy(method.state_dict()))
-        join_batch_norm(method)
-    method.take_labels(group.copy(found))
-    method.to(task.options.device)
-    if task.options.device.type == "cuda" and task.reader.image_size:
+    method, device = task.method, task.device
+    if task.reader.image_size and device.type == "cpu":
+        _check_step_memory(task)
+    with stage("statistics of the inputs"):
+        method.fit_inputs(task.reader, np.sort(np.concatenate([task.labelled, task.pool])))
+    with stage("statistics of the labels"):
+        y, unlabelled = task.labels.dense(task.labelled), np.setdiff1d(task.pool, task.labelled)
+        method.fit_labels(task.reader, task.labelled, y, unlabelled)
+    method.to(device)
+    if device.type == "cuda" and task.reader.image_size:
         # The convolutions' tensor-core kernels want channels last on both sides.
         method.to(memory_format=torch.channels_last)
 
 
+def _loop(task: Training, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
+    """Take the remaining steps; ``save`` writes the checkpoint."""
+    options, run, method, group = task.options, task.run, task.method, task.group
+    compute = group.distribute(_Losses(method))
+    saved = time.monotonic()
+    began = saved - run.seconds
+    # A signal takes effect after a complete step, from which the run can be resumed exactly.
+    with (
+        held_signals() as interrupted,
+        stage("training", task.steps, "step", done=run.step) as training,
+    ):
+        method.train()
+        batches = task.batches(run.step)
+        while run.step < task.steps:
+            with group.checked():
+                batch = next(batches)
+            losses = _step(task, batch, compute, optimizer)
+            run.step, run.seconds = run.step + 1, time.monotonic() - began
+            figures: dict[str, float] = {}
+            if group.main and (run.step % options.validate_every == 0 or run.step == task.steps):
+                figures = _validate(task, losses, optimizer)
+            training.advance()
+            stop = any(group.gather(interrupted()))
+            if group.main and (stop or time.monotonic() - saved >= options.checkpoint_seconds):
+                _check_finite(losses, run.step)
+                save()
+                saved = time.monotonic()
+            if stop:
+                raise KeyboardInterrupt
+            if group.main and options.progress is not None:
+                options.progress(run.step, task.steps, figures)
+
+
+def _step(
+    task: Training, batch: TrainingBatch, compute: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Take a step of the optimizer, and return the losses of the batch."""
+    method, device = task.method, task.device
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(task.config, batch.step, batch.steps) * group.get("times", 1.0)
+    method.before_step(batch.step, batch.steps, task.sample)
+    optimizer.zero_grad()
+    # Dropout uses torch's global generators: seed them for this step.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(task.seed(batch.step) ^ 1)
+        total, losses = compute(batch, task.options.amp)
+    total.backward()
+    optimizer.step()
+    method.after_step(batch.step)
+    return cast(dict[str, Tensor], losses)
+
+
+def _validate(
+    task: Training, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> dict[str, float]:
+    """Log a line, and keep the weights if they are the best; returns the figures of this step."""
+    run, figures = task.run, _check_finite(losses, task.run.step)
+    lr: float = optimizer.param_groups[0]["lr"]
+    line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": lr}
+    line |= {name: round(value, 6) for name, value in figures.items()}
+    if task.held_out.size:
+        method = task.method
+        method.fit_codebooks(task.sample)
+        figures["map"] = _mean_average_precision(task)
+        line["validation_map"] = round(figures["map"], 6)
+        if figures["map"] > run.best:
+            run.best, run.best_step = figures["map"], run.step
+            run.best_state = {k: v.detach().cpu().clone() for k, v in method.state_dict().items()}
+        method.train()
+    run.lines.append(json.dumps(line))
+    message = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+    log.info("step %d of %d  %s", run.step, task.steps, message)
+    return figures
+
+
+def _mean_average_precision(task: Training) -> float:
+    """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
+    method, device, coder = task.method, task.device, task.method.coder()
+    vectors, rows = embed_rows(method, task.reader, task.held_out, device)
+    xq, _ = embed_rows(method, task.reader, task.held_out, device, queries=True)
+    labels, codes = task.labels.take(rows).packed, coder.encode(vectors)
+    exclude = np.arange(len(vectors))
+    return rank_codes(
+        lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=exclude
+    ).map
+
+
 def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the paper's."""
+    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the
+    paper's."""
     if config.schedule == "cosine":
         return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     return config.training.learning_rate * float(0.95 ** (step // 100))
@@ -295,37 +341,47 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
     return config.steps if config.steps != "auto" else min(max(800, 8 * classes), 1600)
 
 
-def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
-    """Check that activations of image batches fit into memory: on the CPU the system would kill the process. Raises DataError."""
-    size, training, kept = task.reader.image_size, task.config.training, dict[int, int]()
-    if not size or task.options.device.type != "cpu":
-        return
-    backbone = method.extractors()[0].eval()  # neither updates statistics nor draws random numbers
+def _check_step_memory(task: Training) -> None:
+    """Check that the activations of a batch of images fit into memory: the system would kill the
+    process.
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    Raises:
+        DataError: they do not.
+    """
+    method, size, training = task.method, task.reader.image_size, task.config.training
+    backbone, storages = method.extractors()[0].eval(), dict[int, int]()
+
+    def record(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    # In evaluation mode, which neither updates statistics nor draws random numbers.
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor),
+    ):
         backbone(torch.zeros(1, 3, size, size))
     backbone.train()
     for weight in (*backbone.parameters(), *backbone.buffers()):
-        kept.pop(weight.untyped_storage().data_ptr(), None)
-    batch = min(training.batch_labelled, len(task.seen))
+        storages.pop(weight.untyped_storage().data_ptr(), None)
+    batch = min(training.batch_labelled, len(task.labelled))
     if method.uses_unlabelled:
         batch += min(training.batch_unlabelled, len(task.pool))
     check_memory(
-        batch * sum(kept.values()),
+        batch * sum(storages.values()),
         f"a training step on {batch:,} images of {size} pixels per side",
-        remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
+        remedy="lower network.image_size, or training.batch_labelled and "
+        "training.batch_unlabelled (--set)",
     )
 
 
-def _finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
-    """The losses as numbers. Raises DataError: the total is not finite."""
-    figures = {k: float(v.detach()) for k, v in losses.items()}
+def _check_finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
+    """Return the losses as numbers. Raises DataError: the total is not finite."""
+    figures = {name: float(value) for name, value in losses.items()}
     if not math.isfinite(figures["total"]):
-        raise DataError(f"the loss became {figures['total']} at step {step}: lower training.learning_rate")
+        raise DataError(
+            f"the loss became {figures['total']} at step {step}: lower training.learning_rate"
+        )
     return figures
 
 
@@ -335,11 +391,8 @@ def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> 
         return "none"
     if config.training.augment != "auto":
         return config.training.augment
-    # To a perceptron a shifted image is another one: it has noise instead (docs/recommended.md#images).
+    # To a perceptron a shifted image is another one: it has noise instead
+    # (docs/recommended.md#images).
     if config.network.first_noise and any(isinstance(net, MLP) for net in method.extractors()):
         return "none"
     return "flip-crop" if dataset.mirrors else "crop"
-
-
-def _step_seed(seed: int, step: int) -> int:
-    return int(np.random.default_rng([seed, STEP, step]).integers(2**62))

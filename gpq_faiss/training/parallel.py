@@ -1,162 +1,132 @@
-"""Training with several processes started by ``torchrun``: their ranks and communication.
+"""Training by several processes, which ``torchrun`` starts, with torch's
+``DistributedDataParallel``.
 
-Equal to training in one process: items of every step, augmentation, dropout and noise, losses and batch norm of the joint batch.
-Different: rounding of gradient sums, and random numbers of third-party layers (stochastic depth of timm), which every process draws
-independently. With the same number of processes, training is bit-reproducible, resumed or not.
-
-Only process 0 does the work before the first step, validates, fits codebooks, and writes.
+Every process draws a batch of its own and computes the losses of that batch; gradients are
+averaged. Rank 0 validates, fits the codebooks and writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # whose functions keep the group that is there when they are first imported
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import DataError, DeviceError, GpqError, ProcessError, UsageError
+from ..errors import DataError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
-from ..nn.joint import connected
-from .launch import Launch, launched
+from .launch import launched
 
-_PATIENCE = datetime.timedelta(hours=12)
-"""Timeout of communication. The end of a process is noticed at once, but fitting codebooks or reading all images takes time."""
+# The end of a process is noticed at once, but the others may wait for rank 0 to fit codebooks.
+_TIMEOUT = datetime.timedelta(hours=12)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a training; by default a single one, for which all methods are no-ops.
-
-    Attributes:
-        rank, size: number of this process, from 0, and number of processes.
-    """
+    """The processes of a training: the rank of this process and their number. By default one."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def main(self) -> bool:
-        """Whether this is process 0, which writes."""
+        """Whether this is the process that validates and writes."""
         return self.rank == 0
 
-    def share(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This process' part of ``rows``; parts differ by at most one item."""
-        return rows[len(rows) * self.rank // self.size : len(rows) * (self.rank + 1) // self.size]
-
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in rank order, such as :meth:`copy` takes."""
+        """Return the values of all processes by rank: tensors, numbers, texts, or lists of
+        these."""
         values = [value] * self.size
         if self.size > 1:
-            with connected():
-                dist.all_gather_object(values, value, weights_only=True)
+            dist.all_gather_object(values, value, weights_only=True)
         return values
 
-    def copy(self, value: Any) -> Any:
-        """The ``value`` of process 0: tensors on the CPU, numbers, texts, None, or lists and dictionaries of these."""
-        box = [value]
-        if self.size > 1:
-            with connected():
-                dist.broadcast_object_list(box, 0, weights_only=True)
-        return box[0]
-
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate the loss of the joint batch. Raises ProcessError: another process has ended."""
-        with connected() if self.size > 1 else contextlib.nullcontext():
-            loss.backward()  # type: ignore[no-untyped-call]
-
-    @torch.no_grad()
-    def average(self, parameters: Iterable[nn.Parameter], flag: bool) -> bool:
-        """Average gradients over all processes; returns whether any process has set ``flag``."""
-        if self.size == 1:
-            return flag
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor([float(flag)])])
-        with connected():
-            dist.all_reduce(flat)
-        *summed, flags = torch.split_with_sizes(flat, [*(g.numel() for g in gradients), 1])
-        for gradient, total in zip(gradients, summed, strict=True):
-            gradient.copy_(total.view_as(gradient)).div_(self.size)
-        return bool(flags > 0)
-
     @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Context for local work: if it fails in one process, all end. Process 0 reports the error; others raise ProcessError."""
-        own: GpqError | None = None
+    def checked(self) -> Iterator[None]:
+        """Run work of every process: if it fails in one, all end, and rank 0 says why.
+
+        Raises:
+            GpqError: the error of this process, or a DataError that names the process that failed.
+        """
+        error: GpqError | None = None
         try:
             yield
-        except GpqError as error:
-            own = error
-        found = self.gather("" if own is None else f"{own.exit_code}{own}")
-        for rank, text in enumerate(found):
-            if own is not None and self.main:
-                raise own
-            if text:
-                kind = ProcessError if not self.main else UsageError if text.startswith("2") else DataError
-                raise kind(f"process {rank} of {self.size}: {text[1:]}")
+        except GpqError as caught:
+            error = caught
+        messages = self.gather("" if error is None else str(error))
+        if error is not None and self.main:
+            raise error
+        for rank, message in enumerate(messages):
+            if message:
+                raise (DataError if self.main else ProcessError)(f"process {rank}: {message}")
+
+    def distribute(self, network: nn.Module) -> nn.Module:
+        """Wrap a network on its device for training: gradients are averages over the processes.
+
+        On GPUs, batch norm uses the batches of all processes.
+
+        Raises:
+            UsageError: torch cannot synchronise the network's kind of batch norm.
+        """
+        if self.size == 1:
+            return network
+        if next(network.parameters()).is_cuda:
+            kinds = {type(layer) for layer in network.modules() if isinstance(layer, _BatchNorm)}
+            if unsupported := kinds - {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}:
+                raise UsageError(
+                    f"several processes cannot share the batch norm of this backbone "
+                    f"({unsupported.pop().__name__}): train it in one process, or choose another one"
+                )
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+            network = convert(network)
+        # The buffers that matter, codebooks and statistics of batch norm, are those of rank 0.
+        return nn.parallel.DistributedDataParallel(
+            network, forward_sync_buffers=False, static_graph=True
+        )
 
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
-    """The processes of this training, a single one without a launcher, and this process' device by :func:`own_device`.
+    """Connect the processes that ``torchrun`` has started; yields them and the device of this
+    process.
 
     Raises:
-        ProcessError: the other processes cannot be reached.
+        ProcessError: the other processes cannot be reached, or one of them has ended.
+        UsageError: one GPU is named for several processes.
+        DeviceError: there is no such device, or there are fewer GPUs than processes.
     """
-    launch = launched()
-    if launch is None:
-        yield Group(), resolve_device(device)
+    launch, local = launched(), resolve_device(device)
+    if launch.size == 1:
+        yield Group(), local
         return
-    own = own_device(device, launch)
-    ours = not dist.is_initialized()
-    if ours:
-        if own.type == "cuda":
-            torch.cuda.set_device(own)
-        try:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo", timeout=_PATIENCE)
-        except (RuntimeError, ValueError) as error:
-            meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise ProcessError(
-                f"process {launch.rank} of {launch.size} cannot reach the others at {meeting} "
-                f"({str(error).splitlines()[0][:100]}): start them with torchrun"
-            ) from error
-    done = False
+    if local.type == "cuda":
+        if ":" in device:
+            raise UsageError(
+                f"--device {device} is one GPU, but each of {launch.size} processes needs one: "
+                "use --device cuda"
+            )
+        resolve_device(f"cuda:{launch.local_size - 1}")
+        local = torch.device("cuda", launch.local_rank)
+        torch.cuda.set_device(local)
+    finished = False
     try:
-        yield Group(launch.rank, launch.size), own
-        done = True
+        backend = "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_TIMEOUT)
+        yield Group(launch.rank, launch.size), local
+        finished = True
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise ProcessError(
+            "another process of this training failed or ended, so all end: "
+            "run the same command with --resume to continue"
+        ) from error
     finally:
-        # After a failure NCCL would wait for the others; they notice the end of this process. While anything keeps the group, threads of
-        # gloo run on, and can abort the program as it ends.
-        if ours and (done or own.type == "cpu"):
+        # After a failure NCCL would wait for the others, which notice the end of this process.
+        if dist.is_initialized() and (finished or local.type == "cpu"):
             dist.destroy_process_group()
-
-
-def own_device(name: str, launch: Launch) -> torch.device:
-    """The device of one of several processes: the CPU, or the GPU with its local rank.
-
-    Raises:
-        UsageError: a single GPU is named.
-        DeviceError: fewer GPUs than processes.
-    """
-    device = resolve_device(name)
-    if device.type == "cpu":
-        return device
-    if ":" in name:
-        raise UsageError(
-            f"--device {name} is one GPU, but each of {launch.size} processes needs its own: use --device cuda"
-        )
-    there = torch.cuda.device_count()
-    if launch.local_size > there:
-        raise DeviceError(
-            f"{launch.local_size} processes on this machine need a GPU each, and there are {there}: "
-            f"use --nproc-per-node {there}, or --device cpu"
-        )
-    return torch.device("cuda", launch.local_rank)

@@ -1,4 +1,4 @@
-"""Options and arguments that cannot be, and outputs that exist or cannot be: one line before any work, and nothing is touched."""
+"""Unfit options, and outputs that exist: one line before any work, and nothing is touched."""
 
 import os
 import shutil
@@ -46,19 +46,13 @@ REFUSED = """
 2 search MODEL INDEX QUERIES --rows 5:2
 2 search MODEL INDEX QUERIES --rows 1:2:3:4
 2 search MODEL INDEX QUERIES --format png
-1 search MODEL INDEX QUERIES --format png --out x.png --images folder:IMAGES     | has no image with id
+1 search MODEL INDEX QUERIES --format png --out x.png --images folder:IMAGES     | is not the data of the index
 1 search IMAGE_MODEL IMAGE_INDEX PHOTO --format png --out x.png --images DATA -k 2 | a picture needs images
 2 search MODEL INDEX QUERIES --threads 0
 2 search MODEL INDEX QUERIES --device abacus
-2 search MODEL INDEX QUERIES --nprobe 0
-2 search MODEL INDEX QUERIES --nprobe 3 --min-score 1
-2 search MODEL INDEX QUERIES --memory much
-2 search MODEL INDEX QUERIES --memory 1kB                 | 1,000 bytes is too small: at least 262,144
 2 search MODEL INDEX QUERIES --min-score nan
 2 search MODEL INDEX QUERIES --min-score 1 -k 5
 2 search MODEL INDEX QUERIES --allow-ids x --deny-ids x
-2 search MODEL INDEX QUERIES --ray auto,worker=2
-2 search MODEL INDEX QUERIES --ray auto,workers=two
 1 search MODEL INDEX PHOTO                                | images
 1 search MODEL OTHER_INDEX QUERIES                        | codebooks
 1 search MODEL INDEX VECTORS                              | the data of the queries
@@ -70,10 +64,8 @@ REFUSED = """
 1 evaluate MODEL DATA --labels LABELS --protocol 2        | protocol
 2 evaluate MODEL DATA --labels LABELS --codes CODES --protocol 1 | leave out --compare and --protocol
 2 evaluate encoder.onnx DATA --labels LABELS              | encodes queries only
-2 encode MODEL DATA --ray local --batch-size -1           | they must be positive
-2 index MODEL CODES --add                                 | name a manifest
+2 encode MODEL DATA --ray local --batch-size -1           | must be positive
 2 index MODEL                                             | nothing to index
-2 index MODEL CODES --memory 1MB                          | at least 16 MiB
 2 export MODEL --to numpy --factory PQ6x4
 2 export MODEL --to factory --factory PQ8                 | PQ4x4
 1 export IMAGES --to numpy                                | not a model folder
@@ -130,8 +122,6 @@ def test_an_existing_output_is_kept_and_replaced_only_by_a_whole_one(shop, tmp_p
     [
         ("encode", "features.h5", b"precious"),
         ("encode", "features.h5", None),  # of another model
-        ("index", "out.faiss.json", b"precious"),
-        ("export-faiss", "out.faiss.json", b"precious"),
     ],
 )
 def test_what_lies_beside_the_output_is_kept_too(shop, tmp_path, stage, name, content):

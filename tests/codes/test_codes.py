@@ -9,7 +9,7 @@ from index_factory import score_codes, unit
 
 from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
-from gpq_faiss.codes.checks import WORDS, check_codebooks
+from gpq_faiss.codes.checks import CODEWORDS, check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, unfuse
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_tables
@@ -30,7 +30,7 @@ def cosines(x, Z):
     return np.einsum("nmd,mkd->nmk", x.reshape(-1, M, d).astype(np.float64), Z.astype(np.float64))
 
 
-@pytest.mark.parametrize("K", WORDS)
+@pytest.mark.parametrize("K", CODEWORDS)
 @pytest.mark.parametrize("M", [1, 3, 12])
 def test_codes_are_the_brute_force_argmax_cosine(M, K):
     rng = np.random.default_rng([M, K])
@@ -51,7 +51,7 @@ def test_codes_are_the_brute_force_argmax_cosine(M, K):
 
 
 @pytest.mark.parametrize("d", [2, 12, 20])
-@pytest.mark.parametrize("K", WORDS)
+@pytest.mark.parametrize("K", CODEWORDS)
 def test_the_lowest_of_equal_codewords_wins(K, d):
     rng = np.random.default_rng([K, d])
     half = random_codebooks(rng, 3, K // 2, d)

@@ -1,5 +1,7 @@
-"""Search on a device: the answers of a brute-force ranking and of the CPU's index, whatever memory, filter and k; then Faiss' form for
-GPUs, and the benchmark from end to end. The same code runs on the CPU (asked for by name) and, marked ``gpu``, on a GPU."""
+"""Search on a device equals brute force and the index on the CPU; then Faiss' form for GPUs.
+
+The same code runs on the CPU (asked for by name) and, marked ``gpu``, on a GPU.
+"""
 
 import json
 import sys
@@ -13,12 +15,17 @@ from common import run_main
 from gpu_helpers import KERNEL, NO_GPU, ON_GPU, items, on_devices, placed
 from hypothesis import given
 from hypothesis import strategies as st
-from index_factory import best, same, score_codes
+from index_factory import books, padded_best, random_codes, same, score_codes
+from index_factory import queries as random_queries
+from index_factory import within as brute_range
+from model_factory import make_model
 
-from gpq_faiss import Allow, Deny, MemoryIndex
+from gpq_faiss import Index, open_encoder, search
 from gpq_faiss.codes.codebooks import inject, pad_vectors
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
+from gpq_faiss.faissio.files import write_index
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
@@ -32,20 +39,16 @@ def place(device):
         yield there
 
 
-def ranking(made, allowed, k):
-    """The k best allowed items by a full sort, equal scores by id; -inf and -1 beyond them."""
+def ranking(made, mask, k):
+    """The k best items of a mask by a full sort."""
     codes, Z, ids, xq = made
-    D, found = best(xq, codes[allowed], Z, k, ids[allowed])
-    beyond = (0, 0), (0, k - D.shape[1])
-    return np.pad(D, beyond, constant_values=-np.inf), np.pad(found, beyond, constant_values=-1)
+    return padded_best(xq, codes[mask], Z, k, ids[mask])
 
 
-def within(made, allowed, least):
-    """All allowed items that score at least ``least``, cut from the full ranking."""
-    D, found = ranking(made, allowed, max(1, int(allowed.sum())))
-    there = least <= D
-    lims = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int64)
-    return lims, D[there], found[there]
+def within(made, mask, min_score):
+    """All items of a mask with at least a score, by a full sort."""
+    codes, Z, ids, xq = made
+    return brute_range(xq, codes[mask], Z, min_score, ids[mask])
 
 
 @on_devices
@@ -60,19 +63,20 @@ def within(made, allowed, least):
     share=st.floats(0, 1),
     passing=st.sampled_from([0.0, 0.01, 0.3, 0.95, 1.0]),
 )
-def test_any_way_gives_the_ranking_of_what_passes(device, seed, shape, n, distinct, memory, share, passing):
+def test_any_way_gives_the_ranking_of_what_passes(
+    device, seed, shape, n, distinct, memory, share, passing
+):
     codes, Z, ids, xq = made = items(seed, *shape, n=n, distinct=distinct, queries=7)
     with placed(device) as place:
-        index = to_gpu(MemoryIndex.build(codes, Z, ids), place, memory=memory)
+        index = to_gpu(Index.build(codes, Z, ids), place, memory=memory)
         assert index.ntotal == n
         k = max(1, int(share * min(n, 1500)))
         allowed = np.random.default_rng(seed).random(n) < passing
-        where = Allow(ids[allowed])
-        assert same(index.search(xq, k, where=where), ranking(made, allowed, k))
+        assert same(index.search(xq, k, allow=ids[allowed]), ranking(made, allowed, k))
         whole = index.search(xq, k)
         assert same(whole, ranking(made, np.ones(n, bool), k))
         least = float(np.median(whole[0]))
-        assert same(index.range_search(xq, least, where=where), within(made, allowed, least))
+        assert same(index.range_search(xq, least, allow=ids[allowed]), within(made, allowed, least))
         assert same(index.range_search(xq, least), within(made, np.ones(n, bool), least))
 
 
@@ -87,7 +91,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(place, monkeypatch):
     far = heads + 0.01 < heads.max() - spread
     assert far.mean() > 0.8
     monkeypatch.setattr(device_index, "_PARTS", 1)  # each part reads its own best list
-    index = to_gpu(MemoryIndex.build(codes, Z, ids), place)
+    index = to_gpu(Index.build(codes, Z, ids), place)
     words = tables.argmax(axis=1).astype(np.uint8)
     best = torch.from_numpy(words[0::2] | words[1::2] << 4).to(index.device)
     rows = np.argsort(ids)[index._members.cpu().numpy()]
@@ -116,8 +120,8 @@ def test_torch_compiles_the_kernel(M, K, d):
 @on_devices
 def test_tensors_in_tensors_out(place):
     codes, Z, ids, xq = items(3, 8, distinct=200)
-    held = MemoryIndex.build(codes, Z, ids)
-    exact, queries = to_gpu(held.to_faiss("ivf"), place), torch.from_numpy(xq).to(place)
+    held = Index.build(codes, Z, ids)
+    exact, queries = to_gpu(held.to_faiss("fused"), place), torch.from_numpy(xq).to(place)
     D, found = exact.search(queries, 30)
     assert D.device == found.device == exact.device
     assert same((D.cpu().numpy(), found.cpu().numpy()), held.search(xq, 30))
@@ -125,23 +129,25 @@ def test_tensors_in_tensors_out(place):
     assert torch.equal(exact.search(whole.double(), 9)[1], exact.search(queries, 9)[1])
     xq.setflags(write=False)
     assert same(exact.search(xq, 30), held.search(xq, 30))
-    bare = to_gpu(MemoryIndex.build(codes, Z), place)  # row numbers serve as ids
-    allowed = np.arange(1500) % 5 != 0
-    made, denied = (codes, Z, np.arange(1500), xq), Deny(np.arange(0, 1500, 5))
+    bare = to_gpu(Index.build(codes, Z), place)  # row numbers serve as ids
+    allowed, denied = np.arange(1500) % 5 != 0, np.arange(0, 1500, 5)
+    made = codes, Z, np.arange(1500), xq
     expected = ranking(made, allowed, 1300)
-    assert same([part.cpu().numpy() for part in bare.search(queries, 1300, where=denied)], expected)
+    results = [part.cpu().numpy() for part in bare.search(queries, 1300, deny=denied)]
+    assert same(results, expected)
     assert (expected[1] == -1).any()
-    for where, least in ((denied, 1.0), (Allow([]), -9.0)):
-        passing = allowed & (where is denied)
-        found = [part.cpu().numpy() for part in bare.range_search(queries, least, where=where)]
-        assert same(found, within(made, passing, least))
+    for options, mask in (({"deny": denied}, allowed), ({"allow": []}, allowed & False)):
+        results = [part.cpu().numpy() for part in bare.range_search(queries, 1.0, **options)]
+        assert same(results, within(made, mask, 1.0))
 
 
-@pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)])
+@pytest.mark.parametrize(
+    ("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)]
+)
 @pytest.mark.parametrize("device", [KERNEL])
 def test_memory_bounds_the_blocks(place, memory, k, monkeypatch):
     codes, Z, ids, xq = items(14, 6, n=5000, queries=100)
-    held = MemoryIndex.build(codes, Z, ids)
+    held = Index.build(codes, Z, ids)
     seen = []
     real = DeviceIndex._best
 
@@ -153,9 +159,9 @@ def test_memory_bounds_the_blocks(place, memory, k, monkeypatch):
     monkeypatch.setattr(DeviceIndex, "_best", watched)
     allowed = np.random.default_rng(0).random(5000) < 0.4
     index = to_gpu(held, place, memory=memory)
-    for where in (None, Allow(ids[allowed])):
+    for allow in (None, ids[allowed]):
         seen.clear()
-        assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
+        assert same(index.search(xq, k, allow=allow), held.search(xq, k, allow=allow))
         assert sum(seen) == 100
         most = memory // (2 * k * device_index._RESULT)
         assert max(seen) == min(100, max(1, most))
@@ -163,27 +169,26 @@ def test_memory_bounds_the_blocks(place, memory, k, monkeypatch):
 
 @on_devices
 def test_an_index_on_a_device_is_a_snapshot(place):
-    """Neither the owner of the ids nor a filter function can alter it; what passes is asked anew."""
     codes, Z, _, xq = items(10, 6, n=300)
     ids = np.arange(300, dtype=np.int64) * 3
-    made = codes, Z, ids.copy(), xq
+    made = codes.copy(), Z, ids.copy(), xq
+    index = to_gpu(Index.build(codes, Z, ids), place)
+    codes[:], ids[:] = 0, 7
+    assert same(index.search(xq, 30), ranking(made, np.ones(300, bool), 30))
 
-    def divided(i):
-        passes = i % divisor == 0
-        i[:] = 0
-        return passes
 
-    before = to_gpu(MemoryIndex.build(codes, Z, ids), place)
-    ids[:] = 7  # the caller's array
-    for divisor in (2, 2, 5):
-        expected = ranking(made, made[2] % divisor == 0, 30)
-        assert same(before.search(xq, 30, where=divided), expected)
+@on_devices
+def test_changes_are_on_the_device_too(place):
+    codes, Z, ids, xq = items(10, 6, n=300)
+    index = Index.build(codes[:200], Z, ids[:200]).merge(Index.build(codes[200:], Z, ids[200:]))
+    index = index.remove_ids(ids[::3])
+    assert same(to_gpu(index, place).search(xq, 50), index.search(xq, 50))
 
 
 @on_devices
 def test_unfit_queries_arguments_and_sources_are_one_line_errors(place, monkeypatch):
     codes, Z, ids, xq = items(11, 6, n=300)
-    source = MemoryIndex.build(codes, Z, ids)
+    source = Index.build(codes, Z, ids)
     index, small = (to_gpu(source, place, memory=memory) for memory in (1 << 20, 1000))
     nan = xq.copy()
     nan[3, 1] = np.nan
@@ -195,22 +200,29 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(place, monkeypa
             (xq[:0], "empty|at least one row"),
             (xq[:, 1:], "71"),
             (xq[0], r"\[n, 72\]"),
-            (nan, "NaN or infinity in row 3"),
+            (nan, "NaN.* in row 3"),
             (huge, "too large for float32 scores in rows? "),
             (xq.astype(np.complex64), "complex64"),
         )
     ]
     calls += [
         *((UsageError, "k = ", lambda k=k: index.search(xq, k)) for k in (0, 301, True, 2.0)),
-        (UsageError, "queries are on meta", lambda: index.search(torch.empty((2, 72), device="meta"), 5)),
-        (UsageError, "on a device it is exact", lambda: index.search(xq, 5, nprobe=2)),
-        (UsageError, "where = str", lambda: index.search(xq, 5, where="ids")),
+        (
+            UsageError,
+            "queries are on meta",
+            lambda: index.search(torch.empty((2, 72), device="meta"), 5),
+        ),
+        (UsageError, "exclude each other", lambda: index.search(xq, 5, allow=[1], deny=[2])),
         (UsageError, "raise memory", lambda: small.search(xq, 200)),
         (UsageError, "memory of -5 bytes", lambda: to_gpu(source, place, memory=-5)),
         (DataError, "more than 50 results", lambda: index.range_search(xq, -100.0, limit=50)),
-        (UsageError, "NaN", lambda: index.range_search(xq, float("nan"))),
+        (UsageError, "not nan", lambda: index.range_search(xq, float("nan"))),
         (DataError, "empty", lambda: to_gpu(inject(Z), "cpu")),
-        (DataError, "not the product-quantised codes", lambda: to_gpu(faiss.IndexFlatIP(12), "cpu")),
+        (
+            DataError,
+            "not codes of a product quantiser",
+            lambda: to_gpu(faiss.IndexFlatIP(12), "cpu"),
+        ),
         *(
             (UsageError, "use cpu, cuda, cuda:N", lambda device=device: to_gpu(source, device))
             for device in ("gpu", "mps", "cuda:x")
@@ -228,25 +240,26 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(place, monkeypa
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, "cuda:7", 7])
 def test_a_missing_gpu_is_an_error(device):
     with pytest.raises(DeviceError, match="torch sees no GPU here"):
-        to_gpu(MemoryIndex.build(*items(13, 3, n=20)[:2]), device)
+        to_gpu(Index.build(*items(13, 3, n=20)[:2]), device)
 
 
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
 def test_a_gpu_by_its_front_door(M):
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
-    held = MemoryIndex.build(codes, Z, ids)
+    held = Index.build(codes, Z, ids)
     index = to_gpu(held)
     assert index.device == torch.device("cuda:0")
-    for where in (None, Deny(ids[::100]), Allow(ids[::100]), lambda i: i % 3 == 0):
+    for options in ({}, {"deny": ids[::100]}, {"allow": ids[::100]}, {"allow": ids[::3]}):
         for k in (10, 1000, 5000):
-            assert same(index.search(xq, k, where=where), held.search(xq, k, where=where))
-        assert same(index.range_search(xq, 2.0, where=where), held.range_search(xq, 2.0, where=where))
+            assert same(index.search(xq, k, **options), held.search(xq, k, **options))
+        expected = held.range_search(xq, 2.0, **options)
+        assert same(index.range_search(xq, 2.0, **options), expected)
 
 
 @pytest.mark.parametrize("k", [pytest.param(k, marks=ON_GPU) for k in (10, 5000, 1_000_000)])
 def test_memory_is_kept_on_a_gpu(k):
     codes, Z, _, xq = items(22, 6, n=1_000_000, queries=256)
-    index = to_gpu(MemoryIndex.build(codes, Z), memory=1 << 28)
+    index = to_gpu(Index.build(codes, Z), memory=1 << 28)
     queries = torch.from_numpy(xq).cuda()[: 256 if k < 1_000_000 else 2]
     index.search(queries[:1], 1)
     torch.cuda.reset_peak_memory_stats()
@@ -255,11 +268,37 @@ def test_memory_is_kept_on_a_gpu(k):
     assert torch.cuda.max_memory_allocated() - before <= 2 * (1 << 28) + D.nbytes + found.nbytes
 
 
+@pytest.mark.parametrize(
+    "options", [pytest.param(o, marks=ON_GPU) for o in ({"k": 3000}, {"min_score": 2.5})]
+)
+def test_stage_on_a_gpu_finds_what_the_cpu_finds(tmp_path, options):
+    model = make_model(tmp_path / "model", M=6)
+    codes = random_codes(6000, 6, distinct=3000)
+    header = read_model(model)
+    index = write_index(Index.build(codes, header.codebooks).to_faiss(), tmp_path / "x.faiss")
+    np.save(tmp_path / "queries.npy", random_queries(12, 20))
+    results = [
+        search(open_encoder(model, device), index, str(tmp_path / "queries.npy"), **options)
+        for device in ("cuda", "cpu")
+    ]
+    assert results[0].description.endswith("on cuda:0")
+    assert np.array_equal(results[0].ids, results[1].ids)
+    assert np.allclose(results[0].scores, results[1].scores, atol=1e-5)
+
+
+def test_l2_is_refused_on_a_device():
+    index = Index.build(items(0, 3)[0], books(3), metric_type=faiss.METRIC_L2)
+    with pytest.raises(UsageError, match="of the metric L2 is searched on the CPU"):
+        to_gpu(index, "cpu")
+
+
 # Faiss' form for GPUs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [500, 5000])
-@pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 16), (6, 16), (8, 16), (12, 16), (5, 256)])
+@pytest.mark.parametrize(
+    ("M", "K"), [(1, 16), (3, 16), (5, 16), (6, 16), (8, 16), (12, 16), (5, 256)]
+)
 def test_the_form_for_gpus_scores_like_the_tables(M, K, n):
     codes, Z, ids, xq = items(0, M, K, n=n)
     ivf = zero_lists(codes, Z, ids)
@@ -275,14 +314,17 @@ def test_the_form_for_gpus_scores_like_the_tables(M, K, n):
 
 
 def test_what_a_gpu_cannot_take_is_refused():
-    for M, K, message in ((3, 32, r"a GPU supports 16 .* or 256; use to_gpu"), (49, 256, "at most 48")):
+    for M, K, message in (
+        (3, 32, r"a GPU supports 16 .* or 256; use to_gpu"),
+        (49, 256, "at most 48"),
+    ):
         codes, Z, ids, _ = items(0, M, K, n=10)
         with pytest.raises(UsageError, match=message):
             zero_lists(codes, Z, ids)
 
 
 def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
-    source = MemoryIndex.build(*items(0, 3)[:2])
+    source = Index.build(*items(0, 3)[:2])
 
     def full(_resources, _index, config):
         halves = config.flatConfig.useFloat16, config.useFloat16LookupTables
@@ -293,7 +335,9 @@ def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
     monkeypatch.setattr(faiss, "StandardGpuResources", object)
     monkeypatch.setattr(faiss, "GpuIndexIVFPQ", full)
-    with pytest.raises(DeviceError, match=r"cannot copy the index to GPU 1: out of memory on the card$"):
+    with pytest.raises(
+        DeviceError, match=r"cannot copy the index to GPU 1: out of memory on the card$"
+    ):
         to_faiss_gpu(source, 1)
     with pytest.raises(DeviceError, match="GPU 2 was requested, but Faiss sees 2"):
         to_faiss_gpu(source, 2)
@@ -306,7 +350,7 @@ def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
 def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
     """A query whose tables were mixed with the next one's would miss results; now and then is enough."""
     codes, Z, _, xq = items(0, M, n=20_000, queries=1024)
-    index = to_faiss_gpu(MemoryIndex.build(codes, Z))
+    index = to_faiss_gpu(Index.build(codes, Z))
     scores = score_codes(xq, codes, Z)
     expected = -np.sort(-scores, axis=1)
     for k in (1, 100, 100, 100, 100, 2048):

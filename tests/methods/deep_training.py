@@ -17,7 +17,7 @@ from gpq_faiss.data.reader import Reader
 from gpq_faiss.experiment.grid import baseline_config
 from gpq_faiss.methods.registry import find_method
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch, embed_rows
-from gpq_faiss.training.loop import Fitted, RunOptions, fit
+from gpq_faiss.training.loop import RunOptions, Training, fit
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="digits-")
 
@@ -49,13 +49,13 @@ def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any
     return validate(baseline_config(preset("recommended"), perceptron=True).with_settings(changes))
 
 
-def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options: Any) -> Fitted:
+def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options: Any) -> Training:
     build, made = find_method(name).load(), RunOptions(**{"validate_every": 10, **options})
     return fit(build, dataset, split_of(dataset), config, folder=folder, identity="t", options=made)
 
 
 @cache
-def trained(name: str) -> Fitted:
+def trained(name: str) -> Training:
     """A method of 16 bits after a short training on the features: one for all tests that look at its outcome."""
     return fitted(name, features(), quick_config(steps=100), Path(_FOLDER.name) / name)
 

@@ -269,7 +269,7 @@ def test_items_of_several_labels_have_more_class_codebooks_also_in_a_file(own, e
         y[rows, of_one % 21] = 1
     with Reader(open_data(x.numpy()), 0) as reader:
         made.fit_inputs(reader, rows)
-        made.take_labels(made.fit_labels(reader, rows, y, rows[:0]))
+        made.fit_labels(reader, rows, y, rows[:0])
     made.fit_codebooks(Sampler(x))
     other.load_state_dict(made.state_dict())
     assert made.A == other.A == expected

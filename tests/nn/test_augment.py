@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gpq_faiss.nn.augment import random_flip_crop
-from gpq_faiss.nn.joint import Share
 
 
 def naive(image, dy, dx, flip, pad, colour):
@@ -38,8 +37,3 @@ def test_batch_equals_loop(size, flip, typed):
         for b in range(9):
             expected = naive(images[b], dy[b], dx[b], flip and mirrored[b], pad, padding)
             assert torch.equal(found[b], expected)
-    generator = torch.Generator().manual_seed(1)
-    of_share = random_flip_crop(
-        images[2:7], generator, flip=flip, colour=torch.tensor([3.0, 200.0, 7.0]), share=Share(2, 7, 9)
-    )
-    assert torch.equal(of_share, found[2:7])

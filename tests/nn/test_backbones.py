@@ -19,7 +19,6 @@ from gpq_faiss.nn.backbones import (
     BackboneSpec,
     build_backbone,
 )
-from gpq_faiss.nn.joint import RowDropout
 from gpq_faiss.nn.weights import load_into, read_weights
 
 
@@ -129,7 +128,7 @@ def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
 def test_mlp_is_the_layers_it_names():
     net = build("mlp", in_width=6, hidden=(10, 7), dropout=0.5)
     layers = net.get_submodule("layers")
-    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, RowDropout]
+    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, nn.Dropout]
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(net(x), net(x))  # dropout
     net.eval()

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 from model_factory import digits, make_model
-from served import TOKEN, Served, open_live
-from starlette.testclient import TestClient
+from served import TOKEN, Served, client_of, open_live
 
 from gpq_faiss import Encoder, encode, index
-from gpq_faiss.serve.app import create_app
-from gpq_faiss.serve.guard import Settings
+from gpq_faiss.serve.schemas import Settings
 from gpq_faiss.serve.service import Service
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``model``, for digits, and ``index.faiss``."""
+    """A folder with ``model``, for digits, ``codes.h5`` and ``index.faiss``."""
     folder = tmp_path_factory.mktemp("made")
     model = make_model(folder / "model", "images", image_size=8, backbone="mlp")
-    codes = encode(model, "digits", folder / "codes.h5")
-    index(model, codes, folder / "index.faiss")
+    index(model, encode(model, "digits", folder / "codes.h5"), folder / "index.faiss")
     return folder
 
 
@@ -33,16 +30,14 @@ def encoder(made: Path) -> Encoder:
 @pytest.fixture
 def index_file(made: Path, tmp_path: Path) -> Path:
     """The index, to be changed."""
-    for name in ("index.faiss", "index.faiss.json"):
-        shutil.copy(made / name, tmp_path / name)
+    for path in made.glob("index.faiss*"):
+        shutil.copy(path, tmp_path)
     return tmp_path / "index.faiss"
 
 
 @pytest.fixture
 def served(encoder: Encoder, index_file: Path) -> Iterator[Served]:
     """The service in this process, writable, with the digits as its data."""
-    live = open_live(index_file, writable=True)
-    service = Service(encoder, live, digits())
-    app = create_app(service, Settings(token=TOKEN, rate=0))
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        yield Served(client, service, index_file)
+    with open_live(index_file, writable=True) as live:
+        service = Service(encoder, live, digits(), Settings(token=TOKEN))
+        yield Served(client_of(service), service, index_file)

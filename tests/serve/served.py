@@ -1,7 +1,6 @@
-"""What the tests of the service share."""
+"""Helpers of the tests of the service."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,65 +8,87 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.testclient import TestClient
 
 from gpq_faiss.codes.bits import code_size
-from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.serve.guard import Settings
+from gpq_faiss.indexes.opening import open_index
+from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.live import LiveIndex
-from gpq_faiss.serve.run import Server, _bound
+from gpq_faiss.serve.run import bind
 from gpq_faiss.serve.service import Service
-from gpq_faiss.store.header import codebooks_fingerprint
 
 TOKEN = "a-token-of-these-tests"  # noqa: S105
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
-def open_live(path: Path, Z: Any = None, **options: Any) -> LiveIndex:
-    """The index at a path, for a model with the codebooks ``Z`` (default: those of the index)."""
-    Z = open_in_memory(path).codebooks if Z is None else Z
-    return LiveIndex(path, code_size(*Z.shape[:2]), codebooks_fingerprint(Z), **options)
+def open_live(path: Path, **options: Any) -> LiveIndex:
+    """Open an index for the model that it belongs to."""
+    index = open_index(path, changes=False)
+    return LiveIndex(path, code_size(index.M, index.K), index.fingerprint, **options)
+
+
+def client_of(service: Service) -> TestClient:
+    """Return a client of the application of a service."""
+    return TestClient(create_app(service), base_url="http://127.0.0.1")
 
 
 @dataclass
 class Served:
-    """A running application and what it serves."""
+    """A client of a service, and its index file."""
 
     client: TestClient
     service: Service
     index_file: Path
 
-    def search(self, **body: Any) -> dict[str, Any]:
-        """The answer to a search that is right."""
+    def search(self, **body: Any) -> list[dict[str, Any]]:
+        """Return the results of a search."""
         answer = self.client.post("/search", json=body)
         assert answer.status_code == 200, answer.text
-        found = answer.json()
-        return found
+        results: list[dict[str, Any]] = answer.json()["results"]
+        return results
+
+    def ids(self, **body: Any) -> list[int]:
+        """Return the ids of the results of a search."""
+        return [result["id"] for result in self.search(**body)]
 
     def add(self, **body: Any) -> int:
-        """The id of an item that could be added."""
+        """Add an item, and return its id."""
         answer = self.client.post("/items", json=body, headers=BEARER)
         assert answer.status_code == 201, answer.text
         return int(answer.json()["id"])
 
-    def remove(self, number: int) -> None:
-        """Remove an item that is there."""
-        answer = self.client.delete(f"/items/{number}", headers=BEARER)
+    def remove(self, id_: int) -> None:
+        """Remove an item."""
+        answer = self.client.delete(f"/items/{id_}", headers=BEARER)
         assert answer.status_code == 200, answer.text
+
+    def item(self, id_: int) -> dict[str, Any]:
+        """Return an item."""
+        answer = self.client.get(f"/items/{id_}")
+        assert answer.status_code == 200, answer.text
+        item: dict[str, Any] = answer.json()
+        return item
 
 
 @contextmanager
-def listening(service: Service, settings: Settings) -> Iterator[tuple[str, int]]:
-    """The server of ``gpq serve`` in a thread, at this address and port."""
-    with _bound("127.0.0.1", 0) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that it soon waits for clients
-        server = Server(service, settings)
+def listening(service: Service) -> Iterator[str]:
+    """Serve in a thread, at the address that is yielded."""
+    started = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    with bind("127.0.0.1", 0) as bound:
+        config = uvicorn.Config(create_app(service), log_level="warning", lifespan="off")
+        server = Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
         thread.start()
-        while not server.started:
-            assert thread.is_alive()
+        assert started.wait(30)
         try:
-            yield bound.getsockname()
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

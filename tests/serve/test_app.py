@@ -2,152 +2,218 @@
 
 import io
 import json
+import logging
+import shutil
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
-from model_factory import make_model
+from model_factory import digits, make_model
 from PIL import Image
-from served import BEARER, TOKEN, Served, open_live
+from served import BEARER, TOKEN, Served, client_of, open_live
 
 import gpq_faiss as gpq
 from gpq_faiss import Encoder, export_encoder, open_data, open_encoder
 from gpq_faiss.codes.encode import decode
-from gpq_faiss.data.standard import open_digits
-from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.serve import guard
-from gpq_faiss.serve.app import create_app
-from gpq_faiss.serve.catalogue import Catalogue
-from gpq_faiss.serve.guard import Settings
-from gpq_faiss.serve.live import Snapshot
+from gpq_faiss.errors import UsageError
+from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.serve.run import serve
+from gpq_faiss.serve.schemas import Settings
 from gpq_faiss.serve.service import Service
+from gpq_faiss.store.changes import changes_path
 
-DIGITS = open_digits()
+DIGITS = digits()
 CLASSES = DIGITS.labels.class_ids()
 VECTOR = [1.0] * 72
+JSON = {"content-type": "application/json"}
 
 
 def png(row):
-    written = io.BytesIO()
-    Image.fromarray(DIGITS.pixels[row]).save(written, "PNG")
-    return written.getvalue()
+    content = io.BytesIO()
+    Image.fromarray(DIGITS.pixels[row]).save(content, "PNG")
+    return content.getvalue()
 
 
-def planes(row):
-    return DIGITS.read(slice(row, row + 1))
+def vector_of(encoder, row):
+    return encoder.embed(DIGITS.read(slice(row, row + 1)), queries=True)[0]
 
 
-def expected(served, vector, k, **options):
-    D, ids = open_in_memory(served.index_file).search(vector, k, **options)
-    return [(int(i), float(np.float32(s))) for i, s in zip(ids[0], D[0], strict=True) if i != -1]
+def nearest(served, vector, k, **filters):
+    D, ids = open_index(served.index_file).search(vector, k, **filters)
+    return [(int(id_), float(score)) for id_, score in zip(ids[0], D[0], strict=True) if id_ != -1]
 
 
-def found(answer):
+def results_of(answer):
     assert answer.status_code == 200, answer.text
-    return [(one["id"], float(np.float32(one["score"]))) for one in answer.json()["results"]]
+    return [(result["id"], result["score"]) for result in answer.json()["results"]]
 
 
-def client_of(encoder, index_file, settings, **options):
-    live = open_live(index_file, **options)
-    return TestClient(create_app(Service(encoder, live), settings), base_url="http://127.0.0.1")
+def error_of(answer, status):
+    assert answer.status_code == status, answer.text
+    (error,) = answer.json().values()
+    assert "\n" not in error
+    assert len(error) < 400
+    return error
 
 
-# Searching --------------------------------------------------------------------------------------------------------------
+# Searches ---------------------------------------------------------------------------------------
 
 
-def test_an_image_an_item_and_a_vector_find_what_the_index_finds(served, encoder):
-    Z = encoder.model.codebooks
-    for row in (0, 7, 100):
-        vector, _ = encoder.embed(planes(row), queries=True)
-        wanted = expected(served, vector, 20)
-        answer = served.client.post("/search", files={"image": ("a.png", png(row))}, data={"k": "20"})
-        assert found(answer) == wanted
-        for query in ({"id": row}, {"vector": vector[0].tolist()}):
-            assert found(served.client.post("/search", json={**query, "k": 20})) == wanted
-        said = answer.json()
-        assert said["results"][0]["labels"] == [str(CLASSES[said["results"][0]["id"]])]
-        assert said["ntotal"] == len(DIGITS)
-        assert said["took_ms"] > 0
-        parts = zip(Z, vector.reshape(len(Z), -1), strict=True)
-        assert said["best"] == pytest.approx(sum(float((z @ part).max()) for z, part in parts), rel=1e-5)
+@pytest.mark.parametrize("row", [0, 7, 100])
+def test_an_image_an_item_and_a_vector_find_the_nearest(served, encoder, row):
+    vector = vector_of(encoder, row)
+    expected = nearest(served, vector, 20)
+    form = {"files": {"image": png(row)}, "data": {"k": "20"}}
+    for request in (
+        form,
+        {"json": {"id": row, "k": 20}},
+        {"json": {"vector": vector[0].tolist(), "k": 20}},
+    ):
+        assert results_of(served.client.post("/search", **request)) == expected
 
 
-def test_filters_by_ids_and_labels_are_those_of_the_index(served, encoder):
-    filters = [
-        ({"allow_ids": [5, 9, 10**15, 4]}, lambda ids: np.isin(ids, [4, 5, 9])),
-        ({"deny_ids": [3, 5]}, lambda ids: ~np.isin(ids, [3, 5])),
-        ({"allow_labels": ["3", "8"]}, lambda ids: np.isin(CLASSES[ids], [3, 8])),
-        ({"deny_labels": ["3"], "deny_ids": [1]}, lambda ids: (CLASSES[ids] != 3) & (ids != 1)),
-        (
-            {"allow_labels": ["3"], "allow_ids": list(range(50)), "deny_ids": [3]},
-            lambda ids: (CLASSES[ids] == 3) & (ids < 50) & (ids != 3),
-        ),
-        ({"allow_ids": []}, lambda ids: np.zeros(len(ids), np.bool_)),
-        ({"allow_labels": []}, lambda ids: np.zeros(len(ids), np.bool_)),
-        ({"deny_labels": []}, lambda ids: np.ones(len(ids), np.bool_)),
-    ]
-    vector = encoder.embed(planes(3), queries=True)[0]
-    for given, where in filters:
-        wanted = expected(served, vector, 12, where=where)
-        assert found(served.client.post("/search", json={"id": 3, "k": 12, **given})) == wanted
-        if all(given.values()):  # a form has no empty lists
-            form = {name: list(map(str, values)) for name, values in given.items()} | {"k": "12"}
-            assert found(served.client.post("/search", files={"image": png(3)}, data=form)) == wanted
+def test_results_have_names_and_labels(served):
+    (result,) = served.search(id=7, k=1)
+    assert result["labels"] == [str(CLASSES[result["id"]])]
 
 
-def test_queries_of_many_clients_are_searched_together_and_get_their_own_answers(served):
+FILTERS = [
+    ({"allow_ids": [5, 9, 10**15, 4]}, lambda ids: np.isin(ids, [4, 5, 9])),
+    ({"deny_ids": [3, 5]}, lambda ids: ~np.isin(ids, [3, 5])),
+    ({"allow_labels": ["3", "8"]}, lambda ids: np.isin(CLASSES, [3, 8])),
+    ({"deny_labels": ["3"], "deny_ids": [1]}, lambda ids: (CLASSES != 3) & (ids != 1)),
+    (
+        {"allow_labels": ["3"], "allow_ids": list(range(50)), "deny_ids": [3]},
+        lambda ids: (CLASSES == 3) & (ids < 50) & (ids != 3),
+    ),
+    ({"allow_ids": []}, lambda ids: ids < 0),
+    ({"allow_labels": []}, lambda ids: ids < 0),
+    ({"deny_labels": []}, lambda ids: ids >= 0),
+]
+
+
+@pytest.mark.parametrize(("filters", "passes"), FILTERS)
+def test_filters_are_those_of_the_index(served, encoder, filters, passes):
+    allow = np.flatnonzero(passes(np.arange(len(DIGITS))))
+    expected = nearest(served, vector_of(encoder, 3), 12, allow=allow)
+    assert results_of(served.client.post("/search", json={"id": 3, "k": 12, **filters})) == expected
+    if all(filters.values()):  # a form has no empty lists
+        form = {name: list(map(str, values)) for name, values in filters.items()} | {"k": "12"}
+        answer = served.client.post("/search", files={"image": png(3)}, data=form)
+        assert results_of(answer) == expected
+
+
+def test_queries_of_many_clients_get_their_own_answers_together(served):
     rng = np.random.default_rng(0)
-    asked = [
-        {
-            **({"id": row} if row % 2 else {"vector": rng.standard_normal(72).tolist()}),
-            **({"deny_ids": [5]} if row % 3 else {}),
-            "k": 1 + row % 7,
-        }
-        for row in range(40)
-    ]
-    alone = [served.search(**one)["results"] for one in asked]
-    sizes = []
-    run = served.service._searches.run
+    requests = [{"vector": rng.standard_normal(72).tolist(), "k": 1 + row % 7} for row in range(40)]
+    requests += [{"id": row, "deny_ids": [row]} for row in range(10)]
+    alone = [served.search(**request) for request in requests]
+    sizes, search, begin = [], served.service._search_batch, threading.Barrier(16)
 
-    def seen(batch):
-        sizes.append(len(batch))
-        return run(batch)
+    def search_batch(vectors, *arguments, **filters):
+        sizes.append(len(vectors))
+        return search(vectors, *arguments, **filters)
 
-    served.service._searches.run = seen
-    begin = threading.Barrier(16)
+    served.service._search_batch = search_batch
 
     def ask(row):
         begin.wait()
-        return served.search(**asked[row % 40])["results"]
+        return served.search(**requests[row % 50])
 
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, range(160))) == alone * 4
-    assert sum(sizes) == 160
-    assert len(sizes) < 160, "no two queries were searched together"
+        assert list(pool.map(ask, range(400))) == alone * 8
+    assert sum(sizes) == 400
+    assert max(sizes) > 1
 
 
-def test_an_item_without_an_original_is_searched_by_its_code(encoder, index_file):
-    with client_of(encoder, index_file, Settings()) as client:
-        index = open_in_memory(index_file)
-        code = index.code_of(4)
-        D, ids = index.search(decode(code[None], index.codebooks), 10)
-        answer = client.post("/search", json={"id": 4, "k": 10})
-        assert found(answer) == list(zip(ids[0].tolist(), D[0].tolist(), strict=True))
-        assert all(set(one) == {"id", "score"} for one in answer.json()["results"])
-        assert client.get("/items/4").json() == {"id": 4}
-        assert client.get("/items/4/thumbnail").status_code == 404
-        assert client.post("/search", json={"id": 4, "allow_labels": ["1"]}).status_code == 422
+def test_an_error_of_a_search_is_that_of_all_who_wait(served, monkeypatch):
+    client = served.client
+    client.__init__(client.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served.service), "_search_batch", lambda *_: 1 / 0)
+        assert error_of(client.post("/search", json={"id": 1}), 500) == "internal error"
+    assert served.search(id=1)
+
+
+def test_an_item_without_a_picture_is_searched_by_its_code(encoder, index_file):
+    index = open_index(index_file)
+    expected = index.search(decode(index.code_of(4)[None], index.codebooks), 10)[1][0].tolist()
+    with open_live(index_file) as live:
+        client = client_of(Service(encoder, live))
+        assert [id_ for id_, _ in results_of(client.post("/search", json={"id": 4}))] == expected
+        assert "no picture" in error_of(client.get("/items/4/thumbnail"), 404)
         assert client.get("/info").json()["thumbnails"] is False
-        items = client.get("/items?k=30").json()["items"]
-        assert len({one["id"] for one in items}) == 30
-        assert client.get("/items?k=10").json()["items"] == items[:10]
+
+
+def test_a_file_of_codes_is_served_as_an_index(served, encoder, made):
+    with open_live(made / "codes.h5") as live:
+        client = client_of(Service(encoder, live, DIGITS))
+        for path, body in (
+            ("/search", {"id": 7, "allow_labels": ["7"]}),
+            ("/search", {"id": 8, "k": 99}),
+        ):
+            answers = [c.post(path, json=body).json() for c in (client, served.client)]
+            assert answers[0] == answers[1]
+        assert client.get("/items/7/thumbnail").status_code == 200
+
+
+def test_a_network_in_onnx_answers_searches(made, served, tmp_path):
+    pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+    file = export_encoder(made / "model", tmp_path / "encoder.onnx")
+    with open_live(made / "index.faiss") as live:
+        query = {"files": {"image": png(5)}}
+        clients = client_of(Service(open_encoder(file), live)), served.client
+        scores = [[score for _, score in results_of(c.post("/search", **query))] for c in clients]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    with pytest.raises(UsageError, match="needs the model folder"):
+        serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
+
+
+@pytest.fixture
+def features(tmp_path):
+    """A service of features, with the features as its data."""
+    x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
+    names = np.array([f"item {row}" for row in range(30)])
+    np.savez(tmp_path / "x.npz", features=x, names=names)
+    model, data = make_model(tmp_path / "model"), f"features:{tmp_path / 'x.npz'}"
+    file = gpq.index(model, gpq.encode(model, data, tmp_path / "c.h5"), tmp_path / "i.faiss")
+    with open_live(file, writable=True) as live:
+        service = Service(Encoder.load(model), live, open_data(data), Settings(token=TOKEN))
+        served = Served(client_of(service), service, file)
+        served.x = x
+        yield served
+
+
+def test_features_an_id_and_a_name_find_the_nearest(features):
+    x = features.x
+    expected = nearest(features, features.service.encoder.embed(x[3:4], queries=True)[0], 30)
+    for query in ({"id": 3}, {"name": "item 3"}, {"features": x[3].tolist()}):
+        assert results_of(features.client.post("/search", json={**query, "k": 30})) == expected
+
+
+def test_added_features_have_the_code_of_the_indexed_ones(features):
+    assert features.add(features=features.x[3].tolist()) == 30
+    np.testing.assert_array_equal(*(features.service.code_of(id_) for id_ in (3, 30)))
+
+
+WITHOUT_CODE = [{"features": [0.0] * 20}, {"features": [1.0]}, {"vector": VECTOR[1:]}]
+
+
+@pytest.mark.parametrize("path", ["/search", "/items"])
+@pytest.mark.parametrize("body", WITHOUT_CODE)
+def test_features_without_a_code_are_refused(features, path, body):
+    error_of(features.client.post(path, json=body, headers=BEARER), 422)
+
+
+def test_a_model_of_features_takes_no_image(features):
+    error = error_of(features.client.post("/search", files={"image": png(1)}), 422)
+    assert error == "image: the model takes features, not images"
+
+
+# Items ------------------------------------------------------------------------------------------
 
 
 def listed(served, **options):
@@ -157,367 +223,365 @@ def listed(served, **options):
     return items
 
 
-def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served):
-    thirty = listed(served, k=30)
-    assert [one["labels"] for one in thirty] == [[str(c)] for c in range(10)] * 3
+def test_a_few_items_of_every_label_are_listed_first(served):
+    items = listed(served, k=30)
+    assert [item["labels"] for item in items] == [[str(c)] for c in range(10)] * 3
+    assert listed(served, k=7) == items[:7]
+    assert len({item["id"] for item in listed(served, k=1000)}) == 1000
+
+
+def test_the_items_of_some_labels_are_listed(served):
+    ids = {item["id"] for item in listed(served, k=1000, label=["3", "8"])}
+    assert ids == set(np.flatnonzero(np.isin(CLASSES, [3, 8])).tolist())
+
+
+def test_removed_items_are_not_listed(served):
+    items = listed(served, k=30)
+    for item in items[:3]:
+        served.remove(item["id"])
+    assert not {item["id"] for item in items[:3]} & {item["id"] for item in listed(served, k=1000)}
+
+
+def test_items_are_found_by_name(served):
+    first, second = (served.add(vector=VECTOR, name="a name", labels=["x"]) for _ in range(2))
+    assert listed(served, name="a name", k=1) == [{"id": first, "name": "a name", "labels": ["x"]}]
+    error = error_of(served.client.post("/search", json={"name": "a name"}), 409)
+    assert error.startswith("2 items have the name 'a name'")
+    served.remove(second)
+    assert [item["id"] for item in listed(served, name="a name", label="x")] == [first]
+    assert listed(served, name="a name", label="3") == []
+    assert served.ids(name="a name", k=3) == served.ids(id=first, k=3)
+
+
+def test_labels_are_counted(served):
+    served.remove(int(np.flatnonzero(CLASSES == 3)[0]))
+    served.add(vector=VECTOR, labels=["4", "new"])
     info = served.client.get("/info").json()
-    assert dict(zip(info["labels"], info["label_counts"], strict=True)) == Counter(map(str, CLASSES.tolist()))
-    assert all(CLASSES[one["id"]] == int(one["labels"][0]) for one in thirty)
-    assert listed(served) == thirty[:24]
-    assert len({one["id"] for one in listed(served, k=1000)}) == 1000
-    some = listed(served, k=1000, label=["3", "8"])
-    assert {one["id"] for one in some} == set(np.flatnonzero(np.isin(CLASSES, [3, 8])).tolist())
-    for one in thirty[:3]:
-        served.remove(one["id"])
-    assert listed(served, k=7) == thirty[3:10]
+    expected = Counter(map(str, CLASSES.tolist())) + Counter(["4", "new"])
+    expected["3"] -= 1
+    assert dict(zip(info["labels"], info["label_counts"], strict=True)) == expected
 
 
-# Changing ---------------------------------------------------------------------------------------------------------------
+def test_an_index_without_labels_lists_some_items(encoder, made, tmp_path):
+    path = gpq.index(made / "model", made / "codes.h5", tmp_path / "i.faiss", names=False)
+    with open_live(path) as live:
+        client = client_of(Service(encoder, live))
+        items = client.get("/items?k=30").json()["items"]
+        assert len({item["id"] for item in items}) == 30
+        assert client.get("/info").json()["labels"] == []
 
 
-def test_items_are_added_and_removed_and_found_at_once(served, encoder):
-    def ids(**query):
-        return [one["id"] for one in served.search(**query)["results"]]
+# Changes ----------------------------------------------------------------------------------------
 
+
+def test_items_are_added_and_removed_at_once(served):
     answer = served.client.post("/items", files={"image": png(7)}, headers=BEARER)
-    assert answer.status_code == 201
-    new = answer.json()["id"]
-    assert new == len(DIGITS)
-    assert new in ids(id=7, k=40)
+    assert (answer.status_code, answer.json()) == (201, {"id": len(DIGITS)})
+    assert len(DIGITS) in served.ids(id=7, k=40)
     served.remove(7)
-    assert 7 not in ids(id=new, k=40)
-    assert served.client.get("/items/7").status_code == 404
-    assert served.client.get("/items/7/thumbnail").status_code == 404
-    assert served.client.post("/search", json={"id": 7}).status_code == 404
-    assert served.client.delete("/items/7", headers=BEARER).status_code == 404
-    vector, big = encoder.embed(planes(9))[0][0].tolist(), 2**63 - 1
-    assert served.add(vector=vector, id=big) == big
-    assert served.add(vector=vector, id=7) == 7
-    everything = ids(vector=vector, k=200)
-    assert everything.index(7) < everything.index(big)
-    assert served.client.get("/healthz").json() == {"status": "ok", "ntotal": len(DIGITS) + 2}
-    answer = served.client.post("/items", json={"vector": vector}, headers=BEARER)
-    assert (answer.status_code, "no larger id" in answer.text) == (409, True)
-    # The changes are on disk, and the index file is as it was.
-    reader = open_live(served.index_file)
-    assert set(reader.snapshot.changes) == {7, new, big}
-    assert reader.snapshot.index.ntotal == len(DIGITS)
+    assert 7 not in served.ids(id=len(DIGITS), k=40)
+    for method, path in (
+        ("GET", "/items/7"),
+        ("GET", "/items/7/thumbnail"),
+        ("DELETE", "/items/7"),
+    ):
+        error = error_of(served.client.request(method, path, headers=BEARER), 404)
+        assert error == "no item has the id 7"
+    assert served.client.get("/healthz").json() == {"status": "ok", "ntotal": len(DIGITS)}
 
 
-def test_added_items_have_the_name_and_labels_that_came_with_them(served):
-    served.add(vector=VECTOR, id=5000, name="a new seven, \u00e9", labels=["7", "new", "7"])
+def test_added_items_have_their_own_name_and_labels(served):
+    served.add(vector=VECTOR, id=5000, name="a new seven, é", labels=["7", "new", "7"])
+    assert served.item(5000) == {"id": 5000, "name": "a new seven, é", "labels": ["7", "new"]}
     form = {"name": "from a form", "labels": ["a", "b"], "id": "5001"}
-    sent = served.client.post("/items", files={"image": png(3)}, data=form, headers=BEARER)
-    assert sent.status_code == 201, sent.text
+    served.client.post("/items", files={"image": png(3)}, data=form, headers=BEARER)
+    assert served.item(5001) == {"id": 5001, "name": "from a form", "labels": ["a", "b"]}
     served.add(vector=VECTOR, id=6001)
-
-    def item(number):
-        return served.client.get(f"/items/{number}").json()
-
-    for _ in range(2):
-        assert item(5000) == {"id": 5000, "name": "a new seven, \u00e9", "labels": ["7", "new"]}
-        assert item(5001) == {"id": 5001, "name": "from a form", "labels": ["a", "b"]}
-        assert item(6001) == {"id": 6001}
-        results = {one["id"]: one for one in served.search(vector=VECTOR, k=1000)["results"]}
-        assert results[5000]["name"] == "a new seven, \u00e9"
-        assert served.service.live.compact()
-        served.remove(6001)
-        served.add(vector=VECTOR, id=6001)
+    assert served.item(6001) == {"id": 6001}
+    assert served.ids(vector=VECTOR, allow_labels=["new", "b"]) == [5000, 5001]
 
 
-def test_a_network_in_onnx_answers_searches(made, served, tmp_path):
-    pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
-    file = export_encoder(made / "model", tmp_path / "encoder.onnx")
-    with client_of(open_encoder(file), made / "index.faiss", Settings()) as client:
-        query = {"files": {"image": png(5)}}
-        answers = [c.post("/search", **query).json()["results"] for c in (client, served.client)]
-        scores = [[one["score"] for one in results] for results in answers]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-        assert client.get("/info").json()["input"] == "images"
-    with pytest.raises(UsageError, match="needs the model folder"):
-        serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
+def test_an_id_given_again_has_nothing_of_the_old_item(served):
+    served.remove(3)
+    served.add(vector=VECTOR, id=3, name="new", labels=["new"])
+    assert served.item(3) == {"id": 3, "name": "new", "labels": ["new"]}
+    assert 3 not in served.ids(vector=VECTOR, k=1000, allow_labels=[str(CLASSES[3])])
+    assert error_of(served.client.get("/items/3/thumbnail"), 404)
 
 
-def test_a_model_of_features_is_asked_by_features(tmp_path):
-    x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
-    np.save(tmp_path / "x.npy", x)
-    model, data = make_model(tmp_path / "model"), f"features:{tmp_path / 'x.npy'}"
-    file = gpq.index(model, gpq.encode(model, data, tmp_path / "c.h5"), tmp_path / "i.faiss")
-    encoder = Encoder.load(model)
-    service = Service(encoder, open_live(file, writable=True), open_data(data))
-    with TestClient(create_app(service, Settings(token=TOKEN)), base_url="http://127.0.0.1") as client:
-        served = Served(client, service, file)
-        wanted = expected(served, encoder.embed(x[3:4], queries=True)[0], 30)
-        for query in ({"id": 3}, {"features": x[3].tolist()}):
-            assert found(client.post("/search", json={**query, "k": 30})) == wanted
-        assert served.add(features=x[3].tolist()) == 30
-        np.testing.assert_array_equal(*(service.live.snapshot.code(number) for number in (3, 30)))
-        for path, sent, why in (
-            ("/search", {"files": {"image": png(1)}}, "image: the model takes features, not images"),
-            ("/search", {"json": {"features": [1.0]}}, "features: 1 numbers, expected 20"),
-            *(
-                (path, {"json": {"features": numbers}}, "and so no code")
-                for path in ("/search", "/items")
-                for numbers in ([1e30, -1e30] * 10, [0.0] * 20)
-            ),
-        ):
-            answer = client.post(path, headers=BEARER, **sent)
-            assert answer.status_code == 422, why
-            assert why in answer.json()["error"]
+def test_an_id_beyond_the_largest_is_not_given(served):
+    largest = 2**63 - 1
+    assert served.add(vector=VECTOR, id=largest) == largest
+    answer = served.client.post("/items", json={"vector": VECTOR}, headers=BEARER)
+    assert "no larger id" in error_of(answer, 409)
 
 
-# What is wrong ----------------------------------------------------------------------------------------------------------
+def test_all_items_can_be_removed(features):
+    for id_ in range(30):
+        features.remove(id_)
+    assert features.search(vector=VECTOR) == []
+    assert features.add(vector=VECTOR) == 30
+    assert features.ids(vector=VECTOR) == [30]
 
-JSON = {"content-type": "application/json"}
+
+# Pictures ---------------------------------------------------------------------------------------
+
+
+def test_the_picture_of_an_item_is_its_own(served):
+    answer = served.client.get("/items/11/thumbnail")
+    assert answer.headers["content-type"] == "image/png"
+    pixels = np.asarray(Image.open(io.BytesIO(answer.content)).convert("L"))
+    np.testing.assert_array_equal(pixels, DIGITS.pixels[11])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of images of one colour each, and a service of its index that reads it as it is now."""
+    images, model = (
+        tmp_path / "images",
+        make_model(tmp_path / "m", "images", image_size=8, backbone="mlp"),
+    )
+    for number, name in enumerate(("cat/a", "cat/b", "dog/c", "dog/d")):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (300, 200), (60 * number, 0, 0)).save(images / f"{name}.png")
+    codes = gpq.encode(model, f"folder:{images}", tmp_path / "c.h5")
+    path = gpq.index(model, codes, tmp_path / "i.faiss")
+
+    def open_service():
+        live = open_live(path, writable=True)
+        service = Service(
+            Encoder.load(model), live, open_data(f"folder:{images}"), Settings(token=TOKEN)
+        )
+        return Served(client_of(service), service, path)
+
+    return images, open_service
+
+
+def colour(served, id_):
+    """Return the red value of the picture of an item; None if there is none."""
+    answer = served.client.get(f"/items/{id_}/thumbnail")
+    if answer.status_code == 404:
+        return None
+    picture = Image.open(io.BytesIO(answer.content))
+    assert picture.size == (192, 128)
+    return round(picture.getpixel((50, 50))[0] / 60)
+
+
+def test_pictures_are_found_by_name_in_a_folder_that_changed(folder):
+    images, open_service = folder
+    Image.new("RGB", (300, 200), (255, 0, 0)).save(images / "cat" / "0.png")
+    (images / "cat" / "b.png").unlink()
+    served = open_service()
+    assert [colour(served, id_) for id_ in range(4)] == [0, None, 2, 3]
+    assert served.item(1) == {"id": 1, "name": "cat/b.png", "labels": ["cat"]}
+
+
+def test_a_picture_that_went_meanwhile_is_left_out(folder):
+    images, open_service = folder
+    served = open_service()
+    (images / "dog" / "c.png").unlink()
+    assert [colour(served, id_) for id_ in range(4)] == [0, 1, None, 3]
+    assert served.ids(id=2, k=4)
+
+
+def test_other_data_without_names_give_no_pictures(encoder, index_file, caplog):
+    other = gpq.open_data(DIGITS.pixels[:100, :, :, None].repeat(3, axis=3))
+    with open_live(index_file) as live, caplog.at_level(logging.WARNING):
+        client = client_of(Service(encoder, live, other))
+        assert "has no names, and is not the data that were indexed: no pictures" in caplog.text
+        assert client.get("/items/3/thumbnail").status_code == 404
+        assert client.get("/info").json()["thumbnails"] is False
+
+
+def test_pictures_by_id_need_all_changes_of_the_index(served, made, tmp_path):
+    served.remove(3)
+    served.add(vector=VECTOR, id=3)
+    path = gpq.index(made / "model", served.index_file, tmp_path / "new" / "index.faiss")
+    for has_changes in (False, True):
+        if has_changes:
+            shutil.copy(changes_path(served.index_file), path.parent)
+        with open_live(path) as live:
+            client = client_of(Service(served.service.encoder, live, DIGITS))
+            assert client.get("/info").json()["thumbnails"] is has_changes
+            found = [client.get(f"/items/{id_}/thumbnail").status_code for id_ in (3, 4)]
+            assert found == [404, 200 if has_changes else 404]
+
+
+# Mistakes ---------------------------------------------------------------------------------------
+
 SEARCHES = [
-    ({"content": b"hello", "headers": {"content-type": "text/plain"}}, 415, "content-type"),
-    ({"content": b'{"id": "\xff"}', "headers": JSON}, 400, "the body is not application/json"),
-    ({"content": b"[" * 100_000, "headers": JSON}, 400, "nested"),
-    ({"content": b" " * (1 << 20) + b"1", "headers": JSON}, 413, "bytes"),
-    ({"content": b'{"id": ' + b"9" * 5000 + b"}", "headers": JSON}, 400, "64 bits"),
+    ({"content": b"hello", "headers": {"content-type": "text/plain"}}, 422, "body"),
+    ({"content": b'{"id": "\xff"}', "headers": JSON}, 400, "parsing the body"),
+    ({"content": b"[" * 100_000, "headers": JSON}, 400, "parsing the body"),
+    ({"content": b'{"id": ' + b"9" * 5000 + b"}", "headers": JSON}, 400, "parsing the body"),
     ({"content": b'{"vector": [NaN]}', "headers": JSON}, 422, "vector.0"),
     ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
+    ({"content": iter([b"{}"]), "headers": JSON}, 413, "content-length"),
     ({"json": [1]}, 422, "body"),
-    ({"json": {}}, 422, "give one of vector, features, id"),
-    ({"json": {"id": 1, "vector": [0.0] * 72}}, 422, "give one of"),
+    ({"json": {}}, 422, "give one of vector, features, id, name"),
+    ({"json": {"id": 1, "vector": VECTOR}}, 422, "give one of"),
     ({"json": {"id": 1, "limit": 3}}, 422, "limit"),
     ({"json": {"id": "1"}}, 422, "id"),
     ({"json": {"id": 2**63}}, 422, "id"),
     ({"json": {"id": 1, "k": 0}}, 422, "k"),
     ({"json": {"id": 1, "k": 1001}}, 422, "1000"),
-    ({"json": {"vector": [1.0]}}, 422, "expected 72"),
+    ({"json": {"vector": [1.0]}}, 422, "vector"),
     ({"json": {"vector": [1e38] * 72}}, 422, "vector.0"),
     ({"json": {"features": [1.0]}}, 422, "takes images"),
     ({"json": {"id": 1, "allow_labels": ["10"]}}, 422, "no item has the label '10'"),
     ({"json": {"id": 1, "deny_ids": list(range(10_001))}}, 422, "deny_ids"),
     ({"json": {"id": -1}}, 404, "no item has the id -1"),
+    ({"json": {"name": "none"}}, 404, "0 items have the name 'none'"),
     ({"files": {"image": png(1)[:60]}}, 422, "image"),
     ({"files": {"picture": png(1)}}, 422, "image"),
-    ({"files": [("image", png(1)), ("image", png(1))]}, 400, "Too many files"),
     ({"data": {"k": "ten"}, "files": {"image": png(1)}}, 422, "k"),
-    ({"data": {"id": "1"}, "files": {"image": png(1)}}, 422, "give one of"),
+    ({"data": {"id": "1"}, "files": {"image": png(1)}}, 422, "id"),
 ]
+
+
+@pytest.mark.parametrize(("request_", "status", "message"), SEARCHES)
+def test_a_wrong_search_is_one_clear_line(served, request_, status, message):
+    assert message in error_of(served.client.post("/search", **request_), status)
+
+
 ADDITIONS = [
     ({"id": -1}, 422, "-1 marks"),
-    ({"id": 5}, 409, "in use"),
+    ({"id": 5}, 409, "the id 5 is in use"),
     ({"k": 5}, 422, "k"),
-    ({"vector": [0.0] * 72}, 422, "vector"),
-    ({"vector": VECTOR[1:]}, 422, "expected 72"),
-    ({"vector": None, "id": 5}, 422, "give one of"),
+    ({"vector": [0.0] * 72}, 422, "item"),
+    ({"vector": VECTOR[1:]}, 422, "vector"),
+    ({"vector": None}, 422, "give one of"),
     ({"name": ""}, 422, "name"),
     ({"name": "a\nb"}, 422, "name"),
     ({"name": "\ud800"}, 422, "name"),
     ({"labels": [""]}, 422, "labels.0"),
     ({"labels": ["a"] * 101}, 422, "labels"),
 ]
+
+
+@pytest.mark.parametrize(("body", "status", "message"), ADDITIONS)
+def test_a_wrong_addition_is_one_clear_line_and_changes_nothing(served, body, status, message):
+    content = json.dumps({"vector": VECTOR, **body})
+    answer = served.client.post("/items", content=content, headers={**BEARER, **JSON})
+    assert message in error_of(answer, status)
+    assert served.service.live.changes == {}
+
+
 PATHS = [
-    ("GET", "/items/x", 422, "id: "),
-    ("GET", f"/items/{2**63}", 422, "id: "),
-    ("GET", "/items/..%2f..%2fetc%2fpasswd", 404, ""),
-    ("GET", "/page/..%2fapp.py", 404, ""),
-    ("GET", "/page/../app.py", 404, ""),
-    ("GET", "/search", 405, ""),
-    ("PUT", "/items/1", 405, ""),
-    ("GET", "/items?k=0", 422, "k: "),
-    ("GET", "/items?k=1001", 422, "k: 1001 is more than 1000"),
-    ("GET", "/items?k=" + "9" * 5000, 422, "k: "),
-    ("GET", "/items?label=none", 422, "label: no item has the label 'none'"),
-    ("GET", "/items?label=" + "a" * 1001, 422, "at most 1000 characters"),
-    ("GET", "/items?" + "&".join(["label=1"] * 51), 422, "label: "),
+    ("/items/x", 422, "id: "),
+    (f"/items/{2**63}", 422, "id: "),
+    ("/items/..%2f..%2fetc%2fpasswd", 404, ""),
+    ("/page/..%2fapp.py", 404, ""),
+    ("/search", 405, "Method Not Allowed"),
+    ("/nothing", 404, "Not Found"),
+    ("/items?k=0", 422, "k: "),
+    ("/items?k=1001", 422, "k: 1001 is more than 1000"),
+    ("/items?label=none", 422, "no item has the label 'none'"),
+    ("/items?" + "&".join(["label=1"] * 51), 422, "label: "),
 ]
 
 
-def test_whatever_is_wrong_is_one_clear_line_and_changes_nothing(served):
-    calls = [
-        *(("POST", "/search", *one) for one in SEARCHES),
-        *((method, path, {}, status, why) for method, path, status, why in PATHS),
-    ]
-    for body, status, why in ADDITIONS:
-        sent = {"content": json.dumps({"vector": VECTOR, **body}), "headers": {**BEARER, **JSON}}
-        calls.append(("POST", "/items", sent, status, why))
-    for method, path, options, status, why in calls:
-        answer = served.client.request(method, path, **options)
-        assert answer.status_code == status, (path, options, answer.text)
-        (error,) = answer.json().values()
-        assert list(answer.json()) == ["error"]
-        assert why in error, (path, options)
-        assert "\n" not in error
-        assert len(error) < 400
-        if status == 405:
-            assert answer.headers["allow"] == ("POST" if path == "/search" else "DELETE, GET")
-    assert len(served.service.live.snapshot.changes) == 0
+@pytest.mark.parametrize(("path", "status", "message"), PATHS)
+def test_a_wrong_path_is_one_clear_line(served, path, status, message):
+    assert message in error_of(served.client.get(path), status)
+
+
+# Limits and safety ------------------------------------------------------------------------------
+
+
+def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file):
+    content = io.BytesIO()
+    Image.new("L", (6000, 5000)).save(content, "PNG")
+    with open_live(index_file) as live:
+        client = client_of(Service(encoder, live, settings=Settings(max_upload=100_000)))
+        error = error_of(client.post("/search", files={"image": content.getvalue()}), 422)
+        assert "6000 x 5000 pixels" in error
+        answer = client.post("/search", content=b" " * 100_001, headers=JSON)
+        assert "at most 100,000 bytes" in error_of(answer, 413)
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "message"),
-    [(DataError("no node answers"), 422, "no node answers"), (ValueError("secret"), 500, "internal error")],
+    "sent", [None, "Bearer wrong", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer ÿ"]
 )
-def test_a_search_that_fails_is_an_error_of_its_requests_alone(
-    encoder, index_file, monkeypatch, error, status, message
-):
-    app = create_app(Service(encoder, open_live(index_file)), Settings())
-    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
-        with monkeypatch.context() as patched:
-            patched.setattr(Snapshot, "search", mock.Mock(side_effect=error))
-            answer = client.post("/search", json={"id": 1})
-        assert (answer.status_code, answer.json()) == (status, {"error": message})
-        assert client.post("/search", json={"id": 1}).status_code == 200
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/items/1"), ("POST", "/items")])
+def test_writing_needs_the_token(served, method, path, sent):
+    headers = {} if sent is None else {"authorization": sent.encode("latin-1")}
+    answer = served.client.request(method, path, headers=headers)
+    assert error_of(answer, 401) == "the token is missing or wrong"
+    assert answer.headers["www-authenticate"] == "Bearer"
 
 
-# Limits -----------------------------------------------------------------------------------------------------------------
-
-
-CHANGES = (("DELETE", "/items/1"), ("POST", "/items"))
-READS = ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail", "/metrics")
-
-
-def test_writing_needs_the_token_and_reading_by_others_too(encoder, served):
-    for given in (None, "Bearer wrong", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer ÿ"):
-        headers = {} if given is None else {"authorization": given.encode("latin-1")}
-        for method, path in CHANGES:
-            answer = served.client.request(method, path, headers=headers)
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"] == "Bearer"
-    assert served.client.get("/items/1").status_code == 200
-    with client_of(encoder, served.index_file, Settings(host="192.0.2.7", token=TOKEN)) as client:
-        assert [client.get(path).status_code for path in READS] == [401] * len(READS)
-        assert client.post("/search", json={"id": 1}).status_code == 401
-        assert client.post("/search", json={"id": 1}, headers=BEARER).status_code == 200
-        for path in ("/", "/healthz", "/page/page.js"):
+def test_reading_from_other_machines_needs_the_token(encoder, index_file):
+    with open_live(index_file) as live:
+        client = client_of(Service(encoder, live, settings=Settings(host="192.0.2.7", token=TOKEN)))
+        for path in ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail"):
+            error_of(client.get(path), 401)
+        for query in ({"json": {"id": 1}}, {"files": {"image": png(1)}}):
+            error_of(client.post("/search", **query), 401)
+            assert client.post("/search", **query, headers=BEARER).status_code == 200
+        for path in ("/", "/healthz", "/page/page.js", "/docs"):
             assert client.get(path).status_code == 200
-        for method, path in CHANGES:  # it is not writable
-            answer = client.request(method, path, headers=BEARER)
-            assert answer.status_code == 403
-            assert "read-only" in answer.json()["error"]
 
 
-HERE = (
-    *("127.0.0.1:8000", "127.0.0.1:", "LocalHost:8000", "[::1]:80", "[::1]"),
-    *("search.example:443", "SEARCH.example"),
+def test_a_read_only_service_refuses_changes(encoder, index_file):
+    with open_live(index_file) as live:
+        client = client_of(Service(encoder, live, settings=Settings(token=TOKEN)))
+        for answer in (
+            client.delete("/items/1", headers=BEARER),
+            client.post("/items", json={"vector": VECTOR}, headers=BEARER),
+            client.post("/items", files={"image": png(1)}, headers=BEARER),
+        ):
+            assert "read-only" in error_of(answer, 403)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(
+            (host, 200)
+            for host in ("127.0.0.1:8000", "LocalHost:8000", "[::1]:80", "Search.example:443")
+        ),
+        *(
+            (host, 400)
+            for host in ("evil.example", "127.0.0.1.evil.example", "[::1", "127.0.0.1/evil.example")
+        ),
+    ],
 )
-ELSEWHERE = (
-    *("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "[::1]evil.example"),
-    *("[::1", "::1", "", "127.0.0.1:evil.com", "127.0.0.1:80:80", "evil.example@127.0.0.1"),
-    *("127.0.0.1 evil.example", "127.0.0.1/evil.example", "[[127.0.0.1]]", "[localhost]"),
-)
+def test_other_host_names_are_refused(encoder, index_file, host, status):
+    with open_live(index_file) as live:
+        client = client_of(
+            Service(encoder, live, settings=Settings(allowed_hosts=("search.example",)))
+        )
+        assert client.get("/info", headers={"host": host}).status_code == status
 
 
-def test_other_host_names_are_refused(encoder, index_file):
-    with client_of(encoder, index_file, Settings(allowed_hosts=("Search.example",))) as client:
-        for host in HERE + ELSEWHERE:
-            status = client.get("/info", headers={"host": host}).status_code
-            assert status == (200 if host in HERE else 400), host
+@pytest.mark.parametrize("path", ["/", "/page/page.js", "/info", "/nothing", "/items/1/thumbnail"])
+def test_every_answer_forbids_what_comes_from_elsewhere(served, path):
+    headers = served.client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_requests_beyond_the_rate_are_refused(encoder, index_file, monkeypatch):
-    with client_of(encoder, index_file, Settings(rate=0.5)) as client:
-        assert [client.get("/healthz").status_code for _ in range(4)] == [200, 429, 429, 429]
-        assert client.get("/healthz").headers["retry-after"] == "1"
-    # Of more clients than are kept in mind, those that were quiet for longest begin anew.
-    monkeypatch.setattr(guard, "_CLIENTS", 2)
-    app = create_app(Service(encoder, open_live(index_file)), Settings(rate=0.5))
-    clients = [TestClient(app, "http://127.0.0.1", client=(f"192.0.2.{n}", 1)) for n in range(3)]
-    asked = (0, 0, 1, 0, 2, 0, 1)
-    assert [clients[n].get("/healthz").status_code for n in asked] == [200, 429, 200, 429, 200, 429, 200]
-
-
-def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file, monkeypatch):
-    assert Settings().max_pixels == 25_000_000
-    written = io.BytesIO()
-    Image.new("L", (200, 200)).save(written, "PNG")
-    decoded = []
-
-    def endless():
-        for _ in range(100):
-            yield b" " * 1000
-
-    with client_of(encoder, index_file, Settings(max_upload=5000, max_pixels=10_000)) as client:
-        with monkeypatch.context() as patched:
-            patched.setattr(Image.Image, "load", decoded.append)
-            answer = client.post("/search", files={"image": written.getvalue()})
-        assert answer.status_code == 422
-        assert decoded == []
-        assert "200 x 200 pixels" in answer.json()["error"]
-        for body in (b" " * 6001, endless()):
-            answer = client.post("/search", content=body, headers=JSON)
-            assert answer.status_code == 413
-            assert answer.json() == {"error": "more than 5,000 bytes"}
-        assert client.post("/search", files={"image": png(1)}).status_code == 200
-        monkeypatch.setattr(guard, "_UPLOADS", 0)  # of other requests at the same time
-        answer = client.post("/search", json={"id": 1})
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {"error": "too many uploads at a time: try again later"}
-
-
-def test_a_slow_request_is_ended(encoder, index_file, monkeypatch):
-    release = threading.Event()
-    service = Service(encoder, open_live(index_file))
-    inner = service._searches.run
-
-    def slow(batch):
-        release.wait(20)
-        return inner(batch)
-
-    with TestClient(create_app(service, Settings(timeout=0.2)), base_url="http://127.0.0.1") as client:
-        monkeypatch.setattr(service._searches, "run", slow)
-        answer = client.post("/search", json={"id": 1})
-        release.set()
-        assert answer.status_code == 503
-        assert "0.2 seconds" in answer.json()["error"]
-        assert answer.headers["retry-after"] == "1"
-        assert client.get("/healthz").status_code == 200
-
-
-# What is beside ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_needs_nothing_from_elsewhere_and_every_answer_forbids_it(served):
-    for path in ("/", "/page/page.js", "/info", "/nothing", "/items/1/thumbnail"):
-        headers = served.client.get(path).headers
-        policy = headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
-        assert "unsafe" not in policy
-        assert headers["x-content-type-options"] == "nosniff"
-    folder = Path(__file__).parents[2] / "gpq_faiss" / "serve" / "page"
+def test_the_page_needs_nothing_from_elsewhere(served):
+    folder = Path(gpq.__file__).parent / "serve" / "page"
     files = sorted(folder.iterdir())
     assert len(files) > 3
     for file in files:
-        text = file.read_text()
-        links = text.replace("http://www.w3.org/2000/svg", "")
-        assert not any(part in links for part in ("http://", "https://", "innerHTML", "style=", "<style"))
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not any(
+            part in text for part in ("http://", "https://", "innerHTML", "style=", "<style")
+        )
     page = served.client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.text == (folder / "index.html").read_text()
 
 
-def test_thumbnails_and_names_are_those_of_the_items(served, tmp_path):
-    answer = served.client.get("/items/11/thumbnail")
-    assert answer.headers["content-type"] == "image/png"
-    shown = np.asarray(Image.open(io.BytesIO(answer.content)).convert("L"))
-    np.testing.assert_array_equal(shown, DIGITS.pixels[11])
-    for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
-        (tmp_path / "secret" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (300, 200)).save(tmp_path / "secret" / name)
-    catalogue = Catalogue(open_data(tmp_path / "secret"))
-    known = [("cats/a.png", ("cats",)), ("cats/b.png", ("cats",)), ("dogs/c.png", ("dogs",))]
-    assert [catalogue.about(row) for row in range(3)] == known
-    small, kind = catalogue.thumbnail(0) or (b"", "")
-    assert kind == "image/jpeg"
-    assert Image.open(io.BytesIO(small)).size == (192, 128)
-    (tmp_path / "secret" / "dogs" / "c.png").unlink()
-    assert catalogue.thumbnail(2) is None
-
-
-def test_metrics_and_the_description_for_programs(served):
-    served.search(id=1)
-    for path in ("/items/3", "/nothing/at/all", "/nothing/else"):
-        served.client.get(path)
-    text = served.client.get("/metrics").text
-    assert 'gpq_requests_total{route="/search",status="200"} 1.0' in text
-    assert 'gpq_requests_total{route="/items/{id}",status="200"} 1.0' in text
-    assert 'gpq_requests_total{route="other",status="404"} 2.0' in text
-    assert f"gpq_items {float(len(DIGITS))}" in text
-    api = served.client.get("/openapi.json").json()
-    content = api["paths"]["/search"]["post"]["requestBody"]["content"]
-    assert "allow_labels" in content["application/json"]["schema"]["properties"]
+def test_the_requests_are_described_for_programs(served):
+    content = served.client.get("/openapi.json").json()["paths"]["/search"]["post"]["requestBody"][
+        "content"
+    ]
     assert content["multipart/form-data"]["schema"]["required"] == ["image"]
+    assert "application/json" in content
+    assert "swagger" in served.client.get("/docs").text

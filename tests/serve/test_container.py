@@ -22,16 +22,22 @@ def starts(arguments):
 
 
 def test_the_dockerfile_is_linted():
-    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
+        "hadolint"
+    )
     if hadolint is None:
         pytest.skip("needs hadolint")
-    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
 def test_what_it_copies_is_there_and_sent_to_the_build():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
+    for line in re.findall(
+        r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    ):
         for name in line.split()[:-1]:
             assert (ROOT / name).exists()
             assert f"!{name}" in ignored
@@ -40,7 +46,9 @@ def test_what_it_copies_is_there_and_sent_to_the_build():
 def test_the_commands_are_those_of_gpq():
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "Dockerfile").read_text()
-    found = [json.loads(m) for m in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)]
+    found = [
+        json.loads(m) for m in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)
+    ]
     (gpq, *first), default = found
     assert gpq == "gpq"
     assert starts([*first, *default])["host"] == "0.0.0.0"  # noqa: S104

@@ -1,4 +1,4 @@
-"""Encoding that is broken off and gone on with, and the first choice of a network."""
+"""Encoding is resumed after any interruption, and is of the data that are there now."""
 
 import errno
 import os
@@ -9,17 +9,17 @@ import h5py
 import numpy as np
 import pytest
 from commands import untouched
+from index_factory import same
 from model_factory import make_model, random_input
 from PIL import Image
 
 import gpq_faiss.stages.encode as stage
-from gpq_faiss import Encoder, RowReader, encode, encode_shards, open_data
+from gpq_faiss import Encoder, RowReader, encode, open_data
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import sampled_content
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
 from gpq_faiss.methods.gpq import build_network
-from gpq_faiss.store import writer as store_writer
-from gpq_faiss.store.writer import RowWriter
+from gpq_faiss.store.rows import RowWriter
 
 N = 1000
 
@@ -35,87 +35,116 @@ def model(tmp_path):
     return make_model(tmp_path / "model")
 
 
-def fail_once(monkeypatch, at):
-    """The disk is full at the ``at``-th write of a column, and has room again afterwards."""
-    write, count = store_writer.write_at, 0
+def fail_once(monkeypatch, call, error=None):
+    """The ``call``-th commit of rows fails, as on a full disk; the others come after each block."""
+    commit, calls = RowWriter.commit, []
 
-    def full(*args):
-        nonlocal count
-        count += 1
-        if count == at:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(*args)
+    def failing(self):
+        calls.append(self.rows)
+        if len(calls) == call:
+            raise error or DataError("the disk is full")
+        commit(self)
 
-    monkeypatch.setattr(store_writer, "write_at", full)
+    monkeypatch.setattr("gpq_faiss.store.rows.COMMIT_SECONDS", 0)
+    monkeypatch.setattr(RowWriter, "commit", failing)
 
 
-def same_rows(one, other):
-    """Two files have the same items and values; the values."""
-    with RowReader(one) as first, RowReader(other) as second:
-        np.testing.assert_array_equal(first.ids(), second.ids())
-        np.testing.assert_array_equal(values := first.block(), second.block())
-        return values
+def rows_of(path):
+    with RowReader(path) as reader:
+        return np.array(reader.ids), np.array(reader.values)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_no_item_is_skipped_after_a_full_disk(tmp_path, model, data, monkeypatch, keep):
-    monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
-    fail_once(monkeypatch, at=6)
-    out = tmp_path / "codes.h5"
-    with pytest.raises(DataError, match="disk is full"):
-        encode(model, data, out, keep_features=keep, batch_size=100)
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_no_item_is_skipped_after_an_interruption(tmp_path, model, data, monkeypatch, keep, error):
+    out, options = tmp_path / "codes.h5", {"keep_features": keep, "batch_size": 100}
+    fail_once(monkeypatch, 4, error)
+    with pytest.raises(DataError if error is None else KeyboardInterrupt):
+        encode(model, data, out, **options)
     assert not out.exists()
-    encode(model, data, out, keep_features=keep, batch_size=100)
+    encode(model, data, out, **options)
     encode(model, data, tmp_path / "whole.h5", keep_features=False, batch_size=100)
-    same_rows(out, tmp_path / "whole.h5")
+    assert same(rows_of(out), rows_of(tmp_path / "whole.h5"))
 
 
-def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(tmp_path, model, data, monkeypatch):
+def test_codes_begun_from_features_are_not_resumed_from_the_network(
+    tmp_path, model, data, monkeypatch
+):
     out = tmp_path / "codes.h5"
     encode(model, data, out).rename(tmp_path / "other.h5")
     monkeypatch.setattr(stage, "_BLOCK_BYTES", 4 * 72 * 100)  # 100 rows per block
-    fail_once(monkeypatch, at=6)
+    fail_once(monkeypatch, 6)
     with pytest.raises(DataError, match="disk is full"):
         encode(model, data, out)
     with pytest.raises(DataError, match="begun from a features file"):
         encode(model, data, out, keep_features=False)
     encode(model, data, out)
-    same_rows(out, tmp_path / "other.h5")
+    assert same(rows_of(out), rows_of(tmp_path / "other.h5"))
 
 
-def test_the_network_that_is_chosen():
-    features = {"kind": "features", "width": 9}
-    for network, input_, name, hidden in (
-        (NetworkConfig(), {"kind": "images", "image_size": 8}, "linear", []),
-        (NetworkConfig(), {"kind": "images", "image_size": 16}, "vgg", []),
-        (NetworkConfig(), features, "linear", []),
-        (NetworkConfig(hidden=(7,)), features, "mlp", [7]),
-        (NetworkConfig(backbone="mlp"), features, "mlp", [512]),
-    ):
-        backbone = build_network(Config(network=network), input_, 3).backbone
-        assert backbone.spec.name == name
-        layers = getattr(backbone, "layers", ())
-        assert [layer.out_features for layer in layers if hasattr(layer, "out_features")] == hidden
+def test_repeated_ids_are_refused_before_the_network_runs(tmp_path, model, data, monkeypatch):
+    monkeypatch.setattr(Encoder, "_vectors", None)
+    repeated = replace(data, ids=np.where(np.arange(N) == 9, 4, np.arange(N)))
+    with untouched(tmp_path), pytest.raises(DataError, match="id 4 occurs more than once"):
+        encode(model, repeated, tmp_path / "codes.h5")
 
 
-def test_features_of_queries_make_no_codes(tmp_path, data):
+def test_query_vectors_make_no_codes(tmp_path, data):
     model = make_model(tmp_path / "model", networks=2)
     encode(model, data, tmp_path / "codes.h5").unlink()
     with RowReader(tmp_path / "features.h5") as reader:
-        header, ids = reader.header, reader.ids()
-    vectors = Encoder.load(model).embed(random_input("features", N), queries=True)[0]
+        header, ids = reader.header, np.array(reader.ids)
+    vectors, _ = Encoder.load(model).embed(random_input("features", N), queries=True)
     with RowWriter(tmp_path / "features.h5", header, overwrite=True) as writer:
-        writer.append(vectors, ids, None)
+        writer.append(vectors, ids)
         writer.finish()
     with pytest.raises(DataError, match=r"features\.h5: rows .* query vectors"):
         encode(model, data, tmp_path / "codes.h5")
 
 
-# Images that are replaced ---------------------------------------------------------------------------------------------------
+def test_second_encoding_is_refused_before_it_writes(tmp_path, model, data, monkeypatch):
+    out, real = tmp_path / "codes.h5", stage.encode_items
+
+    def encode_again(*args, **options):
+        with untouched(tmp_path), pytest.raises(BusyError, match=r"codes\.h5 is being written by"):
+            encode(model, data, out, overwrite=True)
+        return real(*args, **options)
+
+    monkeypatch.setattr(stage, "encode_items", encode_again)
+    assert encode(model, data, out).exists()
+
+
+@pytest.mark.parametrize(("name", "out"), [("features.h5", "codes.h5"), ("x.h5", "x.h5")])
+def test_data_are_not_replaced(tmp_path, model, name, out):
+    with h5py.File(tmp_path / name, "w") as file:
+        file["features"] = random_input("features", N)
+    with untouched(tmp_path), pytest.raises(UsageError, match=f"{name} would be replaced"):
+        encode(model, open_data(tmp_path / name), tmp_path / out, overwrite=True)
+
+
+def test_overwriting_runs_the_network(tmp_path, model, data):
+    """Even if a change of the data cannot be seen in their fingerprint."""
+    out = tmp_path / "codes.h5"
+    encode(model, data, out)
+    other = open_data(random_input("features", N)[::-1].copy())
+    other = replace(other, fingerprint=data.fingerprint)
+    encode(model, other, out, overwrite=True)
+    encode(model, other, tmp_path / "new.h5", keep_features=False)
+    assert same(rows_of(out), rows_of(tmp_path / "new.h5"))
+
+
+def test_rows_that_a_kill_left_beside_their_file_are_removed(tmp_path, model, data):
+    encode(model, data, tmp_path / "codes.h5").unlink()
+    (tmp_path / ".features.h5.partial").mkdir()
+    encode(model, data, tmp_path / "codes.h5")
+    assert not (tmp_path / ".features.h5.partial").exists()
+
+
+# Images -----------------------------------------------------------------------------------------
 
 
 def bitmaps(root, seed, n=20):
-    """Images of the same names and sizes in bytes, whatever the seed, and of one time."""
+    """Write images of the same names, sizes in bytes and times, whatever the seed."""
     rng = np.random.default_rng(seed)
     for i in range(n):
         path = root / f"{i % 2}" / f"{i:02}.bmp"
@@ -125,10 +154,11 @@ def bitmaps(root, seed, n=20):
 
 
 def put(form, root, seed):
-    """DATA: images in a folder, listed in a file, in a plain tar of one, or in that as WebDataset."""
+    """Return DATA: images in a folder, listed in a file, in a tar of one, or as WebDataset."""
     bitmaps(root / "images", seed)
     if form == "list":
-        (root / "x").write_text("".join(f"images/{i % 2}/{i:02}.bmp {i % 2}\n" for i in range(20)))
+        lines = [f"images/{i % 2}/{i:02}.bmp {i % 2}\n" for i in range(20)]
+        (root / "x").write_text("".join(lines))
         return f"list:{root}/x"
     if form == "folder":
         return f"folder:{root}/images"
@@ -137,107 +167,75 @@ def put(form, root, seed):
     return f"{'webdataset' if form == 'webdataset' else 'folder'}:{root}/images.tar"
 
 
+@pytest.fixture
+def image_model(tmp_path):
+    return make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
+
+
 @pytest.mark.parametrize("form", ["folder", "tar", "list", "webdataset"])
-def test_codes_are_of_the_images_that_are_there_now(tmp_path, form):
-    a, b, c, d = (
-        open_data(put(form, tmp_path / f"{i}", seed)).fingerprint for i, seed in enumerate((1, 1, 2, 2))
-    )
-    assert a == b != c == d
-    model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-    out, found = tmp_path / "codes.h5", []
-    for seed in (1, 2):
-        data = put(form, tmp_path / "data", seed)
-        encode(model, data, tmp_path / f"fresh{seed}.h5")
-        if seed == 2:
-            out.unlink()
-            with pytest.raises(OutputExistsError, match=r"features\.h5 exists already"):
-                encode(model, data, out)  # the features are those of the images before
-        encode(model, data, out, overwrite=seed == 2)
-        found.append(same_rows(tmp_path / "features.h5", tmp_path / f"fresh{seed}.features.h5"))
-    assert (found[0] != found[1]).any(axis=1).all()  # vectors of random weights differ, if their codes do not
+def test_codes_are_of_the_images_that_are_there_now(tmp_path, image_model, form):
+    data, out = put(form, tmp_path / "data", 1), tmp_path / "codes.h5"
+    encode(image_model, data, out).unlink()
+    data = put(form, tmp_path / "data", 2)
+    with pytest.raises(OutputExistsError, match=r"features\.h5 exists already"):
+        encode(image_model, data, out)  # the features are those of the images before
+    encode(image_model, data, out, overwrite=True)
+    encode(image_model, data, tmp_path / "new.h5")
+    assert same(rows_of(tmp_path / "features.h5"), rows_of(tmp_path / "new.features.h5"))
 
 
-def test_overwrite_runs_the_network(tmp_path, model, data):
-    """Even where a change of the data cannot be seen in their fingerprint."""
-    out = tmp_path / "codes.h5"
-    encode(model, data, out)
-    other = open_data(random_input("features", N)[::-1].copy())
-    other = replace(other, fingerprint=data.fingerprint)
-    encode(model, other, out, overwrite=True)
-    encode(model, other, tmp_path / "fresh.h5", keep_features=False)
-    same_rows(out, tmp_path / "fresh.h5")
-    (path,) = encode_shards(model, data.name, tmp_path / "shards")
-    before = path.stat().st_mtime_ns
-    encode_shards(model, data.name, tmp_path / "shards", overwrite=True)
-    assert path.stat().st_mtime_ns != before
+@pytest.mark.parametrize("form", ["folder", "tar", "list", "webdataset"])
+def test_fingerprint_is_of_the_images(tmp_path, form):
+    data = [put(form, tmp_path / f"{i}", seed) for i, seed in enumerate((1, 1, 2))]
+    first, equal, other = (open_data(name).fingerprint for name in data)
+    assert first == equal != other
 
 
-@pytest.mark.parametrize(("name", "out"), [("features.h5", "codes.h5"), ("x.h5", "x.h5")])
-def test_the_data_are_not_replaced(tmp_path, model, name, out):
-    """Vectors of one's own may well have the name of the features beside the codes."""
-    with h5py.File(tmp_path / name, "w") as file:
-        file["features"] = random_input("features", N)
-    before = (tmp_path / name).read_bytes()
-    with pytest.raises(UsageError, match=f"{name} would be replaced"):
-        encode(model, open_data(tmp_path / name), tmp_path / out, overwrite=True)
-    assert (tmp_path / name).read_bytes() == before
-
-
-def test_broken_images_count_together_in_shards_and_over_an_interruption(tmp_path, monkeypatch, caplog):
-    model = make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
+def test_broken_images_count_over_an_interruption(tmp_path, image_model, monkeypatch):
     bitmaps(tmp_path / "images", 1)
     for name in ("0/02.bmp", "1/11.bmp"):
         (tmp_path / "images" / name).write_bytes(b"")
-    data, above = f"folder:{tmp_path}/images", "2 of 20 images cannot be read.*above the limit of 5 %"
-    parts = {"shard_items": 10, "batch_size": 5}
-    assert len(encode_shards(model, data, tmp_path / "shards", data_args={"max_bad": 0.1}, **parts)) == 2
-    assert "2 of 20 images cannot be read, and were left out" in caplog.text
-    with pytest.raises(DataError, match=above):
-        encode_shards(model, data, tmp_path / "shards", data_args={"max_bad": 0.05}, **parts)
-    monkeypatch.setattr("gpq_faiss.store.writer.COMMIT_SECONDS", 0)
-    fail_once(monkeypatch, at=6)
-    how = {"keep_features": False, "batch_size": 5}
-    for limit, says in ((0.1, "disk is full"), (0.05, above)):
-        with pytest.raises(DataError, match=says):
-            encode(model, open_data(data, max_bad=limit), tmp_path / "codes.h5", **how)
-    with RowReader(encode(model, open_data(data, max_bad=0.1), tmp_path / "codes.h5", **how)) as reader:
-        assert reader.ntotal == 18
+    data, options = f"folder:{tmp_path}/images", {"keep_features": False, "batch_size": 5}
+    out, message = tmp_path / "codes.h5", "2 of 20 images cannot be read.*the limit of 5 %"
+    fail_once(monkeypatch, 3)
+    with pytest.raises(DataError, match="disk is full"):
+        encode(image_model, open_data(data, max_bad=0.1), out, **options)
+    with pytest.raises(DataError, match=message):
+        encode(image_model, open_data(data, max_bad=0.05), out, **options)
+    assert len(rows_of(encode(image_model, open_data(data, max_bad=0.1), out, **options))[0]) == 18
 
 
-def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path):
-    path, found = tmp_path / "a.raw", set()
-    for at in (None, 0, 4000, 100_000, 299_999):
+def test_sample_of_a_large_file_has_both_its_ends(tmp_path):
+    path, samples = tmp_path / "a.raw", set()
+    for position in (0, 4000, 100_000, 299_999):
         content = bytearray(300_000)
-        if at is not None:
-            content[at] = 1
+        content[position] = 1
         path.write_bytes(content)
-        found.add(sampled_content([(str(path), 0, 300_000)]))
-    assert len(found) == 5
+        samples.add(sampled_content([(str(path), 0, 300_000)]))
+    assert len(samples) == 4
 
 
-# Two at the same time ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("network", "input_", "name", "hidden"),
+    [
+        (NetworkConfig(), {"kind": "images", "image_size": 8}, "linear", []),
+        (NetworkConfig(), {"kind": "images", "image_size": 16}, "vgg", []),
+        (NetworkConfig(), {"kind": "features", "width": 9}, "linear", []),
+        (NetworkConfig(hidden=(7,)), {"kind": "features", "width": 9}, "mlp", [7]),
+        (NetworkConfig(backbone="mlp"), {"kind": "features", "width": 9}, "mlp", [512]),
+    ],
+)
+def test_network_follows_the_input(network, input_, name, hidden):
+    backbone = build_network(Config(network=network), input_, 3).backbone
+    layers = getattr(backbone, "layers", ())
+    sizes = [layer.out_features for layer in layers if hasattr(layer, "out_features")]
+    assert (backbone.spec.name, sizes) == (name, hidden)
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
-    tmp_path, model, data, monkeypatch, shards
-):
-    """Also while the first one makes codes of features that are finished, and while it goes on to its next shard."""
-    out, name, refused = tmp_path / "out", "_encode_shard" if shards else "encode_items", []
-    write = getattr(stage, name)
+def test_full_disk_is_one_line(tmp_path, model, data, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "")
 
-    def run(**options):
-        if shards:
-            return encode_shards(model, data.name, out, shard_items=400, batch_size=100, **options)
-        return encode(model, data, out, batch_size=100, **options)
-
-    def encode_again(*args, **options):
-        with untouched(tmp_path), pytest.raises(BusyError, match="out is being written by another") as caught:
-            run(overwrite=True)
-        refused.append(caught.value)
-        return write(*args, **options)
-
-    monkeypatch.setattr(stage, name, encode_again)
-    paths = run()
-    assert len(refused) == (3 if shards else 1)
-    assert not shards or sorted(out.iterdir()) == sorted(paths)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"cannot write .*features\.h5: the disk is full"):
+        encode(model, data, tmp_path / "codes.h5")

@@ -1,164 +1,177 @@
-"""Names, labels and kept columns of items: files of rows hold them, and an index finds them by id."""
+"""Names, labels and kept columns by id: in SQLite, in a codes file, and under later changes."""
 
 import contextlib
 import sqlite3
 import tempfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_files import header
+from index_factory import books, make_rows
 
 from gpq_faiss.errors import DataError
-from gpq_faiss.files import atomic_path
+from gpq_faiss.store.changes import Change
 from gpq_faiss.store.hdf5 import as_texts
-from gpq_faiss.store.items import Item, Items, item_row, items_path
-from gpq_faiss.store.items import write_items as write_rows
-from gpq_faiss.store.reader import RowReader
-from gpq_faiss.store.writer import RowWriter
+from gpq_faiss.store.items import (
+    About,
+    ChangedItems,
+    Item,
+    Items,
+    RowItems,
+    as_json,
+    items_path,
+    write_items,
+)
+from gpq_faiss.store.rows import RowReader
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-IDS = (st.integers(0, 40) | st.integers(-(2**63), 2**63 - 1)).filter(lambda number: number != -1)
-ITEMS = st.builds(
-    lambda name, title, labels: Item(
-        {"name": name, **({} if title is None else {"title": title})},
-        None if labels is None else tuple(labels),
+CLASSES = tuple("abcdefghij")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9)
+IDS = st.integers(-(2**62), 2**62).filter(lambda number: number != -1)
+ITEMS = st.dictionaries(
+    st.integers(0, 20) | IDS,
+    st.tuples(TEXTS, TEXTS, st.none() | st.lists(st.sampled_from(CLASSES), unique=True)),
+    min_size=1,
+    max_size=12,
+)
+ABOUT = About(3, 4, "data", "identity", 7)
+
+
+def item(name, title, labels):
+    texts = {"title": title, **({"name": name} if name else {})}
+    return Item(texts, None if labels is None else tuple(sorted(labels)))
+
+
+def row(number, value):
+    texts = dict(value.texts)
+    name = texts.pop("name", None)
+    return number, name, as_json(value.labels), as_json(texts)
+
+
+@contextlib.contextmanager
+def stored(items):
+    """Write items to SQLite, and open the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = items_path(Path(folder, "index.faiss"))
+        write_items(path, (row(number, value) for number, value in items.items()), ABOUT)
+        with Items(path) as source:
+            yield source
+
+
+def check(source, items):
+    """Items are looked up by id, and ``rows`` writes the same ones again."""
+    ids = [*items, -1, 99, *items]
+    assert source.lookup(np.array(ids, np.int64)) == [items.get(number) for number in ids]
+    with tempfile.TemporaryDirectory() as folder:
+        write_items(Path(folder, "copy"), source.rows(), ABOUT)
+        with Items(Path(folder, "copy")) as copy:
+            assert copy.lookup(np.array([*items], np.int64)) == list(items.values())
+            assert len(list(copy.rows())) == len(items)
+
+
+@given(ITEMS)
+def test_items_in_sqlite(values):
+    items = {number: item(*value) for number, value in values.items()}
+    with stored(items) as source:
+        assert source.about == ABOUT
+        assert [number for number, *_ in source.rows()] == sorted(items)
+        check(source, items)
+
+
+@settings(max_examples=40)
+@given(ITEMS)
+def test_items_in_a_codes_file(values):
+    items = {
+        number: item(name, title, labels or []) for number, (name, title, labels) in values.items()
+    }
+    flags = [[name in value.labels for name in CLASSES] for value in items.values()]
+    names = as_texts(value.name or "" for value in items.values())
+    texts = {"name": names, "title": as_texts(value.texts["title"] for value in items.values())}
+    ids = np.array([*items], np.int64)
+    about = {"labels": np.packbits(flags, axis=1), "class_names": CLASSES, "texts": texts}
+    with tempfile.TemporaryDirectory() as folder:
+        codes = np.zeros((len(ids), 2), np.uint8)
+        path = make_rows(Path(folder, "codes.h5"), codes, ids, books(4), **about)
+        with RowReader(path) as reader:
+            source = RowItems(reader)
+            for number, value in zip(items, source.lookup(ids), strict=True):
+                assert (value.name, value.labels) == (items[number].name, items[number].labels)
+            rows = {number: rest for number, *rest in source.rows()}
+            assert rows == {number: list(row(number, value)[1:]) for number, value in items.items()}
+
+
+CHANGES = st.dictionaries(
+    st.integers(0, 20),
+    st.builds(
+        Change,
+        st.just(1),
+        st.none() | st.just(b"xx"),
+        st.none() | TEXTS.filter(bool),
+        st.none() | st.lists(TEXTS, max_size=2).map(lambda labels: tuple(sorted(labels))),
     ),
-    TEXTS,
-    st.none() | TEXTS,
-    st.none() | st.lists(TEXTS, max_size=3),
+    max_size=6,
 )
 
 
-def write_items(path, items, key):
-    write_rows(path, (item_row(number, item) for number, item in items), key)
+@given(ITEMS, CHANGES, CHANGES)
+def test_changed_items_have_what_their_change_says(values, changes, later):
+    items = {number: item(*value) for number, value in values.items()}
+    with stored(items) as source:
+        changed = ChangedItems(ChangedItems(source, changes), later)
+        for number, change in {**changes, **later}.items():
+            items.pop(number, None)
+            if change.code is not None and (change.name, change.labels) != (None, None):
+                texts = {"name": change.name} if change.name else {}
+                items[number] = Item(texts, change.labels)
+        ids = np.array([*items, *changes, *later, -1], np.int64)
+        for number, value in zip(ids.tolist(), changed.lookup(ids), strict=True):
+            assert (value or Item({})) == items.get(number, Item({}))
+        assert {number for number, *_ in changed.rows()} == set(items)
 
 
-def seen(item):
-    return None if item is None else (item.name, item.texts.get("title"), item.labels)
-
-
-@given(st.dictionaries(IDS, ITEMS, max_size=20), st.dictionaries(IDS, st.none() | ITEMS, max_size=6))
-def test_items_are_found_by_id_also_in_a_file_made_from_another(items, changes):
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / name for name in ("a", "again", "changed")]
-        for path in paths[:2]:
-            write_items(path, items.items(), "mine")
-        assert paths[0].read_bytes() == paths[1].read_bytes()
-        added = {number: item for number, item in changes.items() if item is not None}
-        with Items(paths[0]) as kept:
-            rows = [row for row in kept.rows() if row[0] not in changes]
-            write_rows(paths[2], [*rows, *(item_row(*one) for one in added.items())], "later")
-        left = {number: item for number, item in items.items() if number not in changes} | added
-        for path, key, expected in ((paths[0], "mine", items), (paths[2], "later", left)):
-            asked = [*items, *changes, -1, 41]
-            with Items(path) as found:
-                assert found.key == key
-                assert [number for number, *_ in found.rows()] == sorted(expected)
-                assert list(map(seen, found.lookup(np.array(asked, np.int64)))) == [
-                    seen(expected.get(number)) for number in asked
-                ]
-
-
-def test_other_programs_find_items_by_name(tmp_path):
+def test_other_programs_query_the_items(tmp_path):
     path = items_path(tmp_path / "index.faiss")
     assert path.name == "index.faiss.items.sqlite"
-    names = {7: "pets/red cat.jpg", -(2**62): "pets/dog.jpg", 9: ""}
-    write_items(path, ((i, Item({"name": name, "url": "u"}, ("b", "a"))) for i, name in names.items()), "k")
+    rows = [(7, "pets/red cat.jpg", '["a","b"]', '{"url":"u"}'), (9, "dog.jpg", None, None)]
+    write_items(path, rows, ABOUT)
     with contextlib.closing(sqlite3.connect(path)) as db:
-        found = db.execute("SELECT * FROM items WHERE name LIKE '%cat%'").fetchall()
-        assert found == [(7, names[7], '["a","b"]', '{"url":"u"}')]
+        assert db.execute("SELECT * FROM items WHERE name LIKE '%cat%'").fetchall() == rows[:1]
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def damaged(path):
-    """The error of reading all of the file, if any."""
-    try:
-        with Items(path) as items:
-            list(items.rows())
-            items.lookup(np.array([3, 5, 9]))
-    except DataError as error:
-        return str(error)
-    return None
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        ("DROP TABLE about", "is not the names and labels"),
-        ("DELETE FROM about", "damaged"),
-        ("PRAGMA user_version = 3", "is not the names and labels"),
-        (
-            "ALTER TABLE items RENAME TO x; CREATE VIEW items AS SELECT * FROM x",
-            "is not the names and labels",
-        ),
-        ("UPDATE items SET labels = '{}'", "another type"),
-        ("UPDATE items SET labels = '[1]'", "is no text"),
-        ("UPDATE items SET labels = '['", "damaged"),
-        ("UPDATE items SET columns = '[\"x\"]'", "another type"),
-        ("UPDATE items SET name = x'ff00'", "is no text"),
-        ("UPDATE items SET name = CAST(x'ff' AS TEXT)", "decode"),
-        ("UPDATE items SET name = hex(zeroblob(9 << 20))", "too big"),
-        *((content, "items") for content in (b"", b"SQLite format 3\0", b"x" * 5000, None)),
+        "DROP TABLE about",
+        "DELETE FROM about",
+        "DROP TABLE items",
+        "UPDATE items SET labels = '['",
+        "UPDATE items SET columns = '{'",
+        "UPDATE items SET name = CAST(x'ff' AS TEXT)",
+        b"",
+        b"SQLite format 3\0",
+        b"x" * 5000,
     ],
 )
-def test_a_foreign_or_cut_file_is_one_error(tmp_path, damage, message):
+def test_damaged_file_is_one_line(tmp_path, damage):
     path = tmp_path / "items"
-    write_items(path, [(5, Item({"name": "a"}, ("b",)))], "mine")
+    write_items(path, [(5, "a", '["b"]', "{}")], ABOUT)
     if isinstance(damage, str):
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.executescript(damage)
     else:
-        path.write_bytes(path.read_bytes()[:-5000] if damage is None else damage)
-    error = damaged(path)
-    assert message in error
+        path.write_bytes(damage)
+    with pytest.raises(DataError, match="items .*index the codes again"), Items(path) as items:
+        items.lookup(np.array([3, 5]))
 
 
-def test_a_text_that_is_too_large_is_not_written(tmp_path):
-    with (
-        pytest.raises(DataError, match=r"cannot write .*items: "),
-        atomic_path(tmp_path / "items") as temporary,
-    ):
-        write_items(temporary, [(1, Item({"name": "x" * (17 << 20)}))], "mine")
-    assert not list(tmp_path.iterdir())
+def test_missing_file_is_one_line(tmp_path):
+    with pytest.raises(DataError, match="items not found: the names and labels of an index"):
+        Items(tmp_path / "items")
 
 
-def texts_of(folder, names):
-    """A file of rows with these names."""
-    n = len(names)
-    with RowWriter(folder / "codes.h5", header("codes")) as writer:
-        writer.append(np.zeros((n, 2), np.uint8), np.arange(n), np.zeros((n, 2), np.uint8))
-        return writer.finish(np.arange(-1, n)[::-1], {"name": as_texts(["left out", *names][::-1])})
-
-
-def test_rows_hold_texts(tmp_path):
-    with RowReader(texts_of(tmp_path, ["seven", "drei", "日本.jpg"])) as reader:
-        assert reader.text_columns == ("name",)
-        assert reader.texts()["name"].tolist() == ["seven", "drei", "日本.jpg"]
-        assert reader.texts(1, 2)["name"].tolist() == ["drei"]
-        assert reader.texts(2, 2)["name"].tolist() == []
-    (tmp_path / "codes.h5").unlink()
-    with pytest.raises(DataError, match="70,000 bytes"):
-        texts_of(tmp_path, ["x" * 70_000])
-    assert not (tmp_path / "codes.h5").exists()
-    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == ["caf\\xe9.jpg"]
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("text.name.ends", np.zeros(2, np.int64), r"not int64 \[3\]"),
-        ("text.name.ends", np.array([9, 4, 2]), "texts of impossible lengths"),
-        ("text.name", np.full(6, 255, np.uint8), "not valid UTF-8"),
-    ],
-)
-def test_damaged_texts_of_rows_are_one_error(tmp_path, name, values, message):
-    path = texts_of(tmp_path, ["ab"] * 3)
-    with h5py.File(path, "r+") as h5:
-        del h5[name]
-        h5[name] = values
-    with pytest.raises(DataError, match=message), RowReader(path) as reader:
-        reader.texts()
+def test_invalid_utf8_of_names_is_escaped():
+    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == [
+        "caf\\xe9.jpg"
+    ]

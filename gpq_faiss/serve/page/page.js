@@ -4,7 +4,7 @@
 const at = (id) => document.getElementById(id);
 const FEW = 24; // items shown at first, and as many more whenever the end comes into view
 // query: { id } or { file }, null while browsing; shown: ids of the items; wanted: how many were asked for.
-const state = { info: null, query: null, file: null, running: null, shown: new Set(), wanted: 0 };
+const state = { info: null, query: null, file: null, running: null, shown: new Set(), wanted: 0, failed: false };
 
 // Ids have 64 bits, JavaScript's numbers 53: they are kept as text.
 const read = async (response) => JSON.parse((await response.text()).replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
@@ -52,7 +52,7 @@ async function picture(image, source, instead) {
   }
 }
 
-function card(found, best) {
+function card(found) {
   const id = `#${found.id}`;
   const said = [found.name ?? id];
   const button = element("button", { type: "button" });
@@ -69,12 +69,11 @@ function card(found, best) {
   }
   if (found.name) button.append(span("faint", id));
   if (found.score !== undefined) {
-    // In steps of 0.1, downwards: only the best possible score is 100.
-    const value = best > 0 ? Math.floor(1000 * Math.min(1, Math.max(0, found.score / best)) + 1e-3) / 10 : 0;
-    const part = `${value.toFixed(1)} %`;
-    button.title = `score ${found.score.toFixed(3)}, best possible ${best.toFixed(3)}`;
-    button.append(span("faint score", element("meter", { max: 100, value }), part));
-    said.push(`${part} of the best possible score`);
+    const score = found.score.toFixed(3);
+    const bar = span("bar");
+    bar.dataset.score = found.score;
+    button.append(span("faint score", span("scale", bar), score));
+    said.push(`score ${score}`);
   }
   button.setAttribute("aria-label", `${said.join(", ")}: search by it`);
   return element("li", {}, button);
@@ -100,25 +99,31 @@ function request(allow) {
 async function results(signal) {
   const allow = [...at("labels").querySelectorAll(":checked")].map((box) => box.value);
   if (state.query) {
+    const start = performance.now();
     const found = await read(await call("/search", { method: "POST", signal, ...request(allow) }));
-    const what = `${found.results.length} results, ${found.took_ms.toFixed(1)} ms, of ${number(found.ntotal)} items`;
-    return [found.results, found.best, what];
+    const took = (performance.now() - start).toFixed(0);
+    return [found.results, `${found.results.length} results, ${took} ms, of ${number(found.ntotal)} items`];
   }
   const asked = new URLSearchParams([["k", state.wanted], ...allow.map((label) => ["label", label])]);
   const found = await read(await call(`/items?${asked}`, { signal }));
-  return [found.items, null, `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`];
+  return [found.items, `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`];
 }
 
 // With more, what is there stays, with its pictures and the focus.
-function show(more, [items, best, status]) {
+function show(more, [items, status]) {
   if (!more) {
     at("results").replaceChildren();
     state.shown.clear();
   }
-  at("results").append(...items.filter((one) => !state.shown.has(one.id)).map((one) => card(one, best)));
+  at("results").append(...items.filter((one) => !state.shown.has(one.id)).map(card));
   for (const one of items) state.shown.add(one.id);
+  const scores = items.map((one) => one.score);
+  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  for (const bar of at("results").querySelectorAll(".bar")) {
+    bar.style.width = `${high > low ? (100 * (bar.dataset.score - low)) / (high - low) : 100}%`;
+  }
   at("status").textContent = status;
-  at("scale").hidden = best === null || !items.length;
+  at("scale").hidden = !state.query || !items.length;
   at("more").hidden = items.length < state.wanted || state.wanted >= state.info.max_k;
   // An observer reports only changes: what is still in view after this is to be reported again.
   nearEnd.unobserve(at("more"));
@@ -129,16 +134,18 @@ async function load(more = false) {
   if (!state.info) return;
   state.running?.abort();
   const running = (state.running = new AbortController());
+  more = more && !state.failed; // after an error, the results are those of an earlier query
   const before = state.wanted;
   state.wanted = Math.min((more ? before : 0) + FEW, state.info.max_k);
   document.body.classList.add("busy");
   try {
     show(more, await results(running.signal));
+    state.failed = false;
     fail("");
   } catch (error) {
     if (error.name !== "AbortError") {
-      if (more) state.wanted = before;
-      else show(false, [[], null, ""]);
+      state.wanted = before;
+      state.failed = !more;
       fail(error.message);
     }
   } finally {
@@ -176,8 +183,14 @@ function byFile(file) {
   search({ file }, file.name || "pasted image");
 }
 
-function byId(id) {
-  if (!isId(id)) return fail("Item id: a whole number is needed.");
+async function byIdOrName(text) {
+  let id = text;
+  try {
+    if (!isId(text)) id = (await read(await call(`/items?${new URLSearchParams({ k: 1, name: text })}`))).items[0]?.id;
+  } catch (error) {
+    return fail(error.message);
+  }
+  if (!id) return fail(`No item has the name ${text}.`);
   if (location.hash === `#${id}`) fromHash();
   else location.hash = id; // so that Back leads to the query before
 }
@@ -231,9 +244,9 @@ document.addEventListener("drop", (event) => byFile(event.dataTransfer.files[0])
 at("query").addEventListener("submit", (event) => {
   event.preventDefault();
   const id = at("id").value.trim();
-  if (id && id !== state.query?.id) byId(id);
+  if (id && id !== state.query?.id) byIdOrName(id);
   else if (state.query) load();
-  else fail("Choose an image, or give an item's id.");
+  else fail("Choose an image, or give an item's id or name.");
 });
 for (const name of ["labels", "deny"]) at(name).addEventListener("change", () => load());
 at("more").addEventListener("click", () => load(true));
@@ -250,7 +263,7 @@ at("sign-in").addEventListener("submit", (event) => {
 at("results").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
-  byId(button.dataset.id);
+  byIdOrName(button.dataset.id);
   window.scrollTo({ top: 0 });
 });
 window.addEventListener("hashchange", fromHash);

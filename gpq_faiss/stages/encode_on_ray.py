@@ -1,0 +1,196 @@
+"""Encoding on a Ray cluster: images or embeddings ─► codes-*.h5, which ``gpq index`` merges."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from ..cluster.connect import LOCAL, connected
+from ..codes.checks import check_unique
+from ..data.base import Dataset
+from ..data.open import open_data
+from ..encoder import Encoder
+from ..errors import (
+    DataError,
+    DeviceError,
+    GpqError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+)
+from ..files import check_output, fingerprint
+from ..progress import levels, stage
+from ..store.rows import RowReader, RowWriter
+from .encode import encode_rows, make_header
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A Ray cluster for :func:`encode_on_ray`.
+
+    Attributes:
+        address: ``local`` (this machine), ``auto`` (the cluster running here), or ``HOST:PORT``.
+        workers: maximum number of workers; 0: one per GPU, or without GPUs one per core.
+        shard_items: items in a file of codes, rounded up to whole batches.
+    """
+
+    address: str = LOCAL
+    workers: int = 0
+    shard_items: int = 100_000
+
+
+def encode_on_ray(
+    model: str | Path,
+    data: str | Callable[[], Dataset],
+    out: str | Path,
+    cluster: RayCluster,
+    *,
+    device: str = "cpu",
+    batch_size: int = 0,
+    amp: bool = False,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Encode ``data`` on a Ray cluster, whose nodes see the same files under the same paths.
+
+    The codes are those of :func:`encode`. Shards of the same model and data are kept, so an
+    interrupted run is continued.
+
+    Args:
+        model, device, batch_size, amp: as for :func:`encode`.
+        data: the DATA name, or a function that opens the data on a node, such as a
+            ``functools.partial`` of :func:`gpq_faiss.open_data`.
+        out: folder for the shards, ``codes-*.h5``.
+        cluster: where to run.
+        overwrite: encode all shards again.
+
+    Returns:
+        The shards, in the order of the items.
+
+    Raises:
+        DataError: unreadable items beyond the limit, no cluster, or as :func:`encode`.
+        MismatchError: data that do not fit the model, or other data on a node.
+        OutputExistsError: ``out`` has shards of another run.
+        UsageError: options out of range; Ray is not installed.
+    """
+    if min(batch_size, cluster.workers) < 0 or cluster.shard_items < 1:
+        raise UsageError("--batch-size, workers and shard_items must be positive")
+    opening = data if callable(data) else partial(open_data, data)
+    # On the CPU: this process looks at the data only, and may have no GPU.
+    encoder, dataset = Encoder.load(model, "cpu", amp=amp), opening()
+    encoder.check(dataset)
+    check_unique(dataset.ids, dataset.name)
+    size, n = batch_size or encoder.batch_size(dataset), len(dataset)
+    step = -(-cluster.shard_items // size) * size
+    folder = check_output(Path(out).resolve() / "codes.h5", overwrite=True).parent
+    for path in folder.glob("codes-*.h5") if overwrite else ():
+        path.unlink()
+    starts = range(0, n, step)
+    paths = [folder / f"codes-{start:012}.h5" for start in starts]
+    shards = [
+        {"path": str(path), "start": start, "stop": min(start + step, n)}
+        for path, start in zip(paths, starts, strict=True)
+    ]
+    with connected(cluster.address) as ray, contextlib.ExitStack() as stack:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        stack.enter_context(levels(logging.ERROR, "ray", "ray.data"))
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
+        if not gpus and device.startswith("cuda"):
+            raise DeviceError(f"the cluster at {cluster.address} has no GPU: use --device cpu")
+        workers = min(cluster.workers or gpus or int(resources["CPU"]), len(shards))
+        options = {
+            "folder": os.getcwd(),
+            "model": (model, "cuda" if gpus else "cpu", amp),
+            "opening": opening,
+            "fingerprints": (encoder.fingerprint, dataset.fingerprint),
+            "batch_size": size,
+        }
+        rows = ray.data.from_items(shards, override_num_blocks=len(shards)).map_batches(
+            _ShardEncoder,
+            fn_constructor_kwargs=options,
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=workers),
+            num_cpus=1,
+            num_gpus=int(gpus > 0),
+        )
+        unreadable = n
+        with stage("encoding", n) as encoding:
+            for row in rows.iter_rows():
+                if row["error"]:
+                    raise DataError(row["error"])
+                encoding.advance(row["stop"] - row["start"])
+                unreadable -= row["rows"]
+    message = f"{unreadable:,} of {n:,} images cannot be read"
+    if above := dataset.above_limit(unreadable):
+        raise DataError(f"{message}; {above}")
+    if unreadable:
+        log.warning("%s, and were left out", message)
+    return paths
+
+
+class _ShardEncoder:
+    """Encodes shards in an actor of a Ray cluster, which keeps its model and data."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    @cached_property
+    def opened(self) -> tuple[Encoder, Dataset]:
+        """The model and the data.
+
+        Raises:
+            MismatchError: this node has others.
+        """
+        options = self.options
+        os.chdir(options["folder"])
+        model, device, amp = options["model"]
+        encoder, dataset = Encoder.load(model, device, amp=amp), options["opening"]()
+        if (encoder.fingerprint, dataset.fingerprint) != options["fingerprints"]:
+            raise MismatchError(
+                f"{model} or {dataset.name} is not the same on all nodes: "
+                "every node must see the same files"
+            )
+        return encoder, dataset
+
+    def encode(self, path: Path, start: int, stop: int) -> int:
+        """Write the shard of the items from ``start`` to ``stop`` unless it exists.
+
+        Returns:
+            Its number of rows.
+
+        Raises:
+            OutputExistsError: there is a shard of another run.
+        """
+        encoder, dataset = self.opened
+        data_fingerprint = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
+        header = replace(make_header("codes", encoder, dataset), data_fingerprint=data_fingerprint)
+        if path.exists():
+            with RowReader(path, kind="codes") as reader:
+                if reader.header.fingerprint() == header.fingerprint():
+                    return reader.ntotal
+            raise OutputExistsError(
+                f"{path} is a shard of another run: pass --overwrite, or another --out"
+            )
+        with RowWriter(path, header) as writer:
+            encode_rows(encoder, dataset, writer, self.options["batch_size"], range(start, stop))
+            return writer.rows
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Encode the only shard of a batch of Ray Data; adds its number of rows, or an error
+        message."""
+        rows, error = 0, ""
+        try:
+            rows = self.encode(
+                Path(batch["path"][0]), int(batch["start"][0]), int(batch["stop"][0])
+            )
+        except (GpqError, OSError) as caught:
+            error = str(caught)
+        return {**batch, "rows": [rows], "error": [error]}

@@ -1,0 +1,281 @@
+"""Faiss files: plain Faiss reads, searches and changes them; other files are named."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from alone import alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_factory import SHAPES, best, books, queries, random_codes, random_ids, score_codes
+from kills import run_killed
+
+from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors
+from gpq_faiss.codes.encode import decode, encode
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.faissio.convert import check_kind, from_faiss, to_faiss
+from gpq_faiss.faissio.files import read_index, write_index
+from gpq_faiss.indexes.opening import open_index
+
+M, K, D, N = 6, 16, 24, 500
+Z, CODES, IDS = books(M), random_codes(N, M), random_ids(N)
+XQ = queries(7, D)
+
+
+def by_id(contents):
+    return dict(zip(contents.ids.tolist(), map(bytes, contents.codes), strict=True))
+
+
+def trained(index):
+    index.train(queries(300, index.d))
+    return index
+
+
+@settings(max_examples=40)
+@given(shape=SHAPES, n=st.integers(0, 300), with_ids=st.booleans(), fused=st.booleans())
+def test_file_gives_codes_ids_and_codebooks_back(shape, n, with_ids, fused):
+    Z, codes = books(*shape), random_codes(n, *shape)
+    kind = "fused" if fused and shape[1] == 16 and shape[0] > 1 else "flat"
+    ids = random_ids(n) if with_ids else None
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_index(to_faiss(codes, ids, Z, kind), Path(folder, "x.faiss"))
+        contents = from_faiss(read_index(path))
+        plain = faiss.read_index(str(path))
+    expected = np.arange(n) if ids is None else ids
+    assert by_id(contents) == dict(zip(expected.tolist(), map(bytes, codes), strict=True))
+    assert np.array_equal(contents.codebooks, Z)
+    assert (contents.kind, contents.metric) == (kind, faiss.METRIC_INNER_PRODUCT)
+    assert type(plain) is (faiss.IndexIDMap2 if with_ids else faiss.IndexPQ)
+
+
+@pytest.mark.parametrize("M", [2, 5, 12])
+@pytest.mark.parametrize("kind", ["flat", "fused"])
+def test_plain_faiss_has_equal_scores(M, kind):
+    Z, codes = books(M), random_codes(N, M)
+    index = to_faiss(codes, IDS, Z, kind)
+    scores, ids = index.search(pad_vectors(queries(5, 4 * M), index.d), N)
+    exact = dict(zip(IDS.tolist(), score_codes(queries(5, 4 * M), codes, Z).T, strict=True))
+    assert (
+        np.abs(
+            np.array([[exact[i][q] for i in row] for q, row in enumerate(ids.tolist())]) - scores
+        ).max()
+        < 1e-5
+    )
+
+
+def test_plain_faiss_adds_and_removes():
+    index = to_faiss(CODES, IDS, Z)
+    x = decode(CODES, Z)[:3]
+    index.add_with_ids(x, np.array([7_001, 7_002, 7_003]))
+    assert index.remove_ids(IDS[:100]) == 100
+    assert np.allclose(index.reconstruct(7_002), x[1])
+    expected = dict(zip(IDS[100:].tolist(), map(bytes, CODES[100:]), strict=True))
+    expected |= {7_001 + row: bytes(CODES[row]) for row in range(3)}
+    assert by_id(from_faiss(index)) == expected
+
+
+def test_bare_index_takes_vectors():
+    index = to_faiss(CODES, None, Z)
+    index.add(decode(CODES[:2], Z))
+    assert np.array_equal(from_faiss(index).codes, np.concatenate([CODES, CODES[:2]]))
+
+
+@pytest.mark.parametrize("M", [2, 5])
+def test_fastscan_export_is_for_plain_faiss(M, tmp_path):
+    Z, codes = books(M), random_codes(N, M)
+    index = to_faiss(codes, IDS, Z, "fastscan")
+    path = write_index(index, tmp_path / "x.faiss")
+    scores, ids = faiss.read_index(str(path)).search(queries(5, 4 * M), 10)
+    assert np.abs(scores - best(queries(5, 4 * M), codes, Z, 10)[0]).max() < 0.2
+    assert np.isin(ids, IDS).all()
+    with pytest.raises(DataError, match="is a FastScan index for plain Faiss"):
+        open_index(path)
+
+
+@pytest.fixture
+def ivf():
+    index = to_faiss(CODES, IDS, Z, "ivf")
+    assert (type(index), index.nlist, index.nprobe) == (faiss.IndexIVFPQ, 16, 2)
+    index.nprobe = index.nlist
+    return index
+
+
+def test_ivf_export_finds_what_flat_finds(ivf):
+    scores, ids = ivf.search(XQ, 20)
+    exact, exact_ids = best(XQ, CODES, Z, 20, IDS)
+    assert np.abs(scores - exact).max() < 1e-5
+    apart = np.abs(np.diff(exact, prepend=np.inf, append=-np.inf, axis=1)).min(axis=1) > 1e-5
+    assert np.array_equal(ids[apart], exact_ids[apart])
+
+
+def test_ivf_export_has_ranges_and_selectors(ivf):
+    exact = score_codes(XQ, CODES, Z)
+    lims, _, ids = ivf.range_search(XQ, 1.0)
+    assert np.array_equal(np.diff(lims), (exact > 1.0).sum(axis=1))
+    allowed = faiss.SearchParametersIVF(sel=faiss.IDSelectorBatch(IDS[:50]), nprobe=16)
+    assert np.isin(ivf.search(XQ, 50, params=allowed)[1], IDS[:50]).all()
+
+
+def test_ivf_export_reconstructs_and_removes(ivf):
+    ivf.set_direct_map_type(faiss.DirectMap.Hashtable)
+    assert np.allclose(ivf.reconstruct(int(IDS[3])), decode(CODES[3:4], Z)[0])
+    assert ivf.remove_ids(faiss.IDSelectorArray(IDS[:50])) == 50
+    assert not np.isin(ivf.search(XQ, 20)[1], IDS[:50]).any()
+
+
+def test_large_ivf_export_has_two_codewords_a_list(monkeypatch):
+    monkeypatch.setattr("gpq_faiss.faissio.convert._TWO_CODEWORDS", N)
+    index = to_faiss(CODES, IDS, Z, "ivf")
+    for number in range(index.nlist):
+        ids = faiss.rev_swig_ptr(index.invlists.get_ids(number), index.invlists.list_size(number))
+        assert (CODES[np.isin(IDS, ids), 0] == number).all()
+    assert index.nlist == 256
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("tree", (6, 16), "choose from flat, fused, fastscan, ivf"),
+        ("fused", (6, 256), "needs 16 codewords per codebook, these have 256"),
+        ("ivf", (6, 8), "needs 16 codewords"),
+        ("fused", (1, 16), "needs two codebooks or more"),
+    ],
+)
+def test_unfit_kind_is_refused(kind, shape, message):
+    with pytest.raises(UsageError, match=message):
+        check_kind(kind, *shape)
+
+
+# Files of other programs ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6, 8])
+@pytest.mark.parametrize("mapped", [faiss.IndexIDMap, faiss.IndexIDMap2])
+def test_trained_index_of_faiss_is_read(bits, mapped):
+    index = trained(faiss.IndexPQ(D, M, bits))
+    outer = mapped(index)
+    outer.add_with_ids(XQ, IDS[:7])
+    contents = from_faiss(outer)
+    assert contents.codebooks.shape == (M, 1 << bits, D // M)
+    assert np.array_equal(contents.codes, index.sa_encode(XQ))
+    assert (contents.ids.tolist(), contents.metric) == (IDS[:7].tolist(), faiss.METRIC_L2)
+
+
+def test_unit_codebooks_encode_as_ours():
+    index = inject(Z)
+    index.add(XQ)
+    assert np.array_equal(from_faiss(index).codes, encode(XQ, Z))
+
+
+FOREIGN = {
+    "OPQ6,PQ6x4": "an OPQ index, or another one behind a transform (IndexPreTransform around IndexPQ)",
+    "PCA12,Flat": "behind a transform",
+    "IVF4,PQ6x4": "an inverted file (IndexIVFPQ)",
+    "IVF4,PQ6x4fs": "an inverted file (IndexIVFPQFastScan)",
+    "IDMap,IVF4,Flat": "an inverted file (IndexIDMap around IndexIVFFlat)",
+    "HNSW8,PQ6x4": "another index (IndexHNSWPQ)",
+    "HNSW8": "another index (IndexHNSWFlat)",
+    "Flat": "another index (IndexFlatL2)",
+    "PQ6x4fs": "a FastScan index for plain Faiss (IndexPQFastScan)",
+    "PQ6x10": "another index (IndexPQ), not codes of a product quantiser (IndexPQ of 2 to 8 bits)",
+    "SQ8": "another index (IndexScalarQuantizer)",
+    "RQ6x4": "another index (IndexResidualQuantizer)",
+}
+
+
+@pytest.mark.parametrize("factory", FOREIGN)
+def test_other_index_is_named(factory, tmp_path):
+    index = faiss.index_factory(D, factory)
+    faiss.write_index(index if "x10" in factory else trained(index), str(tmp_path / "x.faiss"))
+    with pytest.raises(DataError) as refused:
+        open_index(tmp_path / "x.faiss")
+    assert str(refused.value).startswith(f"{tmp_path}/x.faiss is ")
+    assert FOREIGN[factory] in str(refused.value)
+
+
+def test_binary_index_is_named(tmp_path):
+    faiss.write_index_binary(faiss.IndexBinaryFlat(64), str(tmp_path / "x.faiss"))
+    with pytest.raises(DataError, match=r"x\.faiss is a binary index, not product codes"):
+        open_index(tmp_path / "x.faiss")
+
+
+def test_other_metric_is_refused():
+    index = faiss.IndexPQ(D, M, 4, faiss.METRIC_L1)
+    with pytest.raises(DataError, match="its metric is neither inner product nor L2"):
+        from_faiss(trained(index))
+
+
+def test_untrained_index_is_refused():
+    with pytest.raises(DataError, match="is not trained"):
+        from_faiss(faiss.IndexPQ(D, M, 4))
+
+
+@pytest.mark.parametrize("ids", [[5, 5, 6], [5, -1, 6]])
+def test_unfit_ids_are_refused(ids):
+    index = faiss.IndexIDMap2(inject(Z))
+    index.add_with_ids(XQ[:3], np.array(ids))
+    with pytest.raises(DataError, match="id 5 occurs more than once|has the id -1"):
+        from_faiss(index)
+
+
+def test_codebooks_of_a_wrong_size_are_damage():
+    index = trained(faiss.IndexPQ(D, M, 4))
+    faiss.copy_array_to_vector(np.zeros(5, np.float32), index.pq.centroids)
+    with pytest.raises(DataError, match="is damaged: its sizes contradict each other"):
+        from_faiss(index)
+
+
+def test_eight_bits_that_are_not_fused_stay_eight_bits():
+    contents = from_faiss(to_faiss(random_codes(9, 3, 256), None, books(3, 256)))
+    assert (contents.kind, contents.codebooks.shape) == ("flat", (3, 256, 4))
+    assert from_faiss(to_faiss(CODES, None, fuse(Z))).kind == "fused"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty, not an index"),
+        (b"SQLite format 3\0", "is an SQLite file: name the index beside it"),
+        (b"\x93NUMPY" + bytes(99), "is a NumPy array"),
+        (b"PK\x03\x04" + bytes(99), "is a zip archive"),
+        (b"PAR1" + bytes(99), "is a Parquet file"),
+        (b"\x89PNG" + bytes(99), "is a file of an unknown kind"),
+        (b"IxPQ" + bytes(99), "is not an index file|damaged"),
+        (b"Index of all files\n", "is not an index file|damaged"),
+    ],
+)
+def test_other_file_is_named(tmp_path, content, message):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_index(tmp_path / "x")
+
+
+@alone
+def test_mutated_file_never_crashes(tmp_path):
+    """Each case is read and searched in a fork of this process, which must end by itself."""
+    path, rng = tmp_path / "x.faiss", np.random.default_rng(0)
+    open_index(to_faiss(CODES, IDS, Z)).search(XQ, 1)  # loops are compiled before the forks
+    for case in range(60):
+        kind = ("flat", "fused", "fastscan", "ivf")[case % 4]
+        data = bytearray(
+            faiss.serialize_index(to_faiss(CODES, IDS if case % 8 < 4 else None, Z, kind))
+        )
+        for position in rng.integers(0, min(len(data), 300 if case % 3 else len(data)), 3).tolist():
+            data[position] = rng.integers(256)
+        path.write_bytes(data[: rng.integers(len(data))] if case % 5 == 0 else data)
+
+        def work():
+            with contextlib.suppress(DataError):
+                index = open_index(path)
+                index.search(queries(2, index.d), 1)
+
+        assert not run_killed(work, tmp_path)
+
+
+def test_order_of_bytes_is_that_of_faiss(tmp_path):
+    path = write_index(to_faiss(CODES, IDS, Z), tmp_path / "x.faiss")
+    assert faiss.serialize_index(faiss.read_index(str(path))).tobytes() == path.read_bytes()
+    assert faiss.get_deserialization_loop_limit() == 0 or read_index(path).ntotal == N

@@ -1,0 +1,211 @@
+"""The changes beside an index: what was written is read, whole transactions only; damage is refused."""
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.store.changes import Change, ChangeWriter, changes_path, read_changes
+
+SIZE, CODEBOOKS = 3, "0123456789abcdef"
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
+new_changes = st.tuples(
+    st.none() | st.binary(min_size=SIZE, max_size=SIZE),
+    st.none() | texts,
+    st.none() | st.lists(texts, max_size=3).map(tuple),
+)
+ids = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)
+transactions = st.lists(st.dictionaries(ids, new_changes, min_size=1, max_size=4), max_size=6)
+
+
+@pytest.fixture
+def index(tmp_path):
+    return tmp_path / "index.faiss"
+
+
+def read(index):
+    return read_changes(index, SIZE, CODEBOOKS)
+
+
+def write(index, *transactions):
+    with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
+        for changes in transactions:
+            writer.write(changes)
+
+
+ADD, REMOVE = (b"abc", "a name", ("x", "y")), (None, None, None)
+
+
+@settings(max_examples=25)
+@given(transactions)
+def test_the_last_change_of_each_id_is_read(written):
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(folder) / "index.faiss"
+        write(index, *written)
+        expected = {
+            id_: Change(number, *change)
+            for number, changes in enumerate(written, 1)
+            for id_, change in changes.items()
+        }
+        assert read(index)[1:] == (len(written), expected)
+
+
+def test_an_index_without_changes_has_none(index):
+    assert read(index) is None
+
+
+def test_identity_and_numbers_survive_a_restart(index):
+    write(index, {1: ADD})
+    first = read(index)
+    write(index, {2: ADD})
+    assert read(index).identity == first.identity
+    assert read(index).number == 2
+
+
+def test_another_file_has_another_identity(index):
+    write(index)
+    first = read(index).identity
+    changes_path(index).unlink()
+    write(index)
+    assert read(index).identity != first
+
+
+def test_only_one_process_may_write(index):
+    with ChangeWriter(index, SIZE, CODEBOOKS), pytest.raises(DataError, match="another process"):
+        ChangeWriter(index, SIZE, CODEBOOKS)
+    ChangeWriter(index, SIZE, CODEBOOKS).close()
+
+
+@pytest.mark.parametrize("open_changes", [read_changes, ChangeWriter])
+@pytest.mark.parametrize("expected", [(SIZE, "f" * 16), (SIZE + 1, CODEBOOKS)])
+def test_changes_of_other_codebooks_are_refused(index, open_changes, expected):
+    write(index, {1: ADD})
+    with pytest.raises(MismatchError, match="other codebooks"):
+        open_changes(index, *expected)
+
+
+@pytest.mark.parametrize("open_changes", [read_changes, ChangeWriter])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE changes",
+        "DELETE FROM about",
+        "UPDATE changes SET labels = '['",
+        "VACUUM INTO '{cut}'",
+    ],
+)
+def test_damaged_changes_are_one_error(index, open_changes, statement):
+    write(index, dict.fromkeys(range(1000), ADD))
+    cut = index.with_name("cut")
+    with contextlib.closing(sqlite3.connect(changes_path(index), isolation_level=None)) as db:
+        db.execute(statement.format(cut=cut))
+    if cut.exists():
+        changes_path(index).write_bytes(cut.read_bytes()[:-5000])
+    with pytest.raises(DataError, match="restore it from a backup"):
+        open_changes(index, SIZE, CODEBOOKS)
+
+
+def test_a_code_of_another_size_is_no_change(index):
+    with (
+        ChangeWriter(index, SIZE, CODEBOOKS) as writer,
+        pytest.raises(DataError, match="cannot write"),
+    ):
+        writer.write({1: ADD, 2: (b"toolong", None, None)})
+    assert read(index).by_id == {}
+
+
+def test_a_full_disk_makes_no_change(index):
+    with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
+        writer._db.execute("PRAGMA max_page_count = 4")
+        with pytest.raises(DataError, match="disk is full"):
+            writer.write(dict.fromkeys(range(20), (b"abc", "x" * 999, None)))
+        writer.write({1: ADD})
+    assert read(index)[1:] == (1, {1: Change(1, *ADD)})
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_file_that_went_is_noticed_before_the_next_change(index, replace):
+    with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
+        writer.write({1: ADD})
+        path = changes_path(index)
+        copy = path.rename(path.with_name("moved"))
+        if replace:
+            path.write_bytes(copy.read_bytes())
+        with pytest.raises(DataError, match="deleted or replaced"):
+            writer.write({2: ADD})
+
+
+KILLED = """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.executescript("PRAGMA cache_size = 1; BEGIN; UPDATE changes SET number = 9, name = hex(zeroblob(99))")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_journal_that_a_kill_left_is_rolled_back(index):
+    write(index, dict.fromkeys(range(500), ADD))
+    before = read(index)
+    subprocess.run([sys.executable, "-c", KILLED, changes_path(index)], check=False)
+    assert Path(f"{changes_path(index)}-journal").stat().st_size > 0
+    assert read(index) == before
+
+
+def test_changes_in_a_read_only_folder_are_read():
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become a user without write permission")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        index = Path(folder) / "index.faiss"
+        write(index, {1: ADD})
+        Path(folder).chmod(0o555)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError):
+                (Path(folder) / "new").touch()
+            assert read(index).by_id == {1: Change(1, *ADD)}
+        finally:
+            os.seteuid(0)
+
+
+WRITES = """
+import sys
+from gpq_faiss.store.changes import ChangeWriter
+with ChangeWriter(sys.argv[1], 3, "0123456789abcdef") as writer:
+    for number in range(1 << 20):
+        writer.write({id_: (number.to_bytes(3, "big"), None, None) for id_ in range(2)})
+        print(number, flush=True)
+"""
+
+
+def test_kills_lose_no_acknowledged_change(index):
+    for acknowledged in (1, 7, 40):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITES, index], stdout=subprocess.PIPE, text=True
+        )
+        lines = [process.stdout.readline() for _ in range(acknowledged)]
+        process.kill()
+        last = int([*lines, *process.stdout.read().split()][-1])
+        process.wait()
+        codes = {int.from_bytes(change.code, "big") for change in read(index).by_id.values()}
+        assert codes in ({last}, {last + 1})
+
+
+def test_a_commit_beside_many_changes_is_fast(index):
+    write(index, dict.fromkeys(range(100000), ADD))
+    seconds = []
+    with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
+        for id_ in range(20):
+            start = time.perf_counter()
+            writer.write({5000 * id_: REMOVE})
+            seconds.append(time.perf_counter() - start)
+    assert sorted(seconds)[10] < 0.02

@@ -1,0 +1,337 @@
+"""Rows in HDF5: written whole, resumed after any interruption, read by any program."""
+
+import json
+import os
+import resource
+import tempfile
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from alone import alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_factory import SHAPES, books, random_codes
+from kills import every_kill, run_killed
+
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError
+from gpq_faiss.store.hdf5 import as_texts, read_hdf5_array
+from gpq_faiss.store.rows import Header, RowReader, RowWriter, codebooks_fingerprint
+
+NAMES = tuple(f"class {number}" for number in range(11))  # 2 label bytes with 5 padding bits
+
+
+def header(kind="codes", M=3, K=16, class_names=NAMES):
+    return Header(kind, "model", books(M, K), "data", class_names, True, {"note": "x"})
+
+
+def rows(about, n):
+    """Values, ids and labels of n rows, the same for equal arguments."""
+    rng = np.random.default_rng(n)
+    M, K, _ = about.codebooks.shape
+    values = random_codes(n, M, K)
+    if about.kind == "features":
+        values = rng.standard_normal((n, about.width)).astype(np.float32)
+    labels = np.packbits(rng.random((n, 11)) < 0.3, axis=1) if about.class_names else None
+    return values, rng.integers(-(2**62), 2**62, n), labels
+
+
+def append(writer, n, step, stop=None):
+    """Append the missing ones of n rows, up to ``stop``, and commit after every block."""
+    values, ids, labels = rows(writer.header, n)
+    stop = n if stop is None else stop
+    for start in range(writer.rows, stop, step):
+        block = slice(start, min(stop, start + step))
+        writer.append(values[block], ids[block], None if labels is None else labels[block])
+        writer.commit()
+
+
+def write(path, about=None, n=100, step=33, **options):
+    with RowWriter(path, about or header(), **options) as writer:
+        append(writer, n, step)
+        return writer.finish()
+
+
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from(["features", "codes"]),
+    shape=SHAPES,
+    n=st.integers(1, 60),
+    stops=st.lists(st.integers(0, 60), max_size=3).map(sorted),
+    labelled=st.booleans(),
+    texts=st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+)
+def test_interrupted_rows_are_read_back(kind, shape, n, stops, labelled, texts):
+    about = header(kind, *shape, NAMES if labelled else ())
+    values, ids, labels = rows(about, n)
+    columns = {"name": as_texts(f"{texts}{number}" for number in range(n))} if texts else {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.h5")
+        for stop in stops:
+            with RowWriter(path, about) as writer:
+                append(writer, n, 7, min(stop, n))
+        with RowWriter(path, about) as writer:
+            assert writer.rows == min(max(stops, default=0), n)
+            append(writer, n, 13)
+            order = np.random.default_rng(0).permutation(n)
+            writer.finish(ids[order], {name: text[order] for name, text in columns.items()})
+        assert os.listdir(folder) == ["x.h5"]
+        with RowReader(path, kind=kind, model_fingerprint="model") as reader:
+            assert reader.header.fingerprint() == about.fingerprint()
+            np.testing.assert_array_equal(reader.values, values)
+            np.testing.assert_array_equal(reader.ids, ids)
+            np.testing.assert_array_equal(reader.labels, labels)
+            read = {name: column.tolist() for name, column in reader.texts(1, n).items()}
+            assert read == {name: column[1:].tolist() for name, column in columns.items()}
+
+
+def test_datasets_are_contiguous_and_plain(tmp_path):
+    path = write(tmp_path / "x.h5")
+    values, ids, labels = rows(header(), 100)
+    with h5py.File(path) as h5:
+        assert set(h5) == {"codes", "ids", "labels", "class_names", "codebooks"}
+        assert h5["class_names"].asstr()[:].tolist() == list(NAMES)
+        for name, expected in (("codes", values), ("ids", ids), ("labels", labels)):
+            offset = h5[name].id.get_offset()
+            mapped = np.memmap(path, expected.dtype, "r", offset, expected.shape)
+            np.testing.assert_array_equal(mapped, h5[name][:])
+            np.testing.assert_array_equal(mapped, expected)
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    block = np.ones((5000, 36), np.float32)
+    about = replace(header("features", class_names=()), codebooks=books(3, 16, 12))
+    tracemalloc.start()
+    with RowWriter(tmp_path / "x.h5", about) as writer:
+        for start in range(0, 500_000, 5000):  # 72 MB of features
+            writer.append(block, np.arange(start, start + 5000))
+        writer.finish()
+    with RowReader(tmp_path / "x.h5") as reader:
+        assert reader.ntotal == 500_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 << 20
+
+
+def test_fingerprint_of_codebooks_is_of_content_and_shape():
+    Z = books(3, 16, 12)
+    changed = Z.copy()
+    changed[1, 2, 3] = np.nextafter(Z[1, 2, 3], np.float32(2))
+    others = Z.reshape(3, 8, 24), changed
+    assert codebooks_fingerprint(Z) == codebooks_fingerprint(np.asfortranarray(Z))
+    assert codebooks_fingerprint(Z) not in map(codebooks_fingerprint, others)
+
+
+# Interruptions ----------------------------------------------------------------------------------
+
+
+@alone
+def test_kill_at_any_operation_is_resumed(tmp_path):
+    path = tmp_path / "x.h5"
+    whole = write(tmp_path / "whole.h5").read_bytes()
+
+    def work():
+        write(path, step=40)
+
+    resumed = set()
+    for _ in every_kill(work, tmp_path):
+        if path.exists():
+            assert path.read_bytes() == whole
+            path.unlink()
+        with RowWriter(path, header()) as writer:
+            resumed.add(writer.rows)
+        work()
+        assert path.read_bytes() == whole
+        assert sorted(os.listdir(tmp_path)) == ["whole.h5", "x.h5"]
+        path.unlink()
+    assert resumed == {0, 40, 80, 100}
+
+
+@pytest.mark.parametrize("damage", ["model", "progress.json", "codes.raw"])
+def test_unfinished_rows_that_do_not_fit_are_discarded(tmp_path, damage, caplog):
+    with RowWriter(tmp_path / "x.h5", header()) as writer:
+        append(writer, 10, 5)
+    if damage != "model":
+        os.truncate(writer.folder / damage, 5)
+    about = replace(header(), model_fingerprint="other") if damage == "model" else header()
+    with RowWriter(tmp_path / "x.h5", about) as writer:
+        assert writer.rows == 0
+    assert "x.h5.partial is discarded: it is of another model" in caplog.text
+
+
+@alone
+def test_full_disk_keeps_the_old_file(tmp_path):
+    """A limit of the size of files stands for a full disk: in the raw columns, then in HDF5."""
+    path = write(tmp_path / "x.h5", n=5)
+    before = path.read_bytes()
+
+    def work(limit):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        with pytest.raises(DataError, match=r"cannot write .*x\.h5: "):
+            write(path, n=2000, step=100, overwrite=True)
+
+    for limit in (3000, 17_000):
+        assert not run_killed(lambda limit=limit: work(limit), tmp_path)
+        assert path.read_bytes() == before
+    with RowWriter(path, header(), overwrite=True) as writer:
+        assert writer.rows == 2000
+    assert sorted(os.listdir(tmp_path)) == [".x.h5.partial", "x.h5"]
+
+
+def test_second_writer_is_refused(tmp_path):
+    with RowWriter(tmp_path / "x.h5", header()):
+        with pytest.raises(DataError, match="is being written by another process"):
+            RowWriter(tmp_path / "x.h5", header())
+
+
+def test_commits_follow_the_clock(tmp_path, monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
+    with RowWriter(tmp_path / "x.h5", header()) as writer:
+        writer.append(*rows(header(), 10))
+        assert not (writer.folder / "progress.json").exists()
+        seconds[0] = 5.0
+        writer.append(*rows(header(), 10), state={"position": 9})
+        progress = json.loads((writer.folder / "progress.json").read_text())
+    assert (progress["rows"], progress["state"]) == (20, {"position": 9})
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+VALUES, IDS, LABELS = rows(header("features"), 10)
+NAN = np.where(np.arange(10)[:, None] == 3, np.float32(np.nan), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ((VALUES[:, :5], IDS, LABELS), r"features: float32 \[10, 5\], expected float32 \[10, 12\]"),
+        ((VALUES, IDS[:5], LABELS), r"ids: int64 \[5\]"),
+        ((VALUES, IDS + 0.5, LABELS), "ids: float64"),
+        ((VALUES, IDS, None), "labels: object"),
+        ((NAN, IDS, LABELS), "NaN or infinity in row 3"),
+    ],
+)
+def test_bad_rows_are_refused(tmp_path, arrays, message):
+    with RowWriter(tmp_path / "x.h5", header("features")) as writer:
+        with pytest.raises(DataError, match=message):
+            writer.append(*arrays)
+        with pytest.raises(DataError, match="there is no row to write"):
+            writer.finish()
+
+
+def test_bits_beyond_the_last_codebook_are_refused(tmp_path):
+    values, ids, labels = rows(header(), 10)
+    with RowWriter(tmp_path / "x.h5", header()) as writer:
+        with pytest.raises(DataError, match="bits set beyond the last codebook"):
+            writer.append(values | 0x10, ids, labels)
+
+
+def test_existing_file_is_kept(tmp_path):
+    write(tmp_path / "x.h5")
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        RowWriter(tmp_path / "x.h5", header())
+
+
+def test_other_kind_and_other_model_are_mismatches(tmp_path):
+    path = write(tmp_path / "x.h5")
+    with pytest.raises(MismatchError, match="holds codes, but features are needed"):
+        RowReader(path, kind="features")
+    with pytest.raises(MismatchError, match="of model model, not other"):
+        RowReader(path, model_fingerprint="other")
+
+
+def replaced(name, values, **options):
+    def change(h5):
+        del h5[name]
+        h5.create_dataset(name, data=values, **options)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h5: h5.attrs.pop("kind"),
+        lambda h5: h5.attrs.update(format_version=99),
+        lambda h5: h5.attrs.update(extra="{"),
+        lambda h5: h5["codebooks"].write_direct(np.float32(h5["codebooks"][:] * 2)),
+        lambda h5: h5.pop("ids"),
+        replaced("ids", np.arange(99)),
+        replaced("ids", np.zeros(100, np.float32)),
+        replaced("ids", np.arange(100), chunks=(10,)),
+        replaced("codes", np.full((100, 2), 255, np.uint8)),
+        replaced("codebooks", books(3).astype(np.float64)),
+    ],
+)
+def test_changed_file_is_one_line(tmp_path, change):
+    path = write(tmp_path / "x.h5")
+    with h5py.File(path, "r+") as h5:
+        change(h5)
+    with pytest.raises(DataError, match=r"x\.h5"):
+        RowReader(path)
+
+
+@settings(max_examples=200)
+@given(share=st.just(1.0) | st.floats(0, 0.99), position=st.floats(0, 1), value=st.integers(0, 255))
+def test_damaged_file_is_one_line_or_read(share, position, value):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.h5")
+        data = bytearray(write(path, n=20).read_bytes())
+        data[int(position * (len(data) - 1))] = value
+        path.write_bytes(data[: int(share * len(data))])
+        try:
+            with RowReader(path) as reader:
+                assert reader.ids[:].sum() is not None
+                assert reader.texts() == {}
+        except DataError as error:
+            assert "x.h5" in str(error)
+        else:
+            assert share == 1
+
+
+# Arrays of other programs -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    x = np.random.default_rng(0).standard_normal((5000, 7)).astype(np.float16)
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5.create_dataset("x", data=x, chunks=(64, 7), compression="lzf")
+        h5["text"] = "hello"
+        h5.create_group("group")
+        h5["soft"] = h5py.SoftLink("/x")
+        h5.create_dataset("outside", (4,), "u1", external=[("/etc/passwd", 0, 4)])
+    return tmp_path / "x.h5", x
+
+
+@given(positions=st.lists(st.integers(-5000, 4999), max_size=700))
+@settings(max_examples=20)
+def test_foreign_rows_at_positions(tmp_path_factory, positions):
+    path = tmp_path_factory.mktemp("x") / "x.h5"
+    x = np.random.default_rng(0).standard_normal((5000, 2))
+    with h5py.File(path, "w") as h5:
+        h5.create_dataset("x", data=x, chunks=(64, 2), compression="lzf")
+    array = read_hdf5_array(path, ["features", "x"])
+    rows_at = np.array(positions, np.int64)
+    np.testing.assert_array_equal(array[rows_at], x[rows_at])
+    np.testing.assert_array_equal(array[10:200], x[10:200])
+
+
+@pytest.mark.parametrize("name", ["text", "group", "soft", "outside"])
+def test_foreign_dataset_without_numbers_is_one_line(foreign, name):
+    with pytest.raises(DataError, match="not an array of numbers|not a dataset of this file"):
+        read_hdf5_array(foreign[0], [name])
+    assert read_hdf5_array(foreign[0], ["missing"]) is None
+
+
+def test_foreign_file_that_changed_is_one_line(foreign):
+    path, x = foreign
+    array = read_hdf5_array(path, ["x"])
+    with h5py.File(path, "w") as h5:
+        h5["x"] = x[1:]
+    with pytest.raises(DataError, match=r"x\.h5 changed while it was read"):
+        array[:5]

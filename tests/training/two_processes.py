@@ -1,0 +1,48 @@
+"""Two processes of one training, as ``torchrun`` would start them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from serve import free_port
+from torch import nn
+
+from gpq_faiss.errors import DataError, ProcessError
+from gpq_faiss.training.parallel import joined
+
+Process = subprocess.Popen[str]
+
+
+def environments(size: int = 2) -> list[dict[str, str]]:
+    """The variables that ``torchrun`` sets, by rank."""
+    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": "none"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def start(*arguments: object) -> list[Process]:
+    """Start ``gpq`` in two processes."""
+    command = [sys.executable, "-m", "gpq_cli", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen(command, env=os.environ | added, **pipes) for added in environments()]
+
+
+def check_group(rank: int, variables: list[dict[str, str]]) -> None:
+    """Check gradients, errors and values that one of two processes gets."""
+    os.environ.update(variables[rank])
+    with joined("cpu") as (group, _):
+        inputs = torch.arange(12.0).reshape(6, 2)
+        parts = inputs[:2], inputs[2:]
+        torch.manual_seed(rank)  # the weights of rank 0 are sent to the others
+        network = nn.Linear(2, 1)
+        wrapped = group.distribute(network)
+        wrapped(parts[rank]).mean().backward()
+        expected = torch.stack([part.mean(dim=0) for part in parts]).mean(dim=0)
+        torch.testing.assert_close(network.weight.grad, expected[None])
+        assert len({float(weight.sum()) for weight in group.gather(network.weight.detach())}) == 1
+        kind = ProcessError if rank == 1 else DataError
+        with pytest.raises(kind, match="process 1: no such file"), group.checked():  # noqa: PT012
+            if rank == 1:
+                raise DataError("no such file")
