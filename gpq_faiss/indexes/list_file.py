@@ -25,7 +25,7 @@ from ..errors import DataError
 from ..inputs import check_memory, reading
 from ..progress import stage
 from . import list_kernels
-from .list_kernels import BLOCK
+from .block_scan import BLOCK
 from .lists import (
     LEVELS,
     InvertedLists,
@@ -250,5 +250,6 @@ def open_lists(path: Path) -> tuple[ListArrays, int]:
 
 
 def _list_arrays(arrays: Mapping[str, NDArray[Any]]) -> ListArrays:
-    fields = {name: np.asarray(arrays[name]) for name in ListArrays._fields}
-    return ListArrays(**{**fields, "prefix": int(fields["prefix"][0])})
+    fields: dict[str, Any] = {name: np.asarray(arrays[name]) for name in ListArrays._fields}
+    fields["prefix"] = int(fields["prefix"][0])
+    return ListArrays(**fields)

@@ -24,7 +24,8 @@ from ..codes.bits import code_size, pack_codes, unpack_codes
 from ..codes.checks import Codes, Floats, Ids, named_rows
 from ..errors import DataError
 from . import list_kernels
-from .list_kernels import BLOCK, Lists
+from .block_scan import BLOCK
+from .list_kernels import Lists
 from .parallel import in_parallel, thread_count
 
 LEVELS = 4
