@@ -25,7 +25,8 @@ def write_index(index: Any, path: str | Path) -> Path:
     path = Path(path)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         # Given a name, Faiss ignores that the disk is full when it closes the file.
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES))
+        writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
+        faiss.write_index(index, writer)
     return path
 
 
