@@ -213,7 +213,7 @@ class Encoder(Embedder):
     @property
     def scale(self) -> dict[str, float]:
         """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
-        return dict(self.model.description.get("data", {}).get("scale", {}))
+        return dict((self.model.description.get("data") or {}).get("scale", {}))
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""
