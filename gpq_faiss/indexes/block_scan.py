@@ -58,7 +58,9 @@ def scan_block(
         total = np.int64(base)
         for t in range(first, blocks.shape[1]):
             pair = blocks[block, t, lane]
-            total += np.int64(quantised[2 * t, pair & 15]) + np.int64(quantised[2 * t + 1, pair >> 4])
+            total += np.int64(quantised[2 * t, pair & 15]) + np.int64(
+                quantised[2 * t + 1, pair >> 4]
+            )
         passed |= np.uint64(total < 255) << np.uint64(lane)
     return passed
 

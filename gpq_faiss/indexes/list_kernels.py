@@ -593,7 +593,10 @@ def search(
                 break
             for number in range(lists.first[order[i]], lists.first[order[i] + 1]):
                 start, stop = lists.ends[number], lists.ends[number + 1]
-                if number != opened and _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]:
+                if (
+                    number != opened
+                    and _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]
+                ):
                     _scan(lists, queries, _ONLY, start, stop)
                     scanned += stop - start
         if status[q] == DONE:

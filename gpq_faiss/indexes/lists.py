@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import code_size, pack_codes, unpack_codes
+from ..codes.bits import pack_codes, unpack_codes
 from ..codes.checks import Codes, Floats, Ids, named_rows
 from ..errors import DataError
 from . import list_kernels
