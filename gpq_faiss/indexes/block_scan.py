@@ -20,7 +20,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from ..codes.checks import Codes
-from ..compiled import compiled, options
+from ..compiled import compiled
 
 _log = logging.getLogger(__name__)
 Number = Any
@@ -65,12 +65,14 @@ def scan_block(
     return passed
 
 
-def emit_scan(
+def emit_scan(  # noqa: PLR0915
     typingctx: Any, blocks: Any, block: Any, quantised: Any, base: Any, first: Any, early: Any
 ) -> Any:
     """Emit the instructions of :func:`scan_block`, as an intrinsic of Numba."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(  # noqa: PLR0915
+        context: Any, builder: Any, signature: Any, arguments: Any
+    ) -> Any:
         # Private: cgutils, make_array and magic_tuple, as in Numba 0.61 to 0.68.
         from numba.core import cgutils as _cgutils
 

@@ -28,7 +28,7 @@ from ..errors import DataError, one_line
 from ..inputs import available_memory
 from ..progress import Stage, stage
 from . import list_kernels
-from .list_kernels import BLOCK
+from .block_scan import BLOCK
 from .lists import (
     LEVELS,
     ListArrays,
@@ -92,15 +92,15 @@ class _Parts:
         following = self.ends.copy()
         with stage("distributing codes", n) as progress:
             for columns, ids in self._blocks(sources, progress):
-                order = np.argsort(swap_halves(columns[:, 0]), kind="stable")
-                columns, ids = columns.take(order, axis=0), ids.take(order)
-                parts = swap_halves(columns[:, 0])
-                cuts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1]))
-                for start, stop in itertools.pairwise([*cuts.tolist(), len(parts)]):
-                    part, count = parts[start], stop - start
-                    target = slice(following[part], following[part] + count)
-                    self.columns[target], self.ids[target] = columns[start:stop], ids[start:stop]
-                    following[part] += count
+                keys = swap_halves(columns[:, 0])
+                order = np.argsort(keys, kind="stable")
+                keys = keys.take(order)
+                cuts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+                for start, stop in itertools.pairwise([*cuts.tolist(), len(keys)]):
+                    part, rows = keys[start], order[start:stop]
+                    target = slice(following[part], following[part] + len(rows))
+                    self.columns[target], self.ids[target] = columns[rows], ids[rows]
+                    following[part] += len(rows)
         self._check_ids(memory)
 
     def _blocks(self, sources: Sequence[Source], progress: Stage) -> Iterator[tuple[Codes, Ids]]:
@@ -199,11 +199,11 @@ def write_lists(
                 arrays["members"][position : position + len(ids)] = ids
                 distinct = columns.take(starts[:-1], axis=0)
                 sizes += np.bincount(first_words(distinct, prefix), minlength=len(sizes))
-                crc = zlib.crc32(np.ascontiguousarray(codes_of(columns, M, K)), crc)
+                crc = zlib.crc32(np.ascontiguousarray(codes_of(columns, M, K)).data, crc)
                 row, position = row + rows, position + len(ids)
                 progress.advance(len(ids))
             for _, ids in parts:
-                crc = zlib.crc32(np.ascontiguousarray(ids, "<i8"), crc)
+                crc = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, crc)
         arrays["ends"][:] = np.append(0, np.cumsum(sizes[words]))
         mapped[: len(header)] = np.frombuffer(
             _header(shapes, facts | {"crc": f"{crc:010}"}), np.uint8
@@ -260,7 +260,7 @@ def _check(arrays: ListArrays) -> None:
 
 def _size(kind: Any, shape: tuple[int, ...]) -> int:
     """Return the bytes of an array."""
-    return math.prod(shape) * np.dtype(kind).itemsize
+    return int(math.prod(shape) * np.dtype(kind).itemsize)
 
 
 def _arrays(content: NDArray[np.uint8], header: bytes) -> dict[str, NDArray[Any]]:

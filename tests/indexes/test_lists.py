@@ -258,7 +258,7 @@ def test_damaged_files_are_refused(damage, tmp_path):
         ),
     }
     path.unlink() if damage == "missing" else path.write_bytes(changed[damage])
-    with pytest.raises(DataError, match="i.lists: not a sound file of inverted lists"):
+    with pytest.raises(DataError, match=r"i\.lists: not a sound file of inverted lists"):
         open_lists(path)
 
 
@@ -273,7 +273,7 @@ def test_every_processor_scans_as_the_plain_loop(processor, monkeypatch):
         pytest.skip(f"this processor is not {name}")
     monkeypatch.setattr(block_scan, "SHUFFLES", block_scan.SHUFFLES[processor:])
     emitted = numba.extending.intrinsic(block_scan.emit_scan)
-    scan = numba.njit(lambda *arguments: emitted(*arguments))
+    scan = numba.njit(lambda *arguments: emitted(*arguments))  # noqa: PLW0108
     rng = np.random.default_rng(processor)
     for T in (1, 2, 6, 40):
         for most in (3, 254 // T, 255):
@@ -287,6 +287,7 @@ def test_every_processor_scans_as_the_plain_loop(processor, monkeypatch):
 
 WITHOUT_PRIVATE_PARTS = """
 import numba.core.caching, numba.core.codegen, numba.core.options
+numba.njit(lambda x: x)(1)  # loads what Numba itself needs
 del numba.core.caching.FunctionCache
 del numba.core.options.DefaultOptions._nrt
 numba.core.codegen.CPUCodegen.magic_tuple = None
