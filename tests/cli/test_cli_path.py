@@ -190,7 +190,7 @@ def test_evaluate_in_json(shop, tmp_path):
     assert keys <= set(document)
     assert (document["map"] > 0.9, document["bits"], document["protocol"]) == (True, 16, "1")
     assert set(document["compared"]) == {"pq", "float"}
-    assert document["likeness"]["queries"] == document["n_queries"]
+    assert document["neighbour_recall"]["queries"] == document["n_queries"]
     with Image.open(tmp_path / "pr.png") as image:
         assert image.format == "PNG"
 
