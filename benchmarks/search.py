@@ -23,7 +23,16 @@ from typing import Any
 
 import faiss
 import numpy as np
-from common import data_path, describe_machine, gpq, make_parser, numbers, read_results, run_main, save
+from common import (
+    data_path,
+    describe_machine,
+    gpq,
+    make_parser,
+    numbers,
+    read_results,
+    run_main,
+    save,
+)
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes, unpack_codes

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600 --kills 100
 
-Load: a million items with simulated codes, 64 clients that each send a query as soon as the last one is
-answered, on one machine with the service. Kills: clients add and remove items, a rebuilt index is
-published over the served one, and the service gets SIGKILL. After each kill the index with its changes
-must hold every acknowledged change, and nothing else but the changes that were under way.
+Load: a million items with simulated codes, 64 clients that each send a query as soon as the last
+one is answered, on one machine with the service. Kills: clients add and remove items, a rebuilt
+index is published over the served one, and the service gets SIGKILL. After each kill the index with
+its changes must hold every acknowledged change, and nothing else but the changes under way.
 
 The exit code is 1 if a request fails or a change is lost.
 """
@@ -98,7 +98,7 @@ def wait_for(port: int, alive: Callable[[], bool]) -> None:
     raise AssertionError("the service does not answer")
 
 
-# Load -------------------------------------------------------------------------------------------------------------------
+# Load ---------------------------------------------------------------------------------------------
 
 
 async def _client(
@@ -265,7 +265,7 @@ def _is_running(pid: int) -> bool:
 
 
 def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> dict[str, int]:
-    """Kill a service again and again while clients write and rebuilt indexes replace the served one.
+    """Kill a service again and again while clients write and indexes replace the served one.
 
     Raises:
         AssertionError: an acknowledged change is lost, or an item appears that nobody wrote.
@@ -279,7 +279,7 @@ def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> 
     }
     built = make_index(model, index, items)
     changed: dict[int, bytes | None] = {}
-    total = kept = 0
+    total = pending_kept = 0
     for number in range(kills):
         port, current = free_port(), {**dict.fromkeys(range(2 * items)), **built, **changed}
         pid = _fork_service(index, model, port)
@@ -302,20 +302,20 @@ def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> 
             assert thread.error is None, thread.error
             total += len(thread.acknowledged)
             changed |= thread.acknowledged
-        left = open_index(index)
+        reopened = open_index(index)
         for thread in threads:
             if thread.pending is not None:
                 id_, code = thread.pending
-                found = left.code_of(id_)
-                if (None if found is None else found.tobytes()) == code:
+                stored = reopened.code_of(id_)
+                if (None if stored is None else stored.tobytes()) == code:
                     changed[id_] = code
-                    kept += 1
-        left_codes, ids = left.items_by_id()
+                    pending_kept += 1
+        stored_codes, ids = reopened.items_by_id()
         expected = {
             id_: code for id_, code in sorted({**built, **changed}.items()) if code is not None
         }
-        assert dict(zip(ids.tolist(), map(bytes, left_codes), strict=True)) == expected
-    return {"kills": kills, "acknowledged": total, "pending_kept": kept, "writers": writers}
+        assert dict(zip(ids.tolist(), map(bytes, stored_codes), strict=True)) == expected
+    return {"kills": kills, "acknowledged": total, "pending_kept": pending_kept, "writers": writers}
 
 
 # Report -----------------------------------------------------------------------------------------
@@ -325,11 +325,12 @@ def _markdown(results: dict[str, Any]) -> str:
     lines = [
         "# The service under load, and killed",
         "",
-        f"{results['items']:,} items of {results['bits']} bits, simulated; {results['clients']} clients on the same "
-        "machine, each with one query at a time, k = 10, vectors in JSON. One process serves, with one thread for "
-        "searches. Latencies include the wait for processors.",
+        f"{results['items']:,} items of {results['bits']} bits, simulated; {results['clients']} "
+        "clients on the same machine, each with one query at a time, k = 10, vectors in JSON. One "
+        "process serves, with one thread for searches. Latencies include the wait for processors.",
         "",
-        "| s | load average | requests/s | processor ms a request | p50 ms | p95 ms | p99 ms | errors | MiB first | last |",
+        "| s | load average | requests/s | processor ms a request | p50 ms | p95 ms | p99 ms "
+        "| errors | MiB first | last |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in results["load"]:
@@ -343,9 +344,10 @@ def _markdown(results: dict[str, Any]) -> str:
         kills = results["kills"]
         lines += [
             "",
-            f"Kills: {kills['kills']} times SIGKILL while {kills['writers']} clients wrote and every third time an index "
-            f"was published, {kills['acknowledged']:,} changes acknowledged, none lost. Of the changes under way "
-            f"{kills['pending_kept']} were made, whole; the others not at all.",
+            f"Kills: {kills['kills']} times SIGKILL while {kills['writers']} clients wrote and "
+            f"every third time an index was published, {kills['acknowledged']:,} changes "
+            f"acknowledged, none lost. Of the changes under way {kills['pending_kept']} were made, "
+            "whole; the others not at all.",
         ]
     return "\n".join(lines)
 

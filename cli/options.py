@@ -14,22 +14,22 @@ from gpq_faiss.errors import UsageError, unknown
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 DATA_HELP = """\b
-DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one of
+DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder of images or such files), or one of
   digits                      scikit-learn's digits (embedded)
   cifar10[:ROOT]              CIFAR-10 by torchvision
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
   folder:PATH                 images in one folder per class (or a .tar.gz of that)
   list:FILE                   lines of an image path and 0/1 labels
-  csv:FILE, parquet:FILE      tables with an image path and a label column
+  csv:FILE, parquet:FILE      tables with a column of image paths and one of labels
   webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
-  features:FILES              embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'
-FILE, FILES and tar files may be URLs (https://, s3://, with the extra remote)."""
+  features:FILES              embeddings: .npy, .npz, .h5, .parquet ...; several: 'shard-*.npy', or a folder
+FILE, FILES and tar files may be URLs (https://, s3:// ...)."""
 
 READ: dict[str, click.ParamType[Any]] = {
     **dict.fromkeys(("labels", "ids", "names", "keep"), click.STRING),
-    **dict.fromkeys(("root", "image_column", "label_column", "vectors"), click.STRING),
+    **dict.fromkeys(("root", "image_column", "label_column", "id_column", "vectors"), click.STRING),
     "concepts": click.INT,
     "max_bad": click.FLOAT,
     "download": click.BOOL,
@@ -73,9 +73,9 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--labels",
         metavar="FILE",
-        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or, in the order of "
-        "the items: .npy with class numbers (-1: none) or 0/1 per class, or text with one line per item. "
-        "Separate several labels by |; an empty entry means none.",
+        help="Labels: a table (.csv, .parquet, .json ...) with a column of ids or names of items and one of labels "
+        "(--read id_column=, label_column=); or, in the order of the items: .npy with class numbers (-1: none) or "
+        "0/1 per class, or text with one line per item. Separate several labels by |; an empty entry means none.",
     )
     @read_option
     @functools.wraps(command)

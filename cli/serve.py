@@ -19,7 +19,8 @@ from . import options as common
     "--model",
     required=True,
     metavar="MODEL",
-    help="The model of the index: its folder, or its network in ONNX, which needs no torch but is read-only.",
+    help="The model of the index: its folder, or its network in ONNX, which needs no torch but is "
+    "read-only.",
 )
 @click.option(
     "--data",
@@ -38,8 +39,8 @@ from . import options as common
 @click.option(
     "--token",
     envvar="GPQ_SERVE_TOKEN",
-    help="Bearer token for writing, and for reading on other than loopback addresses. Better set the "
-    "environment variable GPQ_SERVE_TOKEN, which process lists do not show.",
+    help="Bearer token for writing, and for reading on other than loopback addresses. Better set "
+    "the environment variable GPQ_SERVE_TOKEN, which process lists do not show.",
 )
 @click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
 @click.option(
@@ -55,8 +56,8 @@ def serve(
 ) -> None:
     """Serve an index over HTTP, with a page to search it by images.
 
-    The page is at /, the requests for programs are at /docs. The service is read-only, for this machine
-    alone, unless a token is given.
+    The page is at /, the requests for programs are at /docs. The service is read-only, for this
+    machine alone, unless a token is given.
 
     An index file that is replaced is opened within a second; no request is lost. With --writable,
     acknowledged changes are on disk, in a file beside the index.

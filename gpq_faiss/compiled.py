@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _LONG = ("search", "search_together", "visit")  # loops of exact search, which take seconds
 
 
-class _Cache(FunctionCache):
+class _Cache(FunctionCache):  # type: ignore[misc]
     """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
 
     def __init__(self, function: Callable[..., Any]) -> None:

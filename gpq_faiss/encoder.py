@@ -5,6 +5,8 @@ torch is imported only to load a model folder; an ONNX file does not need it.
 
 from __future__ import annotations
 
+import functools
+import logging
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from .data.base import Dataset, FeatureDataset
 from .data.images import to_images, to_vectors
 from .data.labels import rows_that
 from .data.reader import Reader
+from .data.scale import scale_of, scale_warning, typical_scale
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import check_memory, parse_json, reading
 from .progress import stage
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     import torch
 
     from .methods.model import Model
+
+log = logging.getLogger(__name__)
+_warn_once = functools.lru_cache(256)(log.warning)
 
 Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
 
@@ -79,17 +85,32 @@ class Embedder(ABC):
         """
         images = self.input_kind == "images"
         items = to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
+        message = None if images else scale_warning(self.scale, scale_of(items), len(items))
+        if message is not None:
+            _warn_once("%s: %s", self.source, message)
         vectors, fine = self._vectors(items, queries)
         return vectors, fine if images else fine & items.any(axis=1)
 
+    @property
+    def scale(self) -> dict[str, float]:
+        """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
+        return {}
+
     def check(self, dataset: Dataset) -> None:
-        """Check that data fit the model."""
+        """Check that data fit the model, and warn, once, of vectors at another scale.
+
+        Raises MismatchError: images for vectors or the reverse, or vectors of another width.
+        """
         if dataset.kind != self.input_kind:
             what = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
             raise MismatchError(f"{self.source} {what}: give the kind of data that the model was trained on")
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
             what = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
             raise MismatchError(f"{self.source} {what}: give features from the same extractor")
+        message = scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
+        if message is not None and message not in dataset.notes:
+            dataset.notes.append(message)
+            log.warning("%s: %s", dataset.name, message)
 
     def batches(
         self,
@@ -188,6 +209,11 @@ class Encoder(Embedder):
             raw = network.raw(to_input(values, self.device), queries=queries, amp=self.amp)
             fine = ~zero_subvectors(raw, network.M).any(dim=1)
             return network.finish(raw).cpu().numpy(), fine.cpu().numpy()
+
+    @property
+    def scale(self) -> dict[str, float]:
+        """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
+        return dict((self.model.description.get("data") or {}).get("scale", {}))
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""

@@ -66,19 +66,21 @@ def padded_best(
     xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, k: int, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Brute force with -inf and -1 where there are fewer than k items."""
-    D, I = best(xq, codes, Z, k, ids)
+    D, best_ids = best(xq, codes, Z, k, ids)
     missing = (0, 0), (0, k - D.shape[1])
-    return np.pad(D, missing, constant_values=-np.inf), np.pad(I, missing, constant_values=-1)
+    return np.pad(D, missing, constant_values=-np.inf), np.pad(
+        best_ids, missing, constant_values=-1
+    )
 
 
 def within(
     xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, min_score: float, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Brute force: lims, scores and ids of all items with at least a score."""
-    D, I = best(xq, codes, Z, len(codes), ids)
+    D, best_ids = best(xq, codes, Z, len(codes), ids)
     mask = np.float64(min_score) <= D
     lims = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype(np.int64)
-    return lims, D[mask], I[mask]
+    return lims, D[mask], best_ids[mask]
 
 
 def same(arrays: Iterable[Any], others: Iterable[Any]) -> bool:

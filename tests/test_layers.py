@@ -10,7 +10,7 @@ PACKAGE = ROOT / "gpq_faiss"
 # fmt: off
 LAYERS = [
     "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
-    "codes", "config", "report", "store", "faissio", "data", "indexes", "nn", "losses", "build",
+    "codes", "config", "report", "store", "faissio", "data", "indexes", "nn", "losses",
     "cluster", "gpu", "methods", "training", "encoder", "stages", "serve", "experiment",
 ]
 # fmt: on
@@ -18,18 +18,17 @@ LAYERS = [
 # Library -> the rooms that may import it at all.
 ONLY_IN = {
     "h5py": {"store"},
-    "faiss": {"codes", "faissio", "indexes", "build", "gpu", "methods", "stages", "experiment"},
+    "faiss": {"codes", "faissio", "indexes", "gpu", "methods", "stages", "experiment"},
     "matplotlib": {"report"},
     "pydantic": {"config", "experiment", "encoder", "serve"},
     "ray": {"cluster"},
-    **{
-        name: {"serve"}
-        for name in ("fastapi", "starlette", "uvicorn", "python_multipart")
-    },
+    **{name: {"serve"} for name in ("fastapi", "starlette", "uvicorn", "python_multipart")},
     **{name: set() for name in ("click", "cli", "gpq_cli")},
 }
-NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "build", "cluster"}
-FILES = {file.relative_to(PACKAGE): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
+NO_TORCH = {*LAYERS[: LAYERS.index("nn")], "cluster"}
+FILES = {
+    file.relative_to(PACKAGE): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))
+}
 
 
 def room_of(file):
@@ -46,7 +45,10 @@ def imports():
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 base = package[: len(package) - node.level + 1] if node.level else []
-                names = [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+                names = [
+                    ".".join([*base, *filter(None, [node.module]), alias.name])
+                    for alias in node.names
+                ]
             for name in names:
                 yield room_of(file), f"{file}:{getattr(node, 'lineno', 0)} imports {name}", name
 
@@ -56,7 +58,11 @@ def test_every_file_belongs_to_a_layer_imports_point_upward_and_libraries_stay_i
     allowed = {room: {*LAYERS[: LAYERS.index(room) + 1], "__version__"} for room in LAYERS}
     own = [(room, where, name) for room, where, name in imports() if name.startswith("gpq_faiss.")]
     assert len(own) > 300
-    wrong = [where for room, where, name in own if name.split(".")[1] not in allowed.get(room, set(LAYERS))]
+    wrong = [
+        where
+        for room, where, name in own
+        if name.split(".")[1] not in allowed.get(room, set(LAYERS))
+    ]
     assert not wrong
     wrong = []
     for room, where, name in imports():

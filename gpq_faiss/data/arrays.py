@@ -1,11 +1,12 @@
-"""Matrices read by rows, from ``.npy`` and ``.npz`` files and memory, and ids. All sizes are checked before memory is allocated."""
+"""Matrices that are read by rows without holding the file in memory; and files of ids."""
 
 from __future__ import annotations
 
 import math
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -14,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..inputs import check_memory, reading
+from ..inputs import read_text, reading
 from .labels import Rows, errors_of, row_numbers
 from .paths import local_path
 
@@ -22,7 +23,7 @@ _HEADER_LIMIT = 10_000  # characters of a .npy header
 
 
 class Matrix(Protocol):
-    """What is read by rows: a slice with step 1, or an array of positions (any order, repeats allowed). Arrays are, too."""
+    """Rows of numbers: indexed by a slice with step 1 or by an array of positions, in any order."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,21 +33,22 @@ class Matrix(Protocol):
 
 
 def npy_header(file: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type by the header of a ``.npy`` array; ``size`` is that of the file or archive member, in bytes."""
+    """Return shape and dtype by the header of a ``.npy`` array of ``size`` bytes."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
     if dtype.hasobject:
-        raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
-    whole = file.tell() + math.prod(shape) * dtype.itemsize
-    if size != whole:
-        what = f"{size:,} bytes, its array ends at {whole:,}"
+        remedy = "save an array of numbers or of texts, not of Python objects"
+        raise DataError(f"{where} contains Python objects, which are not loaded: {remedy}")
+    end = file.tell() + math.prod(shape) * dtype.itemsize
+    if size != end:
+        what = f"{size:,} bytes, its array ends at {end:,}"
         raise DataError(f"{where} is truncated or damaged: {what}; copy it again")
     return shape, dtype
 
 
 class NpyArray:
-    """A ``.npy`` file. It is mapped anew at each read, so that its pages do not stay in the memory of the process."""
+    """An array in a ``.npy`` file, mapped anew at each read so that its pages leave memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,69 +60,138 @@ class NpyArray:
             return np.array(npy.open_memmap(self.path, "r", max_header_size=_HEADER_LIMIT)[rows])
 
 
-def read_npy(path: Path) -> NDArray[Any]:
-    """The array of a ``.npy`` file."""
-    array = NpyArray(path)
-    check_memory(math.prod(array.shape) * array.dtype.itemsize, str(path))
-    return array[...]
+@dataclass(frozen=True)
+class LazyArray:
+    """An array of known shape that ``load`` returns when its rows are first needed."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    load: Callable[[], NDArray[Any]]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        return np.asarray(self.load()[rows])
 
 
-def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
-    """An array of an ``.npz``, its checksum checked; ``memory`` is the budget in bytes (default: free memory)."""
+def is_hdf5(array: Any) -> bool:
+    """Return whether an object is a data set of an open HDF5 file."""
+    return type(array).__module__.partition(".")[0] == "h5py" and hasattr(array, "ndim")
+
+
+@dataclass(frozen=True)
+class OpenRows:
+    """Rows of a data set of an open HDF5 file, which wants the numbers of rows in order."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype  # type: ignore[no-any-return]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        if isinstance(rows, slice):
+            return np.asarray(self.array[rows])
+        wanted, inverse = np.unique(rows, return_inverse=True)
+        return np.asarray(self.array[wanted])[inverse]
+
+
+def npz_member(path: Path, name: str) -> LazyArray:
+    """Return an array of an ``.npz``, decompressed when it is read."""
     with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
-        where, size = f"{path}: {name!r}", archive.getinfo(f"{name}.npy").file_size
-        check_memory(size, where, memory, "save it as .npy, which is streamed")
+        size = archive.getinfo(f"{name}.npy").file_size
         with archive.open(f"{name}.npy") as file:
-            npy_header(file, where, size)
-            file.seek(0)
-            array = np.asarray(npy.read_array(file, max_header_size=_HEADER_LIMIT))
-    return array
+            shape, dtype = npy_header(file, f"{path}: {name!r}", size)
+
+    def load() -> NDArray[Any]:
+        with reading(path, "the .npz archive that was opened"), np.load(path) as archive:
+            return np.asarray(archive[name])
+
+    return LazyArray(shape, dtype, load)
 
 
 class JoinedMatrix:
-    """Concatenated rows of several files. Raises DataError: they are not matrices of one width."""
+    """Concatenated rows of several matrices, read as float32.
 
-    def __init__(self, parts: Sequence[Matrix], files: Sequence[Path]) -> None:
-        self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
-        for part, file in zip(parts, files, strict=True):
+    Raises DataError: they are not matrices of one width; ``names`` are those of the parts.
+    """
+
+    def __init__(self, parts: Sequence[Matrix], names: Sequence[object] = ()) -> None:
+        for part, name in zip(parts, names, strict=False):
             if len(part.shape) != 2 or part.shape[1] != parts[0].shape[1]:
-                here, there = list(parts[0].shape), list(part.shape)
-                raise DataError(f"{files[0]} is {here}, {file} {there}: rows of one width are needed")
+                shapes = f"{names[0]} is {list(parts[0].shape)}, {name} {list(part.shape)}"
+                raise DataError(f"{shapes}: rows of one width are needed")
+        self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
         self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
         self.shape = (int(self._starts[-1]), parts[0].shape[1])
 
     def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
-        at = row_numbers(rows, self.shape[0])
-        part_of = np.searchsorted(self._starts, at, side="right") - 1
-        out = np.empty((len(at), self.shape[1]), np.float32)
+        numbers = row_numbers(rows, self.shape[0])
+        part_of = np.searchsorted(self._starts, numbers, side="right") - 1
+        out = np.empty((len(numbers), self.shape[1]), np.float32)
         for i in np.unique(part_of).tolist():
-            mine = part_of == i
-            out[mine] = self._parts[i][at[mine] - self._starts[i]]
+            mask = part_of == i
+            out[mask] = self._parts[i][numbers[mask] - self._starts[i]]
         return out
 
 
-# Ids --------------------------------------------------------------------------------------------------------------------
+# Vectors as Faiss' benchmarks keep them (fvecs and its relatives; fbin has a header of n and d) -----
+
+VECS = {".fvecs": "<f4", ".ivecs": "<i4", ".bvecs": "u1"}
+BINS = {".fbin": "<f4", ".u8bin": "u1", ".i8bin": "i1"}
 
 
-def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """An array of integers as int64 [n]. Raises DataError: it is none, or out of range."""
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        found = f"{ids.dtype} {list(ids.shape)}"
-        raise DataError(f"{what}: {found}, expected ids: whole numbers of 64 bits")
-    if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
-        raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
-    return ids.astype(np.int64, copy=False)
+def open_vecs(path: Path) -> NDArray[Any]:
+    """Map a file of :data:`VECS` or :data:`BINS` as [n, d]."""
+    suffix = path.suffix.lower()
+    if suffix in BINS:
+        n, d = np.fromfile(path, "<u4", 2).tolist()
+        return np.memmap(path, BINS[suffix], "r", 8, (n, d))
+    size = np.dtype(VECS[suffix]).itemsize
+    d = int(np.fromfile(path, "<i4", 1)[0])
+    return np.memmap(path, VECS[suffix], "r").reshape(-1, d + 4 // size)[:, 4 // size :]
+
+
+# Ids --------------------------------------------------------------------------------------------
+
+
+def whole_numbers(ids: Any, what: str) -> NDArray[np.int64]:
+    """Return ids as int64 [n]; whole floats and texts of whole numbers are ids, too.
+
+    Raises DataError: not whole numbers of signed 64 bits, in one dimension.
+    """
+    array = np.asarray(ids)
+    try:
+        if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
+            texts = [
+                cell.decode() if isinstance(cell, bytes) else str(cell) for cell in array.tolist()
+            ]
+            array = np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)
+    except (ValueError, OverflowError):
+        array = np.array(texts)
+    whole = array.dtype.kind in "iu"
+    if array.dtype.kind == "f":
+        whole = bool((np.isfinite(array) & (array == np.floor(array)) & (abs(array) < 2**53)).all())
+    if array.ndim != 1 or not whole:
+        kind = f"{array.dtype} {list(array.shape)}"
+        raise DataError(f"{what}: {kind}, expected ids: whole numbers of 64 bits, none missing")
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
+        raise DataError(f"{what}: {int(array.max())} does not fit signed 64 bits: use smaller ids")
+    return array.astype(np.int64, copy=False)
 
 
 def read_ids(path: str | os.PathLike[str], what: str = "ids") -> NDArray[np.int64]:
-    """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment. ``what`` names the option,
-    for errors."""
+    """Read ids int64 [n]: a ``.npy`` file, or text with one per line, where ``#`` starts a comment.
+
+    ``what`` names the option in errors.
+    """
     path = local_path(path)
     with errors_of(what):
         if path.suffix == ".npy":
-            return whole_numbers(read_npy(path), str(path))
-        with reading(path, "a list of ids, one whole number per line") as size:
-            check_memory(4 * size, str(path))
-            with path.open(encoding="utf-8-sig") as stream:
-                words = (word for line in stream for word in line.partition("#")[0].split())
-                return np.fromiter(map(int, words), np.int64)
+            return whole_numbers(NpyArray(path)[...], str(path))
+        form = "a list of ids, one whole number per line"
+        lines = (line.partition("#")[0] for line in read_text(path, form).splitlines())
+        with reading(path, form):
+            return whole_numbers([word for line in lines for word in line.split()], str(path))

@@ -1,4 +1,4 @@
-"""Data sets: items with ids and optional labels, names and other texts, read in blocks by row; images or vectors."""
+"""Data sets: items with ids, optional labels, names and other texts, read by rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
 from .labels import Labels, Rows, errors_of, row_numbers, rows_that
 from .paths import blocks
-from .tables import About
+from .tables import Annotations
 
 
 @dataclass(kw_only=True)
-class Dataset(About, ABC):
+class Dataset(Annotations, ABC):
     """N items of a source.
 
     Attributes:
@@ -38,6 +38,7 @@ class Dataset(About, ABC):
         kind: ``images`` or ``features``.
         max_bad: fraction of unreadable images that is no error.
         bad: row of an unreadable image -> its name, and why. Thread-safe.
+        content: hash of the files alone, while nothing but them is in the fingerprint.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Dataset(About, ABC):
     kind: Literal["images", "features"]
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
+    content: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
@@ -59,48 +61,51 @@ class Dataset(About, ABC):
 
     @abstractmethod
     def read(self, rows: Rows) -> Any:
-        """The items at ``rows`` (a slice or an array of row numbers), in that order."""
+        """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
     def having(self, what: str, *content: str | bytes, **changes: Any) -> Self:
-        """A copy with ``changes``; its fingerprint covers ``what`` they are and their ``content``."""
-        return replace(self, fingerprint=fingerprint(self.fingerprint, what, *content), **changes)
+        """Return a copy with ``changes``; the fingerprint covers ``what`` they are and ``content``."""
+        mark = fingerprint(self.fingerprint, what, *content)
+        return replace(self, fingerprint=mark, content=None, **changes)
 
     @functools.cached_property
     def _order(self) -> NDArray[np.int64]:
         return np.argsort(self.ids, kind="stable")
 
     def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row of each id, -1 where there is none: int64 [n]; of repeated ids the first item counts."""
-        at = np.searchsorted(self.ids, ids, sorter=self._order)
-        rows = self._order[np.minimum(at, len(self) - 1)]
+        """Return the row of each id, -1 for unknown ones: int64 [n]; of repeated ids the first."""
+        places = np.searchsorted(self.ids, ids, sorter=self._order)
+        rows = self._order[np.minimum(places, len(self) - 1)]
         return np.where(self.ids[rows] == ids, rows, -1)
 
     def require_labels(self) -> Labels:
-        """The labels."""
+        """Return the labels. Raises DataError: no item has one."""
         if self.labels is None or not self.labels.has().any():
             raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
         return self.labels
 
     def add_bad(self, i: int, name: str, why: str) -> None:
-        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows; names the first few."""
+        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows."""
         self.bad.setdefault(i, f"{name}: {why}")
         if above := self.above_limit(len(self.bad)):
-            raise DataError(f"{name}: {why}" if len(self) == 1 else f"{self.bad_summary()}; {above}")
+            raise DataError(
+                f"{name}: {why}" if len(self) == 1 else f"{self.bad_summary()}; {above}"
+            )
 
     def above_limit(self, count: int) -> str:
-        """What to say of so many bad images; empty within the limit."""
-        what = f"that is above the limit of {100 * self.max_bad:g} %: repair them, or raise --read max_bad"
-        return what if count > self.max_bad * len(self) else ""
+        """Return the message on so many bad images; empty within the limit."""
+        limit = f"{100 * self.max_bad:g} %"
+        message = f"that is above the limit of {limit}: repair them, or raise --read max_bad"
+        return message if count > self.max_bad * len(self) else ""
 
     def bad_summary(self) -> str:
-        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
+        """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``, or nothing."""
         first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        return (
-            f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})" if first else ""
-        )
+        share = f"{len(self.bad):,} of {len(self):,} images cannot be read"
+        return f"{share} ({'; '.join(first)})" if first else ""
 
 
-# Vectors ----------------------------------------------------------------------------------------------------------------
+# Vectors ----------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -109,6 +114,16 @@ class FeatureDataset(Dataset):
 
     matrix: Matrix = field(repr=False)
     kind: Literal["images", "features"] = "features"
+
+    def with_files(self, **changes: Any) -> Self:
+        """Return a copy with labels or ids of files in the order of the rows.
+
+        The fingerprint is that of files that hold them themselves.
+        """
+        dataset = replace(self, **changes)
+        shape, marks = str(tuple(self.matrix.shape)), (dataset.mark(), dataset.ids.tobytes())
+        dataset.fingerprint = fingerprint("features", str(self.content), shape, *marks)
+        return dataset
 
     def __len__(self) -> int:
         return self.matrix.shape[0]
@@ -119,18 +134,19 @@ class FeatureDataset(Dataset):
         return self.matrix.shape[1]
 
     def read(self, rows: Rows) -> NDArray[np.float32]:
-        """float32 [n, width], C-contiguous, every row finite and not all zero."""
-        at = row_numbers(rows, len(self))
-        run = len(at) and (np.diff(at) == 1).all()
-        # float64 beyond the range of float32 becomes infinity.
-        with np.errstate(over="ignore"):
-            block = self.matrix[int(at[0]) : int(at[-1]) + 1] if run else self.matrix[at]
+        """Return float32 [n, width], C-contiguous. Raises DataError: NaN, infinity or a zero row."""
+        numbers = row_numbers(rows, len(self))
+        run = len(numbers) and (np.diff(numbers) == 1).all()
+        with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinity
+            block = (
+                self.matrix[int(numbers[0]) : int(numbers[-1]) + 1] if run else self.matrix[numbers]
+            )
             x = np.ascontiguousarray(block, dtype=np.float32)
         # 0 for a zero row, not finite for NaN and infinity; float64 avoids overflow and underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
         for bad, verb, what in (
-            (at[~np.isfinite(square)], "hold", "NaN or infinity"),
-            (at[square == 0.0], "are", "all zero (no direction)"),
+            (numbers[~np.isfinite(square)], "hold", "NaN or infinity"),
+            (numbers[square == 0.0], "are", "all zero (no direction)"),
         ):
             if len(bad):
                 fault = f"{self.name}: {rows_that(bad, verb)} {what}"
@@ -138,26 +154,32 @@ class FeatureDataset(Dataset):
         return x
 
 
-def features(name: str, matrix: Matrix, about: About, content: str | None = None) -> FeatureDataset:
-    """A data set of vectors; ``content`` is the hash of a file. Raises DataError: not a non-empty matrix of numbers."""
+def features(
+    name: str, matrix: Matrix, known: Annotations, content: str | None = None
+) -> FeatureDataset:
+    """Make a data set of vectors; ``content`` is the hash of a file.
+
+    Raises DataError: not a non-empty matrix of numbers.
+    """
     shape, dtype = tuple(matrix.shape), matrix.dtype
     if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise DataError(f"{name} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item")
-    bare = 0 if about.labels is None else int((~about.labels.has()).sum())
-    said = "no labels" if about.labels is None else f"{bare:,} of {shape[0]:,} items are unlabelled"
-    about.notes = list(dict.fromkeys([*about.notes, *[said] * (about.labels is None or bare > 0)]))
-    content = digest(matrix[:]) if content is None else content
-    made = FeatureDataset(**vars(about), name=name, fingerprint="", matrix=matrix)
-    made.fingerprint = fingerprint("features", content, str(shape), made.mark(), made.ids.tobytes())
-    return made
+        needed = "numbers [N, width] are needed, one row per item"
+        raise DataError(f"{name} is {dtype} {list(shape)}: {needed}")
+    own = digest(matrix[:]) if content is None else content
+    dataset = FeatureDataset(**vars(known), name=name, fingerprint="", matrix=matrix, content=own)
+    dataset = dataset.with_files()
+    dataset.content = content
+    return dataset
 
 
 def digest(array: Any) -> str:
-    """Hash of the numbers of an array."""
+    """Return a hash of the numbers of an array."""
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-# Images -----------------------------------------------------------------------------------------------------------------
+# Images -----------------------------------------------------------------------------------------
+
+Pixels = NDArray[np.uint8]
 
 
 @dataclass(kw_only=True)
@@ -166,15 +188,15 @@ class ImageDataset(Dataset):
 
     Attributes:
         paths: N paths; with ``fetch``, their names in messages.
-        fetch: row -> encoded bytes, a path, or pixels uint8 [H, W, 3], of images that are no files of their own (members of archives,
-            in columns). It raises BrokenImageError for those that cannot be had.
-        pixels: in place of both, images in memory: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read).
+        fetch: row -> encoded bytes, a path, or pixels uint8 [H, W, 3], of images that are no files
+            of their own. It raises BrokenImageError for those that cannot be had.
+        pixels: in place of both, images in memory: uint8 [N, H, W, 3], or [N, H, W] for grey.
         mirrors: whether mirrored images keep their meaning (not for digits).
     """
 
     paths: Sequence[str] = field(default=(), repr=False)
-    fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = field(default=None, repr=False)
-    pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
+    fetch: Callable[[int], bytes | str | Pixels] | None = field(default=None, repr=False)
+    pixels: Pixels | None = field(default=None, repr=False)
     mirrors: bool = True
     kind: Literal["images", "features"] = "images"
 
@@ -183,8 +205,7 @@ class ImageDataset(Dataset):
 
     @functools.cached_property
     def native_size(self) -> int | None:
-        """Side in pixels if all images are squares of one size (32 for CIFAR-10), else None: only a default for the input of a network,
-        determined by 64 evenly spaced images."""
+        """Side in pixels if 64 evenly spaced images are squares of one size, else None."""
         sides: set[tuple[int, ...]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(64, len(self))).astype(np.int64)):
             # Whether an image is broken is for read() to find and count.
@@ -193,15 +214,15 @@ class ImageDataset(Dataset):
         width, height = sides.pop() if len(sides) == 1 else (0, 1)
         return width if width == height and width >= MIN_SIDE else None
 
-    def _source(self, i: int) -> bytes | str | NDArray[np.uint8]:
+    def _source(self, i: int) -> bytes | str | Pixels:
         if self.pixels is not None:
             image = self.pixels[i]
             return image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
         return self.paths[i] if self.fetch is None else self.fetch(i)
 
-    def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
-        out: list[NDArray[np.uint8] | None] = []
+    def read(self, rows: Rows) -> list[Pixels | None]:
+        """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
+        out: list[Pixels | None] = []
         for i in row_numbers(rows, len(self)).tolist():
             try:
                 source = self._source(i)
@@ -212,39 +233,41 @@ class ImageDataset(Dataset):
         return out
 
     def image_path(self, i: int) -> str | None:
-        """Path of image ``i``, if it is a file."""
+        """Return the path of image ``i``, if it is a file."""
         return self.paths[i] if self.fetch is None and self.paths else None
 
 
-MAX_MEMBER_BYTES = 256 << 20
 Piece = tuple[str | io.BytesIO, int, int]
-"""Where an image is: a file or an archive in memory, and offset and size there; -1: missing."""
+"""Where an image is: a file, or an archive in memory; its offset and size there; -1: missing."""
 
 
 def sampled_content(pieces: Iterable[Piece]) -> str:
-    """Hash over N files, or members of archives: all of it up to 16 KiB, else four evenly spaced blocks of 4 KiB.
+    """Return a hash over images: all of each up to 16 KiB, else four blocks of 4 KiB.
 
-    All bytes would be 20 GB for NUS-WIDE. Unreadable files are left out: reading reports them."""
+    Unreadable files are left out: reading reports them.
+    """
     content = hashlib.sha256()
     readable = (piece for piece in pieces if piece[2] >= 0)
-    for place, inside in itertools.groupby(readable, key=lambda piece: piece[0]):
+    for place, group in itertools.groupby(readable, key=lambda piece: piece[0]):
         with contextlib.suppress(OSError), open_piece(place) as file:
-            for _, start, size in inside:
+            for _, start, size in group:
                 for block in blocks(file, start, size, 4, 4096, 16384):
                     content.update(block)
     return content.hexdigest()
 
 
 def open_piece(place: str | io.BytesIO) -> contextlib.AbstractContextManager[Any]:
-    """The file of a :data:`Piece`."""
-    return open(place, "rb", buffering=0) if isinstance(place, str) else contextlib.nullcontext(place)
+    """Open the file of a :data:`Piece`."""
+    return (
+        open(place, "rb", buffering=0) if isinstance(place, str) else contextlib.nullcontext(place)
+    )
 
 
-def read_piece(piece: Piece, name: str, most: int = MAX_MEMBER_BYTES) -> bytes:
-    """Bytes of a member of an archive. Raises DataError: missing or too large; the file has gone or shrunk since it was opened."""
+def read_piece(piece: Piece, name: str) -> bytes:
+    """Return the bytes of a member of an archive. Raises DataError: missing, or the archive shrank."""
     place, offset, size = piece
-    if not 0 <= size <= most:
-        raise BrokenImageError(name, "has no image" if size < 0 else f"{size:,} bytes are too large")
+    if size < 0:
+        raise BrokenImageError(name, "has no image")
     if isinstance(place, io.BytesIO):
         return bytes(place.getbuffer()[offset : offset + size])
     with reading(Path(place), "the archive that was opened"), open(place, "rb") as stream:
@@ -260,39 +283,40 @@ def images(
     kind: str,
     names: Sequence[str],
     paths: Sequence[str],
-    about: About,
+    known: Annotations,
     max_bad: float,
-    *,
     pieces: Sequence[Piece] | None = None,
-    fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
+    fetch: Callable[[int], bytes | str | Pixels] | None = None,
 ) -> ImageDataset:
-    """A data set of N images: files, ``pieces`` of archives, or what ``fetch`` gets. A column ``name`` of ``about`` replaces ``names`` in
-    results, which shows none that are only for messages, with ``fetch``.
+    """Make a data set of N images: files, ``pieces`` of archives, or what ``fetch`` returns.
 
-    Its fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents (:func:`sampled_content`), not times: a copy
-    elsewhere has the same."""
-    held: Sequence[Piece] = () if pieces is None else pieces
-    about.texts = ({"name": as_texts(names)} if fetch is None else {}) | about.texts
+    A column ``name`` of ``known`` replaces ``names``, which are only for messages with ``fetch``.
+    The fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents
+    (:func:`sampled_content`), not times: a copy elsewhere has the same.
+    """
+    archives: Sequence[Piece] = () if pieces is None else pieces
+    known.texts = ({"name": as_texts(names)} if fetch is None else {}) | known.texts
     if pieces is not None:
-        fetch = lambda i: read_piece(held[i], paths[i])  # noqa: E731
+        fetch = lambda i: read_piece(archives[i], paths[i])  # noqa: E731
     elif fetch is None:
         paths = [str(Path(path)) for path in paths]
-        held = [(path, 0, file_size(path)) for path in paths]
-    archives = itertools.groupby(held, key=lambda piece: None if pieces is None else piece[0])
-    content = "".join(sampled_content(inside) for _, inside in archives)
-    sizes = np.array([size for _, _, size in held] or [0] * len(names), dtype="<i8")
-    joined = b"\0".join(os.fsencode(one) for one in names)
+        archives = [(path, 0, file_size(path)) for path in paths]
+    groups = itertools.groupby(archives, key=lambda piece: None if pieces is None else piece[0])
+    content = "".join(sampled_content(group) for _, group in groups)
+    sizes = np.array([size for _, _, size in archives] or [0] * len(names), dtype="<i8")
+    joined = b"\0".join(os.fsencode(text) for text in names)
     options: dict[str, Any] = {"paths": paths, "fetch": fetch, "max_bad": max_bad}
-    made = ImageDataset(**vars(about), name=name, fingerprint="", **options)
-    made.fingerprint = fingerprint(kind, joined, sizes.tobytes(), made.mark(), made.ids.tobytes(), content)
+    dataset = ImageDataset(**vars(known), name=name, fingerprint="", **options)
+    marks = dataset.mark(), dataset.ids.tobytes(), content
+    dataset.fingerprint = fingerprint(kind, joined, sizes.tobytes(), *marks)
     with errors_of(name):
         for i in np.flatnonzero(sizes < 0).tolist():
-            made.add_bad(i, shown(paths[i]), "not found" if fetch is None else "has no image")
-    return made
+            dataset.add_bad(i, shown(paths[i]), "not found" if fetch is None else "has no image")
+    return dataset
 
 
 def file_size(path: str) -> int:
-    """Bytes of a regular file, -1 for anything else: a pipe or a device would block or never end."""
+    """Return the bytes of a regular file, -1 for anything else."""
     with contextlib.suppress(DataError):
         return check_file(Path(path), "an image")
     return -1

@@ -132,8 +132,11 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def without_gradient(value: Any) -> Any:
-    """A tensor on any device as an array; other objects unchanged."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    """Return a tensor on any device as an array; other objects unchanged."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 
 def to_images(values: Any, size: int) -> NDArray[np.uint8]:

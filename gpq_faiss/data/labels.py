@@ -6,11 +6,12 @@ NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protoc
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,13 +29,23 @@ MAX_CLASSES = 65_535
 SEPARATOR = "|"
 """Separator of several labels of one item in text."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
+WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
+ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
 
 Rows = slice | NDArray[Any]
 
 
 def composed(text: str) -> str:
-    """A name in Unicode's composed form: macOS and others write one name in two forms, which look the same."""
+    """Return a name in Unicode's composed form: macOS and others write one name in two forms."""
     return unicodedata.normalize("NFC", text)
+
+
+def plain_text(value: Any) -> str:
+    """Return the text of a value; bytes are UTF-8. Raises DataError: they are not."""
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        raise DataError(f"{value[:40]!r} is not UTF-8: save texts as UTF-8") from None
 
 
 @contextlib.contextmanager
@@ -72,9 +83,15 @@ def rows_that(rows: NDArray[Any], verb: str) -> str:
 
 def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
     """Class names as a tuple; default: the class numbers. Raises DataError: too many, or one twice."""
-    names = tuple(composed(str(n)) for n in (range(n_classes) if class_names is None else class_names))
+    names = tuple(
+        composed(str(n)) for n in (range(n_classes) if class_names is None else class_names)
+    )
     if len(names) > MAX_CLASSES:
-        raise DataError(f"{len(names):,} different labels: at most {MAX_CLASSES:,} classes are possible")
+        raise DataError(
+            f"{len(names):,} different labels: at most {MAX_CLASSES:,} classes are possible"
+        )
+    if wrong := next((name for name in names if not name.isprintable()), None):
+        raise DataError(f"the class {wrong[:60]!a} is not a printable name: rename it")
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
         raise DataError(f"class name {name!r} is given twice: every class needs its own name")
@@ -102,7 +119,9 @@ class Labels:
         return cls(packed, names)
 
     @classmethod
-    def from_ids(cls, ids: NDArray[Any] | Sequence[int], class_names: Sequence[str] | None = None) -> Labels:
+    def from_ids(
+        cls, ids: NDArray[Any] | Sequence[int], class_names: Sequence[str] | None = None
+    ) -> Labels:
         """Labels from one class number per item; -1 is unlabelled. Names default to the class numbers.
 
         Raises:
@@ -115,12 +134,16 @@ class Labels:
         array = np.asarray(ids)
         array = array if array.size else array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iub":
-            raise DataError(f"labels are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
+            raise DataError(
+                f"labels are {array.dtype} {list(array.shape)}: whole numbers [N] are needed"
+            )
         limit = MAX_CLASSES if class_names is None else len(class_names)
         wrong = np.flatnonzero((array < -1) | (array >= limit))
         if wrong.size:
             what = f"label {int(array[wrong[0]]):,} at {named_rows(wrong)} is out of range"
-            raise DataError(f"{what}: class numbers are from 0 (-1: none), at most {limit:,} classes")
+            raise DataError(
+                f"{what}: class numbers are from 0 (-1: none), at most {limit:,} classes"
+            )
         array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
         names = _names(class_names, max(1, int(array.max(initial=-1)) + 1))
@@ -131,17 +154,23 @@ class Labels:
         """Labels from a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises DataError: anything else."""
         array = np.asarray(array)
         if array.ndim != 2 or array.dtype.kind not in "iubf" or array.shape[1] == 0:
-            raise DataError(f"multi-hot labels are {array.dtype} {list(array.shape)}: 0/1 [N, C] is needed")
+            raise DataError(
+                f"multi-hot labels are {array.dtype} {list(array.shape)}: 0/1 [N, C] is needed"
+            )
         names = _names(class_names, array.shape[1])
         if len(names) != array.shape[1]:
-            raise DataError(f"labels have {array.shape[1]} columns but {len(names)} class names are given")
+            raise DataError(
+                f"labels have {array.shape[1]} columns but {len(names)} class names are given"
+            )
         wrong = np.flatnonzero(((array != 0) & (array != 1)).any(axis=1))
         if wrong.size:
             raise DataError(f"multi-hot labels other than 0 and 1 at {named_rows(wrong)}")
         return cls(np.packbits(array == 1, axis=1), names)
 
     @classmethod
-    def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
+    def from_names(
+        cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None
+    ) -> Labels:
         """Labels from the class names of each item (empty: unlabelled), which are among ``class_names`` (default: all, in
         :func:`class_order`). Raises DataError: negative numbers, no label, or too many classes."""
         rows = [tuple(map(composed, item)) for item in items]
@@ -178,7 +207,9 @@ class Labels:
 
     def has(self, rows: Rows | None = None) -> NDArray[np.bool_]:
         """Whether each item (of ``rows``) has any label: bool [n]."""
-        return np.asarray((self.packed if rows is None else self.packed[rows]).any(axis=1), dtype=np.bool_)
+        return np.asarray(
+            (self.packed if rows is None else self.packed[rows]).any(axis=1), dtype=np.bool_
+        )
 
     def dense(
         self, rows: Rows | None = None, dtype: type[np.number[Any]] | type[bool] = np.float32
@@ -196,7 +227,9 @@ class Labels:
         rows, classes = self._pairs
         if self.multi_label:
             several = np.unique(rows[1:][np.diff(rows) == 0])
-            raise DataError(f"one label per item is needed, but {rows_that(several, 'have')} several")
+            raise DataError(
+                f"one label per item is needed, but {rows_that(several, 'have')} several"
+            )
         ids = np.full(len(self), -1, np.int64)
         ids[rows] = classes
         return ids
@@ -231,62 +264,127 @@ class Labels:
         return fingerprint(np.ascontiguousarray(self.packed).tobytes(), *self.class_names)
 
 
-# From arrays, and from the cells of tables ------------------------------------------------------------------------------
+# From values in any form -----------------------------------------------------------------------
 
 
-def label_cell(value: Any) -> tuple[str, ...]:
-    """Labels of a cell: empty, a number, a text (``"sky|sea"``; empty or -1: none), or a list of these."""
-    if isinstance(value, tuple):
-        return value  # done already
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return ()
+MISSING = frozenset(["nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])
+"""Texts, in lower case, that mean "no label" where all other labels are numbers."""
+
+
+def label_texts(value: Any) -> list[str]:
+    """Return the labels of one value as texts: none, one of a name or number, several of a list.
+
+    Texts are split at ``|``; lists in text (``"[0, 1]"``, ``"['cat', 'dog']"``, ``"0 1 0"``) are
+    lists. Raises DataError: a list in a list, a dict, or bytes that are not UTF-8.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    missing = value is None or type(value).__name__ in ("NAType", "NaTType")
+    if missing or (isinstance(value, float) and np.isnan(value)):
+        return []
+    if isinstance(value, bytes):
+        value = plain_text(value)
     if isinstance(value, str):
-        parts = (part.strip() for part in composed(value).split(SEPARATOR))
-        return tuple(dict.fromkeys(part for part in parts if part not in ("", "-1")))
-    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
-        return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
-    if isinstance(value, list | dict):
-        raise DataError("a label is a list in a list: a name, a number, or a list of these is needed")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # pandas converts integer columns with gaps to float
-    return () if value == -1 else (str(value),)
+        text = composed(value).strip()
+        if ROW.fullmatch(text):
+            return re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text)
+        if text[:1] in ("[", "{", "("):
+            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                return label_texts(tuple(ast.literal_eval(text)))
+        return [part.strip() for part in text.split(SEPARATOR)]
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
+    if isinstance(value, list | tuple):
+        value = [item.tolist() if hasattr(item, "tolist") else item for item in value]
+        if not any(isinstance(item, list | dict | tuple | set) for item in value):
+            return [text for item in value for text in label_texts(item)]
+    if isinstance(value, list | tuple | dict):
+        raise DataError("a label is a dict or a list in a list: names or numbers are needed")
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return [str(int(value) if whole else value)]
 
 
 def labels_of(
-    values: Any, where: str, n: int | None = None, class_names: Sequence[str] | None = None
+    values: Any, source: str, n: int | None = None, class_names: Sequence[str] | None = None
 ) -> Labels:
-    """Labels of ``n`` items (None: any number) from an array or tensor of class numbers [N] or [N, 1] (-1: none) or 0/1 [N, C], or a
-    list of cells (:func:`label_cell`). ``class_names``: names of the class numbers."""
-    class_names = None if class_names is None else [str(name) for name in class_names]
-    with errors_of(where):
-        found = (
-            values if isinstance(values, Labels) else _labels(without_gradient(values), where, class_names)
-        )
-    if n not in (None, len(found)):
-        raise DataError(f"{where}: {len(found):,} labels, the data has {n:,} items: one each is needed")
-    return found
+    """Return the labels of ``n`` items (None: any number) from values in any form, in their order.
+
+    Args:
+        values: :class:`Labels`; class numbers [N] (-1 or NaN: none) or 0/1 [N, C] as an array or a
+            tensor; or a sequence of one value per item: a name, a number, a list, set or tuple of
+            these, or None. Rows of 0 and 1, all of one length, are 0/1 of each class.
+        source: name of the values in errors.
+        class_names: names of the class numbers.
+
+    Raises:
+        DataError: another number of items, no label at all, or values of another form.
+        UsageError: not a sequence.
+    """
+    with errors_of(source):
+        labels = values if isinstance(values, Labels) else _labels(values, class_names)
+        if n not in (None, len(labels)):
+            many = f"{len(labels):,} labels, the data has {n:,} items"
+            raise DataError(f"{many}: one each is needed, or a table with ids or names")
+    return labels
 
 
-def _labels(values: Any, where: str, class_names: Sequence[str] | None) -> Labels:
+def _labels(values: Any, class_names: Sequence[str] | None) -> Labels:
+    class_names = None if class_names is None else [plain_text(name) for name in class_names]
+    values = values.to_pylist() if hasattr(values, "to_pylist") else without_gradient(values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim:
         if values.ndim == 2 and values.shape[1] != 1:
-            return Labels.from_multihot(values, class_names)
-        numbers = values.reshape(-1) if values.ndim == 2 else values
-        if numbers.dtype.kind == "f":  # np.loadtxt and pandas convert labels to float
-            whole = np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
-            if not whole.all():
-                raise DataError(f"labels at {named_rows(np.flatnonzero(~whole))} are not whole numbers")
-            numbers = numbers.astype(np.int64)
-        return Labels.from_ids(numbers, class_names)
-    try:
-        cells = [label_cell(v.tolist() if hasattr(v, "tolist") else v) for v in values]
-    except TypeError:
-        what = type(values).__name__
-        raise UsageError(f"{where}: {what} is not a list of labels: give one per item") from None
+            empty = np.isnan(values).all(axis=1, keepdims=True)
+            return Labels.from_multihot(np.where(empty, 0, values), class_names)
+        if values.dtype.kind == "f":  # np.loadtxt and pandas convert labels to float
+            values = np.where(np.isnan(values), -1, values)
+            wrong = np.flatnonzero((values != np.floor(values)) | (np.abs(values) >= 2**53))
+            if wrong.size:
+                raise DataError(f"labels at {named_rows(wrong)} are not whole numbers")
+            values = values.astype(np.int64)
+        return Labels.from_ids(values.reshape(-1), class_names)
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        kind = type(values).__name__
+        raise UsageError(f"{kind} is not a list of labels: give one label per item")
+    rows = [label_texts(without_gradient(value)) for value in values]
+    lengths, texts = {len(row) for row in rows if row}, {text for row in rows for text in row}
+    if len(lengths) == 1 and texts <= {"0", "1"} and (length := lengths.pop()) > 1:
+        hot = np.array([row or ["0"] * length for row in rows]) == "1"
+        return Labels.from_multihot(hot, class_names)
+    texts -= {"", "-1", *(text for text in texts if text.lower() in MISSING)}
+    if all(map(WHOLE.fullmatch, texts)):  # an integer column with gaps becomes float in pandas
+        rows = [[text.partition(".")[0] for text in row if text in texts] for row in rows]
+    rows = [[text for text in row if text not in ("", "-1")] for row in rows]
     if class_names is not None:
-        known = {str(i): name for i, name in enumerate(class_names)}
-        unknown = next((text for cell in cells for text in cell if text not in known), None)
+        names = dict(zip(map(str, range(len(class_names))), class_names, strict=True))
+        unknown = next((t for row in rows for t in row if t not in names), None)
         if unknown is not None:
-            raise DataError(f"class {unknown} of {len(known)}: labels do not fit their class names")
-        cells = [tuple(known[text] for text in cell) for cell in cells]
-    return Labels.from_names(cells, class_names)
+            raise DataError(f"class {unknown} of {len(names)}: labels do not fit their class names")
+        rows = [[names[text] for text in row] for row in rows]
+    return Labels.from_names(rows, class_names)
+
+
+def labels_note(source: str, labels: Labels | None, how: str) -> str:
+    """Return the line of the log on the labels of a source, and ``how`` they were matched."""
+    if labels is None:
+        return "no labels"
+    share = f"{int(labels.has().sum()):,} of {len(labels):,} items labelled"
+    return f"{source}: {share}, {labels.n_classes:,} classes, {how}"
+
+
+def class_notes(labels: Labels) -> list[str]:
+    """Return lines of the log on the classes: their sizes, and what looks like a mistake."""
+    counts = labels.counts()
+    order = np.argsort(-counts, kind="stable").tolist()
+    sizes = [f"{labels.class_names[c]} {counts[c]:,}" for c in order]
+    if len(sizes) > 12:
+        sizes = [*sizes[:5], f"... ({len(sizes) - 10:,} more)", *sizes[-5:]]
+    notes = [f"items of each class: {', '.join(sizes)}"]
+    if missing := [repr(name) for name in labels.class_names if name.lower() in MISSING]:
+        notes.append(
+            f"{', '.join(missing)} count as classes: leave such labels empty if they mean none"
+        )
+    single = int((counts == 1).sum())
+    if single > 2 and 2 * single > labels.n_classes:
+        notes.append(
+            f"{single:,} of {labels.n_classes:,} classes have one item: are they ids or captions?"
+        )
+    return notes

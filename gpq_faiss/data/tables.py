@@ -1,19 +1,19 @@
-"""Tables by the names of their columns, in any form: CSV, Parquet, ``.npz``, HDF5, and Arrow's in memory.
+"""Tables: named columns of a file or an object, and which of them are labels, ids, names and vectors.
 
-Run lengths and dictionaries of Parquet can expand a few bytes to any size. So the decoded size of a column is computed from the file's
-counts before it is read, and repeated texts are kept once.
+Parquet, Arrow, ORC and CSV are read by pyarrow, arrays by numpy, h5py, SciPy and safetensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import fnmatch
 import functools
 import io
-import math
+import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,395 +22,579 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
-from ..errors import DataError, optional
-from ..inputs import check_memory, read_text, reading
-from ..store.hdf5 import Hdf5Array, Texts, as_texts, read_hdf5_array
-from .arrays import Matrix, NpyArray, npz_array, read_npy, whole_numbers
-from .labels import Labels, Rows, errors_of, label_cell, labels_of, row_numbers
-from .paths import local_path
+from ..errors import DataError, one_line, optional
+from ..inputs import parse_json, read_text, reading
+from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
+from .arrays import (
+    BINS,
+    VECS,
+    JoinedMatrix,
+    LazyArray,
+    Matrix,
+    NpyArray,
+    npz_member,
+    open_vecs,
+    whole_numbers,
+)
+from .images import is_image_name
+from .labels import Labels, errors_of, labels_note, labels_of, plain_text
 
-FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr_0")
-LABELS = ("labels", "label", "y", "class", "classes", "category", "fine_label", "target")
-IDS = ("ids", "id")
-NAMES = ("name", "names", "path", "paths", "key", "keys")
-ITEMS = (*IDS, *NAMES, "item", "file", "filename", "image")
-"""Usual names of columns: of vectors, labels, ids, and names of items."""
-_TABLE = "a table with a column of ids or names (id, name ...) and one of labels (label, or --read label_column), with a header line"
-_CELL = 64  # approximate bytes of a Python object and its list entry
-_ZEROS_AND_ONES = re.compile(r"[01](?:[,;\s]+[01])+")
-_COLUMNS = re.compile(r".*[,;\t].*|\d+(?:\s+\d+)+")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
-_LEVELS = 4  # bytes per value for nesting while decoding
-NUMBERS = ("integer", "number")
-_KINDS = {
-    "list": r"(large_|fixed_size_)?list<.*",
-    "text": r"(dictionary<values=)?(large_)?string.*",
-    "integer": r"u?int\d+",
-    "number": r"halffloat|float|double",
-}
+FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0")
+LABELS: tuple[str, ...] = (
+    "labels",
+    "label",
+    "y",
+    "class",
+    "classes",
+    "category",
+    "finelabel",
+    "target",
+    "targets",
+)
+LABELS = (
+    *LABELS,
+    "categories",
+    "classname",
+    "labelname",
+    "labelid",
+    "classid",
+    "categoryid",
+    "tags",
+)
+IDS = ("ids", "id", "imageid", "itemid", "imgid", "uid")
+IMAGES = ("image", "imagepath", "path", "filepath", "filename", "file", "img", "images")
+NAMES = ("name", "names", "path", "paths", "key", "keys", *IMAGES)
+ITEMS = (*IDS, *NAMES, "item", "index", "unnamed0", "")
+"""Usual names of columns in lower case without spaces and punctuation: of vectors, labels, ids,
+paths of images, names, and of what a table of labels names its items by."""
+
+FORMS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"}
+FORMS |= {".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".orc": "orc", ".mat": "mat"}
+FORMS |= {".safetensors": "safetensors", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl"}
+FORMS |= {".ndjson": "jsonl", ".json": "json", **dict.fromkeys((*VECS, *BINS), "vecs")}
+"""Form of a table by the ending of its file."""
+_UNPACK, _IMAGE = "unpack it", "images are read by folder:DIR, or listed in a table of their paths"
+_PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
+_INDEX = "save the vectors that it was built from as .npy"
+_MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"\x93NUMPY", "npy", ""),
+    (0, b"\x89HDF", "hdf5", ""),
+    (0, b"PAR1", "parquet", ""),
+    (0, b"ARROW1", "arrow", ""),
+    (0, b"ORC", "orc", ""),
+    (0, b"MATLAB 5", "mat", ""),
+    (257, b"ustar", "tar", ""),
+    (0, b"\x1f\x8b", "gzip", ""),
+    (0, b"MATLAB 7", "a MATLAB file of version 7.3", "save it with -v7"),
+    (0, b"SQLite format 3", "an SQLite database", "export the table as CSV"),
+    (0, b"Rar!", "a RAR archive", _UNPACK),
+    (0, b"7z\xbc\xaf", "a 7z archive", _UNPACK),
+    (0, b"BZh", "compressed by bzip2", _UNPACK),
+    (0, b"\xfd7zXZ", "compressed by xz", _UNPACK),
+    (0, b"(\xb5/\xfd", "compressed by zstd", _UNPACK),
+    *((0, bytes((0x80, version)), "a pickle", _PICKLE) for version in (2, 3, 4, 5)),
+    *((0, start, "an image", _IMAGE) for start in (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")),
+    (0, b"%PDF", "a PDF", "export its table as CSV"),
+    (0, b"\xd0\xcf\x11\xe0", "an Excel sheet", "save it as CSV"),
+    *((0, start, "a Faiss index", _INDEX) for start in (b"Ix", b"IB", b"IM", b"Iw", b"Ii")),
+)
+"""Offset and first bytes of forms of files; forms that are not read have a remedy."""
+_MEMBERS = {"xl/": ("an Excel sheet", "save it as CSV"), "data.pkl": ("a PyTorch file", _PICKLE)}
 
 
-def first_of(names: Sequence[str], there: Sequence[str]) -> str | None:
-    """The first of ``names`` in ``there``."""
-    return next((name for name in names if name in there), None)
+def file_form(path: Path) -> str:
+    """Return the form of a file by its content, else by its ending; ``text`` for other texts.
+
+    Raises DataError: no such file, or a form that is not read; the message says what it is.
+    """
+    with reading(path, "a file of data"), path.open("rb") as file:
+        head = file.read(512)
+    by_ending = FORMS.get(path.suffix.lower())
+    for offset, start, form, remedy in _MAGIC:
+        if head[offset:].startswith(start) and by_ending != "vecs":
+            if remedy:
+                raise DataError(f"{path} is {form}: {remedy}")
+            return form
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+        for part, (form, remedy) in _MEMBERS.items():
+            if any(part in member for member in members):
+                raise DataError(f"{path} is {form}: {remedy}")
+        if not any(member.endswith(".npy") for member in members):
+            raise DataError(f"{path} is a zip archive: {_UNPACK}")
+        return "npz"
+    if by_ending is None and b"\0" in head and head[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path} is of no known form: {', '.join(FORMS)} and .txt are read")
+    return by_ending or "text"
 
 
-def kind_of(arrow_type: Any) -> str:
-    """What values of an Arrow type are: ``list``, ``text``, ``integer``, ``number`` (with a point), or ``other``."""
-    return next((k for k, form in _KINDS.items() if re.fullmatch(form, str(arrow_type), re.DOTALL)), "other")
+# What is known of items -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`.open.open_data`, where it is documented, passes to the opener of a source."""
+    """How a source is read; :func:`.open.open_data` documents the fields.
 
+    ``with_labels`` is false where labels beside the data replace those of the source.
+    """
+
+    with_labels: bool = True
     label_column: str | None = None
-    label_file: str | None = None
-    want_labels: bool = True
-    ids: str | None = None
-    id_file: str | None = None
-    names: str | None = None
-    vectors: Any = None
+    id_column: str | None = None
+    name_column: str | None = None
+    vectors: str | Sequence[str] | None = None
     keep: Sequence[str] = ()
     root: str | None = None
     image_column: str | None = None
     concepts: int | None = None
     max_bad: float = 0.01
     download: bool = True
-    memory: int | None = None
 
 
 PLAIN = Options()
 
 
 @dataclass
-class About:
+class Annotations:
     """What is known of N items besides their contents.
 
     Attributes:
         labels: None if the source has none.
         ids: int64 [N], returned by searches; None: the row numbers.
         texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
-        notes: remarks on loading, for the user.
+        notes: lines of the log on what was understood, first that on labels.
     """
 
     labels: Labels | None = field(default=None, repr=False)
     ids: NDArray[np.int64] | None = field(default=None, repr=False)
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=lambda: ["no labels"])
 
     def mark(self) -> str:
-        """The labels in a fingerprint."""
+        """Return the labels' part of a fingerprint."""
         return "" if self.labels is None else self.labels.fingerprint()
+
+
+# Tables -----------------------------------------------------------------------------------------
+
+
+def usual(candidates: Iterable[str], names: Iterable[str]) -> str | None:
+    """Return the name that is, but for case and punctuation, the first possible candidate."""
+    plain = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(list(names))}
+    return next((plain[name] for name in candidates if name in plain), None)
 
 
 @dataclass
 class Table:
-    """Columns by name.
+    """Named columns.
 
     Attributes:
-        where: the table, in errors.
-        read: name -> a list of texts, an array, a :class:`.arrays.Matrix`, or a ``pyarrow.ChunkedArray``, read when it is needed.
-        kind: name -> the kind of its values (:func:`kind_of`).
-        memory: budget in bytes for a column (default: free memory).
-        class_names: name of a column of labels -> names of the class numbers.
+        source: file or object, for errors.
+        rows: number of rows.
+        kinds: name -> ``list``, ``text``, ``integer``, ``number`` (with a point), ``image`` or
+            ``other``.
+        load: name -> an array, or a list of Python values.
+        matrix: names of a column of lists or of columns of numbers -> their rows.
+        class_names: name of a column of class numbers -> their names.
     """
 
-    where: str
-    names: list[str]
-    read: Callable[[str], Any]
-    kind: Callable[[str], str] = lambda name: "text"
-    memory: int | None = None
-    class_names: Callable[[str], Sequence[str] | None] = lambda name: None
+    source: str
+    rows: int
+    kinds: Mapping[str, str]
+    load: Callable[[str], Any]
+    matrix: Callable[[Sequence[str]], Matrix] | None = None
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def column(self, name: str, remedy: str = "") -> Any:
-        """See :attr:`read`. Raises DataError: there is no such column, or two."""
-        if self.names.count(name) != 1:
-            there = ", ".join(repr(known[:40]) for known in self.names[:20])
-            what = f"the column {name!r} twice" if name in self.names else f"no column {name!r}"
-            raise DataError(f"{self.where} has {what} (it has {there}){remedy}")
-        return self.read(name)
+    def check(self, name: str, option: str) -> str:
+        """Return the name of a column. Raises DataError: there is none; ``option`` names it."""
+        if name not in self.kinds:
+            wanted = repr(name) if name else "of a usual name"
+            columns = ", ".join(repr(known[:40]) for known in list(self.kinds)[:20])
+            remedy = f"name one with {option}" if columns else "give another file"
+            raise DataError(f"{self.source} has no column {wanted} (it has {columns}): {remedy}")
+        return name
 
-    def cells(self, name: str, remedy: str = "") -> list[Any]:
-        """A column as Python values, one per row; equal texts are one object. Raises DataError: see :meth:`column`; too large."""
-        column = self.column(name, remedy)
-        if isinstance(column, list | np.ndarray):
-            return list(column if isinstance(column, list) else column.tolist())
-        values = sum(len(chunk.flatten()) if kind_of(chunk.type) == "list" else 0 for chunk in column.chunks)
-        check_memory((len(column) + values) * _CELL, f"{self.where}: {name!r}", self.memory)
-        return [cell for chunk in column.chunks for cell in _cells(chunk)]
+    def values(self, name: str) -> Any:
+        """Return a column as an array or a list. Raises DataError: it cannot be read."""
+        with errors_of(f"{self.source}: {name!r}"):
+            return self.load(name)
 
-    def labels(self, name: str) -> Labels | None:
-        """Labels from numbers (-1 or empty: none), names, or lists of these; None if no item has any."""
-        values, where = self.column(name, ": name it with --read label_column"), f"{self.where}: {name!r}"
-        if not isinstance(values, np.ndarray):
-            with errors_of(where):
-                values = [label_cell(value) for value in self.cells(name)]
-            if not any(values):
-                return None
-        return labels_of(values, where, class_names=self.class_names(name))
+    def texts(self, name: str) -> Texts:
+        """Return a column as texts; empty where there is no value."""
+        values = self.values(name)
+        values = values.tolist() if hasattr(values, "tolist") else values
+        return as_texts("" if value is None else plain_text(value) for value in values)
 
-    def ids(self, name: str) -> NDArray[np.int64]:
-        """Raises DataError: not whole numbers of 64 bits, or one is missing."""
-        column = self.column(name)
-        if isinstance(column, list):
-            with contextlib.suppress(ValueError, OverflowError):
-                column = np.array([int(text) for text in column], dtype=np.int64)
-        # Arrow's is float64 if cells are empty.
-        column = column.to_numpy() if hasattr(column, "chunks") else np.asarray(column)
-        return whole_numbers(column, f"{self.where}: {name!r}")
+    def annotations(self, o: Options, paths: str | None = None) -> tuple[Annotations, set[str]]:
+        """Return labels, ids and texts of the rows, and the columns that they are from.
 
-    def texts(self, name: str, remedy: str = "") -> Texts:
-        """A column as texts; empty where there is no value."""
-        return as_texts("" if value is None else str(value) for value in self.cells(name, remedy))
-
-    def describe(self, o: Options, paths: str | None = None) -> tuple[About, set[str | None]]:
-        """Labels (if they are wanted), ids and texts of the rows, and the columns they are from: by their usual names if none is given.
-        ``paths``: a column for names."""
-        about, ids, names = About(), o.ids, o.names
-        label = o.label_column or (first_of(LABELS, self.names) if o.want_labels else None)
-        if ids is None and (guess := first_of(IDS, self.names)) is not None:
-            if self.kind(guess) != "text":
+        Columns have their usual names if the options name none; ``paths`` is one of names.
+        """
+        notes, ids, names = ["no labels"], o.id_column, o.name_column
+        label = o.label_column or (usual(LABELS, self.kinds) if o.with_labels else None)
+        if ids is None and (guess := usual(IDS, self.kinds)) is not None:
+            if self.kinds[guess] == "text":
+                names = names or guess
+                notes.append(f"{guess!r} holds texts: they are the names; ids are row numbers")
+            else:
                 ids = guess
-            elif names is None:
-                names = guess
-                about.notes.append(f"{guess!r} holds texts: they are the names; ids are row numbers")
-        names = names or paths or first_of(NAMES, [name for name in self.names if self.kind(name) != "list"])
-        about.texts = {name: self.texts(name, ": name it with --read keep") for name in o.keep}
-        if names is not None:
-            about.texts["name"] = self.texts(names)
-        if o.want_labels:
-            about.labels = None if label is None else self.labels(label)
-            about.notes.append("no labels" if about.labels is None else f"labels from column {label!r}")
-        about.ids = None if ids is None else self.ids(ids)
-        return about, {label, ids, names, *o.keep}
-
-    def vectors(self, used: set[str | None], wanted: Any, numbers: bool = False) -> Matrix:
-        """The column of lists ``wanted``, one of :data:`FEATURES`, or the only unused one; with ``numbers`` also several columns of
-        numbers, one per dimension (default: all unused ones). Raises DataError: not numbers, of unlike widths, or unclear."""
-        unused = [name for name in self.names if name not in used]
-        lists = [name for name in unused if self.kind(name) == "list"]
-        usual = first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
-        one = wanted or usual
-        chosen: list[str] = [one] if isinstance(one, str) else list(one or ())
-        columns = [self.column(name) for name in chosen]
-        if len(chosen) == 1 and chosen[0] in lists:
-            where = f"{self.where}: {chosen[0]!r}"
-            return ArrowMatrix(columns[0], where) if hasattr(columns[0], "chunks") else columns[0]
-        if (numbers and not isinstance(wanted, str) and not lists) or len(chosen) > 1:
-            chosen = chosen or [name for name in unused if self.kind(name) in NUMBERS]
-            if chosen and all(self.kind(name) in NUMBERS for name in chosen):
-                return np.column_stack([self.column(name).to_numpy() for name in chosen])
-        what = ", ".join(map(repr, chosen))
-        what = f"{what}: not lists of numbers" if chosen else "which column holds the vectors?"
-        there = ", ".join((lists or self.names)[:20]) or "none"
-        there = f"there are: {there}" if lists else f"it has {there}"
-        raise DataError(f"{self.where}: {what} ({there}): name it 'features', or with --read vectors")
-
-
-# Forms ------------------------------------------------------------------------------------------------------------------
-
-
-def open_table(path: Path, what: str, o: Options = PLAIN, form: str = "") -> Table:
-    """The columns of a file of any of the forms (by its ending, if none is named); text is CSV, of ``what``."""
-    form = form or path.suffix.lower()[1:]
-    if form in ("parquet", "pq"):
-        return parquet_table(path, o.memory)
-    return array_table(path, o) if form in ("npy", "npz", "h5", "hdf5") else csv_table(path, what)
-
-
-def csv_table(path: Path, what: str) -> Table:
-    """A text with a header line, separated by what is most in that: commas, semicolons or tabs. Blank lines are skipped. Raises DataError:
-    not a text, empty, or (at the first column that is read) a line of another length."""
-    text = read_text(path, what)
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
-    header = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    if not any(header):
-        raise DataError(f"{path} is empty, or its first line is: {what} with a header line is needed")
-
-    @functools.cache
-    def rows() -> list[list[str]]:
-        reader = csv.reader(io.StringIO(text), delimiter=separator, strict=True)
-        found: list[list[str]] = []
-        try:
-            for row in reader:
-                cells = [cell.strip() for cell in row]
-                found += [cells] * any(cells)
-                if any(cells) and len(row) != len(header):
-                    raise csv.Error(f"{len(row)} fields, the header has {len(header)}")
-        except csv.Error as error:
-            raise DataError(f"{path} line {reader.line_num} is not CSV: {error}") from None
-        return found[1:]
-
-    def read(name: str) -> list[str]:
-        return [row[header.index(name)] for row in rows()]
-
-    def kind(name: str) -> str:
-        return "integer" if all(map(_INTEGER.fullmatch, read(name))) else "text"
-
-    return Table(str(path), header, read, kind)
-
-
-def arrow_table(where: str, schema: Any, read: Callable[[str], Any], memory: int | None = None) -> Table:
-    """A table of Arrow's types."""
-    types = dict(zip(schema.names, schema.types, strict=True))
-    return Table(where, schema.names, read, lambda name: kind_of(types[name]), memory)
-
-
-def parquet_table(path: Path, memory: int | None = None) -> Table:
-    """The columns of a Parquet file, decoded when they are needed."""
-
-    def read(name: str) -> Any:
-        with _parquet(path) as file:
-            names = [file.schema.column(i).path for i in range(len(file.schema))]
-            leaves = [i for i, leaf in enumerate(names) if leaf == name or leaf.startswith(f"{name}.")]
-            texts = [names[i] for i in leaves if file.schema.column(i).physical_type == "BYTE_ARRAY"]
-            for i in range(file.num_row_groups):  # where reading a row raises, metadata end the process
-                next(file.iter_batches(1, row_groups=[i], columns=[name]), None)
-            remedy = "make it smaller; vectors in .npy are streamed"
-            check_memory(_decoded_bytes(file, leaves), f"{path}: {name!r}", memory, remedy)
-        with _parquet(path, texts) as file:
-            return file.read(columns=[name])[name]
-
-    with _parquet(path) as file:
-        return arrow_table(str(path), file.schema_arrow, read, memory)
-
-
-def array_table(path: Path, o: Options = PLAIN) -> Table:
-    """The array of a ``.npy``, the arrays of an ``.npz``; of HDF5 those with usual names of vectors, ids and (if wanted) labels."""
-    arrays: dict[str, Any] = {}
-    suffix = path.suffix.lower()
-    if suffix == ".npy":
-        arrays["arr_0"] = NpyArray(path)
-    elif suffix == ".npz":
-        with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-    else:
-        for group in ((o.vectors or "", *FEATURES), IDS, LABELS if o.want_labels else (), ("codebooks",)):
-            if (found := read_hdf5_array(path, group)) is not None:
-                arrays[found.name] = found
-    names = names if suffix == ".npz" else list(arrays)
-
-    def read(name: str) -> Any:
-        if name not in arrays:
-            arrays[name] = npz_array(path, name, o.memory)
-        found = arrays[name]
-        if name in (*IDS, *LABELS) and isinstance(found, Hdf5Array):
-            check_memory(2 * math.prod(found.shape) * found.dtype.itemsize, f"{path}: {name!r}", o.memory)
-            arrays[name] = found[:]
-        return arrays[name]
-
-    def kind(name: str) -> str:
-        if name in FEATURES or len(read(name).shape) != 1:
-            return "list"
-        return {"U": "text", "i": "integer", "u": "integer"}.get(read(name).dtype.kind, "other")
-
-    def classes(name: str) -> Any:
-        return read("class_names").tolist() if "class_names" in names else None
-
-    return Table(str(path), names, read, kind, o.memory, classes)
-
-
-# Parquet and Arrow ------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _parquet(path: Path, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """A ``pyarrow.parquet.ParquetFile``, its checksums verified; the columns ``texts`` are read as dictionaries."""
-    remedy = f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'"
-    parquet = optional("pyarrow.parquet", remedy, DataError)
-    with (
-        reading(path, "a Parquet file"),
-        parquet.ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True) as file,
-    ):
-        yield file
-
-
-def _decoded_bytes(file: Any, leaves: Sequence[int]) -> int:
-    """Decoded size in bytes of the stored columns ``leaves``, by the file's counts."""
-    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-    total = 0
-    for leaf in leaves:
-        kind = file.schema.column(leaf)
-        width = kind.length if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS[kind.physical_type]
-        for chunk in (group.column(leaf) for group in groups):
-            total += chunk.num_values * (width + _LEVELS)
-            total += chunk.total_uncompressed_size * (kind.physical_type == "BYTE_ARRAY")
-    return int(total)
-
-
-def _cells(array: Any) -> list[Any]:
-    """Python values of an Arrow array; dictionary values are shared."""
-    kind = str(array.type)
-    if kind.startswith("dictionary"):
-        words = array.dictionary.to_pylist()
-        return [None if i is None else words[i] for i in array.indices.to_pylist()]
-    if kind_of(array.type) == "list" and "dictionary<" in kind:
-        values, ends, there = _cells(array.values), array.offsets.to_pylist(), array.is_valid().to_pylist()
-        return [values[ends[i] : ends[i + 1]] if there[i] else None for i in range(len(array))]
-    return list(array.to_pylist())
-
-
-class ArrowMatrix:
-    """A column of lists in Arrow's form, in memory or mapped from a file. Raises DataError, also where it is read: not lists of numbers
-    of one width, missing rows or missing numbers."""
-
-    def __init__(self, column: Any, where: str) -> None:
-        self.column, self.where, self.shape = column, where, (len(column), 0)
-        first = self[:1]
-        self.shape, self.dtype = (len(column), first.shape[1]), first.dtype
-
-    def __getitem__(self, rows: Rows) -> NDArray[Any]:
-        at, where = row_numbers(rows, len(self.column)), self.where
-        part = (
-            self.column.slice(at[0], len(at)) if isinstance(rows, slice) and len(at) else self.column.take(at)
+        others = [name for name, kind in self.kinds.items() if kind not in ("list", "image")]
+        names = (
+            names or paths or usual(NAMES, [name for name in others if name not in (ids, label)])
         )
-        part = part.combine_chunks()
-        nulls = np.flatnonzero(np.asarray(part.is_null()))
-        if nulls.size:
-            raise DataError(f"{where} has no vector at {named_rows(at[nulls])}: leave these rows out")
-        flat = part.flatten()
-        if kind_of(flat.type) not in NUMBERS or flat.null_count:
-            found = "missing numbers" if flat.null_count else f"lists of {flat.type}"
-            raise DataError(f"{where} holds {found} (from row {at[0]:,}): vectors of numbers are needed")
-        fixed = getattr(part.type, "list_size", None)
-        lengths = np.diff(np.asarray(part.offsets)) if fixed is None else np.full(len(part), fixed)
-        width = self.shape[1] or int(lengths[0] if len(lengths) else 0)
-        wrong = np.flatnonzero(lengths != width)
-        if wrong.size:
-            found = f"{int(lengths[wrong[0]])} numbers at {named_rows(at[wrong])}"
-            raise DataError(f"{where} has {found}, {width} elsewhere: one width is needed")
-        return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(part), width))
+        for name, option in ((label, "label_column"), (ids, "ids"), (names, "names")):
+            self.check(name, f"--read {option}") if name is not None else None
+        found = Annotations(notes=notes)
+        if label is not None:
+            with errors_of(f"{self.source}: {label!r}"):
+                found.labels = column_labels(self.load(label), self.class_names.get(label))
+            notes[0] = labels_note(Path(self.source).name, found.labels, f"in column {label!r}")
+        found.texts = {name: self.texts(self.check(name, "--read keep")) for name in o.keep}
+        if names is not None:
+            found.texts["name"] = self.texts(names)
+        if ids is not None:
+            found.ids = whole_numbers(self.values(ids), f"{self.source}: {ids!r}")
+        return found, {name for name in (label, ids, names, *o.keep) if name is not None}
+
+    def vectors(
+        self, used: Iterable[str], wanted: str | Sequence[str] | None
+    ) -> tuple[Matrix, list[str]]:
+        """Return the vectors, and notes on their columns.
+
+        They are the ``wanted`` columns (patterns such as ``f*`` match), a column of lists, or
+        columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
+
+        Raises DataError: it is unclear which columns they are, or they do not hold numbers.
+        """
+        unused = [name for name in self.kinds if name not in {*used}]
+        lists = [name for name in unused if self.kinds[name] == "list"]
+        numbers = [name for name in unused if self.kinds[name] in ("integer", "number")]
+        if wanted is not None:
+            parts = wanted.split(",") if isinstance(wanted, str) else wanted
+            matches = {part: fnmatch.filter(self.kinds, part) or [part] for part in parts}
+            chosen = [
+                self.check(name, "--read vectors") for part in parts for name in matches[part]
+            ]
+        elif lists or usual(FEATURES, numbers):
+            one = usual(FEATURES, lists or numbers) or (lists[0] if len(lists) == 1 else None)
+            chosen = [] if one is None else [one]
+        else:
+            groups: dict[str, list[tuple[int, str]]] = {}
+            for name in numbers:
+                if match := re.fullmatch(r"(.*?)(\d+)", name):
+                    groups.setdefault(match[1], []).append((int(match[2]), name))
+            numbered = [sorted(group) for group in groups.values() if len(group) > 1]
+            chosen = [name for _, name in numbered[0]] if len(numbered) == 1 else []
+            chosen = numbers if not numbered and len(numbers) > 1 else chosen
+        of_lists = [name for name in chosen if self.kinds[name] == "list"]
+        of_numbers = [name for name in chosen if self.kinds[name] in ("integer", "number")]
+        if not chosen or chosen not in (of_lists[:1], of_numbers):
+            columns = ", ".join((lists or list(self.kinds))[:20]) or "none"
+            what = f"{', '.join(map(repr, chosen[:5]))}: not vectors of numbers"
+            what = what if chosen else "which column holds the vectors?"
+            remedy = "name them with --read vectors=NAME or a pattern, 'f*'"
+            raise DataError(f"{self.source}: {what} (it has {columns}): {remedy}")
+        note = f"vectors are in column {chosen[0]!r}"
+        if len(chosen) > 1:
+            others = [repr(name) for name in numbers if name not in chosen]
+            rest = f"; {', '.join(others[:5])} left out" if others else ""
+            note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}{rest}"
+        assert self.matrix is not None
+        return self.matrix(chosen), [note] if len(self.kinds) > 1 else []
+
+    def image_column(self, wanted: str | None) -> str | None:
+        """Return the column of paths of images, if there is one: ``wanted``, or by usual names."""
+        if wanted is not None:
+            return self.check(wanted, "--read image_column")
+        texts = [name for name, kind in self.kinds.items() if kind == "text"]
+        while (name := usual(IMAGES, texts)) is not None:
+            values = self.values(name)[:100]
+            if any(is_image_name(plain_text(value)) for value in values):
+                return name
+            texts.remove(name)
+        return None
 
 
-# Lists of labels -------------------------------------------------------------------------------------------------------
+def column_labels(values: Any, class_names: Sequence[str] | None = None) -> Labels | None:
+    """Return the labels of a column, None if it is empty."""
+    empty = not isinstance(values, np.ndarray) and not any(
+        not (value is None or value in ("", [])) for value in values
+    )
+    return None if empty else labels_of(values, "", class_names=class_names)
 
 
-def read_labels(path: str, n: int) -> Labels:
-    """The labels of ``n`` items from ``.npy`` (class numbers [N], -1 for none, or 0/1 [N, C]), or from text with one item per line
-    (an empty line is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class; a header line is skipped.
+def open_tables(paths: Sequence[Path]) -> Table:
+    """Return the columns of files of one form (:func:`file_form`), one below the other.
+
+    Texts of other forms than :data:`FORMS` are CSV. Raises DataError: damaged, not a table, or files
+    with different columns.
     """
-    file = local_path(path)
-    if file.suffix == ".npy":
-        return labels_of(read_npy(file), str(file), n)
-    lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
-    lines = lines[:-1] if lines[-1] == "" else lines
-    lines = lines[1:] if len(lines) == n + 1 else lines
-    rows = [re.findall("[01]", line) for line in lines if _ZEROS_AND_ONES.fullmatch(line)]
-    if len(rows) == len(lines) == n and len({len(row) for row in rows}) == 1:
-        return labels_of(np.array(rows) == "1", str(file), n)
-    wrong = next((line for line in lines if _COLUMNS.fullmatch(line)), None)
-    what = f"lines of several columns, not all of them 0 or 1 of every class ({str(wrong)[:60]!r})"
-    # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
-    what = what if len(lines) == n else f"{len(lines):,} lines of labels, the data has {n:,} items"
-    if len(lines) != n or wrong is not None:
-        raise DataError(f"{file} has {what}: give one label per line, or {_TABLE}")
-    return labels_of(lines, str(file))
+    form, source = file_form(paths[0]), str(paths[0])
+    if form in ("tar", "gzip"):
+        raise DataError(f"{source} is an archive: unpack it, and give the files in it")
+    if form in ("parquet", "arrow", "orc"):
+        dataset = import_pyarrow(source, "pyarrow.dataset")
+        checked = dataset.ParquetFileFormat(page_checksum_verification=True)
+        with reading(paths[0], f"a file of the form {form}"):
+            data = dataset.dataset(
+                list(map(str, paths)), format=checked if form == "parquet" else form
+            )
+            return arrow_table(source, data)
+    if form in ("csv", "json", "jsonl", "text"):
+        tables = [_csv(path) if form in ("csv", "text") else _json(path, form) for path in paths]
+        table = in_memory(source, *tables)
+        ids = usual(IDS, table.kinds) if form in ("csv", "text") else None
+        if ids is not None and all(
+            re.fullmatch(r"\s*-?\d+(\.0*)?\s*", text) for text in table.load(ids)
+        ):
+            table.kinds = {**table.kinds, ids: "integer"}
+        return table
+    parts = []
+    for path in paths:
+        with reading(path, f"a file of the form {form}"):
+            parts.append(_arrays(path, form))
+    if names := next(
+        (part.keys() ^ parts[0].keys() for part in parts if part.keys() != parts[0].keys()), None
+    ):
+        raise DataError(
+            f"{source} and another file do not fit: one lacks {', '.join(sorted(names)[:5])}"
+        )
+    if len(parts) == 1:
+        return array_table(source, parts[0])
+    joined = {name: [part[name] for part in parts] for name in parts[0]}
+    classes = joined.pop("class_names", [None])
+    if any(not np.array_equal(part[:], classes[0][:]) for part in classes[1:]):
+        raise DataError(f"{source} and another file name their classes differently")
+    arrays = {
+        name: JoinedMatrix(some, paths)
+        if len(some[0].shape) > 1
+        else np.concatenate([a[:] for a in some])
+        for name, some in joined.items()
+        if some[0].shape
+    }
+    return array_table(source, arrays | ({} if classes[0] is None else {"class_names": classes[0]}))
 
 
-def told(path: str, labels: Labels, how: str = "in their order") -> str:
-    """A note on labels of a file."""
-    share = f"{int(labels.has().sum()):,} of {len(labels):,} items are labelled"
-    return f"{Path(path).name}: {share}, {how}; {labels.n_classes:,} classes"
+def _arrays(path: Path, form: str) -> Mapping[str, Any]:
+    """Return the arrays of a file by name, read by rows where it can be."""
+    if form == "npy":
+        return {"arr_0": NpyArray(path)}
+    if form == "npz":
+        with zipfile.ZipFile(path) as archive:
+            names = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+        return {name: npz_member(path, name) for name in names}
+    if form == "vecs":
+        return {"vectors": open_vecs(path)}
+    if form == "mat":
+        scipy_io = optional("scipy.io", f"reading {path} needs SciPy: pip install scipy", DataError)
+        return {k: v for k, v in scipy_io.loadmat(path, squeeze_me=True).items() if k[0] != "_"}
+    if form == "safetensors":
+        from safetensors.numpy import load_file
+
+        return load_file(path)
+    arrays: dict[str, Any] = {}
+    with open_hdf5(path) as h5:
+        for name, node in h5.items():
+            kind = node.dtype.kind if getattr(node, "shape", ()) else ""
+            if kind and kind in "OS":
+                arrays[name] = np.array(node.asstr(errors="replace")[:], dtype=np.str_)
+            elif kind and kind in "iufb":
+                arrays[name] = Hdf5Array(path, name)
+    return arrays
+
+
+def array_table(source: str, arrays: Mapping[str, Any]) -> Table:
+    """Return a table of arrays of N rows; one called ``class_names`` names the class numbers."""
+    known = {"i": "integer", "u": "integer", "f": "number", "U": "text", "S": "text"}
+    kinds = {
+        name: known.get(array.dtype.kind, "other") for name, array in arrays.items() if array.shape
+    }
+    kinds |= {name: "list" for name in kinds if len(arrays[name].shape) > 1}
+    names = {}
+    if kinds.pop("class_names", None) is not None:
+        classes = [plain_text(name) for name in arrays["class_names"][:].tolist()]
+        names = dict.fromkeys(kinds, classes)
+
+    def matrix(chosen: Sequence[str]) -> Matrix:
+        if len(chosen) > 1:
+            return np.column_stack([arrays[name][:] for name in chosen])
+        return arrays[chosen[0]]  # type: ignore[no-any-return]
+
+    rows = max((arrays[name].shape[0] for name in kinds), default=0)
+    return Table(source, rows, kinds, lambda name: arrays[name][:], matrix, names)
+
+
+# Arrow ------------------------------------------------------------------------------------------
+
+
+def import_pyarrow(source: str, module: str = "pyarrow") -> Any:
+    """Import pyarrow or a part of it. Raises DataError: it is not installed."""
+    return optional(
+        module, f"reading {source} needs pyarrow: pip install 'gpq-faiss[train]'", DataError
+    )
+
+
+def _kind(arrow_type: Any) -> str:
+    """Return the kind of values of an Arrow type, see :class:`Table`."""
+    kinds = {
+        "list": r"(large_|fixed_size_)?list<.*",
+        "text": r"(dictionary<values=)?(large_)?string.*",
+        "integer": r"u?int\d+",
+        "number": r"halffloat|float|double",
+        "image": r"(large_)?binary|struct<.*bytes: (large_)?binary.*",
+    }
+    return next((kind for kind, form in kinds.items() if re.match(form, str(arrow_type))), "other")
+
+
+def arrow_table(
+    source: str, data: Any, class_names: Mapping[str, Sequence[str]] | None = None
+) -> Table:
+    """Return the columns of a ``pyarrow.dataset.Dataset``, read when they are needed.
+
+    Of vectors the last two row groups that were read stay in memory.
+    """
+    columns, fragments = data.schema.names, list(data.get_fragments())
+    for fragment in fragments:
+        names = fragment.physical_schema.names
+        if len(set(names)) < len(names) or set(names) != set(columns):
+            what = ", ".join(sorted(set(names) ^ set(columns))) or "one name of a column twice"
+            raise DataError(
+                f"{source}: its columns differ between files ({what}), or have equal names"
+            )
+    counted = [(fragment, fragment.count_rows()) for fragment in fragments]
+    if fragments and hasattr(fragments[0], "split_by_row_group"):  # whose count_rows is the file's
+        parts = [group for fragment in fragments for group in fragment.split_by_row_group()]
+        counted = [(group, group.row_groups[0].num_rows) for group in parts]
+    groups, sizes = [group for group, n in counted if n], [n for _, n in counted if n]
+    starts = np.cumsum([0, *sizes]).tolist()
+    file = functools.partial(reading, Path(source), "the table that was opened")
+    errors = file if os.path.isfile(source) else contextlib.nullcontext
+
+    def load(name: str) -> Any:
+        with errors():
+            return data.to_table(columns=[name])[name].to_pylist()
+
+    def matrix(chosen: Sequence[str]) -> Matrix:
+        names = list(chosen)
+        where = f"{source}: {', '.join(map(repr, names[:3]))}"
+
+        if not groups:
+            raise DataError(f"{source} has no rows")
+        with errors():
+            first = _rows_of(groups[0].head(1, columns=names, batch_size=1), where, 0)
+
+        @functools.lru_cache(maxsize=2)
+        def rows(i: int) -> NDArray[Any]:
+            with errors():
+                part = _rows_of(groups[i].to_table(columns=names), where, starts[i])
+            if part.shape[1] != first.shape[1]:
+                what = f"{part.shape[1]} numbers at row {starts[i]}, {first.shape[1]} elsewhere"
+                raise DataError(f"{where} has {what}: one width is needed")
+            return part
+
+        shapes = [(size, first.shape[1]) for size in sizes]
+        parts = [
+            LazyArray(shape, first.dtype, functools.partial(rows, i))
+            for i, shape in enumerate(shapes)
+        ]
+        return parts[0] if len(parts) == 1 else JoinedMatrix(parts)
+
+    kinds = {name: _kind(kind) for name, kind in zip(columns, data.schema.types, strict=True)}
+    return Table(source, starts[-1], kinds, load, matrix, class_names or {})
+
+
+def _rows_of(table: Any, where: str, first: int) -> NDArray[Any]:
+    """Return a column of lists, or columns of numbers, of an Arrow table as an array [n, width].
+
+    Raises DataError: missing rows or numbers (counted from row ``first``), or unlike widths.
+    """
+    columns = [column.combine_chunks() for column in table.columns]
+    if _kind(columns[0].type) != "list":
+        return np.column_stack([column.to_numpy(zero_copy_only=False) for column in columns])
+    column, flat = columns[0], columns[0].flatten()
+    if _kind(flat.type) not in ("integer", "number") or flat.null_count:
+        what = "missing numbers" if flat.null_count else f"lists of {flat.type}"
+        raise DataError(f"{where} holds {what} (from row {first:,}): vectors of numbers are needed")
+    compute = import_pyarrow(where, "pyarrow.compute")
+    lengths = np.asarray(compute.list_value_length(column).fill_null(0))
+    width = int(lengths[0])
+    wrong = np.flatnonzero(lengths != width) if width else np.array([0])
+    if wrong.size:
+        rest = f"{width} elsewhere" if width else "which is no vector"
+        what = f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {rest}"
+        raise DataError(f"{where} has {what}: leave such rows out")
+    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
+
+
+def in_memory(source: str, *tables: Any) -> Table:
+    """Return the columns of tables of pyarrow, one below the other. Raises DataError: they differ."""
+    dataset = import_pyarrow(source, "pyarrow.dataset")
+    batches = [batch for table in tables for batch in table.to_batches()]
+    try:
+        return arrow_table(source, dataset.dataset(batches or tables[0]))
+    except (TypeError, ValueError) as error:  # of pyarrow
+        raise DataError(f"the tables of {source} do not fit together ({one_line(error)})") from None
+
+
+def _csv(path: Path) -> Any:
+    """Return a text with a header line, separated by what is most in that, as an Arrow table.
+
+    Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
+    names of labels, ids and names are texts.
+    """
+    what = "a table with a header line"
+    reader = import_pyarrow(str(path), "pyarrow.csv")
+    text = read_text(path, what)
+    separator = max(",;\t|", key=text.partition("\n")[0].count)
+    lines = [line for line in text.split("\n") if line.strip(f"{separator} \t")]
+    if len(lines) < 2:
+        raise DataError(f"{path} is empty, or has one line: {what} is needed")
+    header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator))]
+    numeric = all(
+        re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", name, re.IGNORECASE) for name in header
+    )
+    names = [str(i) for i in range(len(header))] if numeric else header
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path} has the column {repeated[0]!r} twice: rename one")
+    texts = {name: "string" for name in names if usual((*LABELS, *ITEMS), [name])}
+    try:
+        return reader.read_csv(
+            io.BytesIO("\n".join(lines[not numeric :]).encode()),
+            reader.ReadOptions(use_threads=False, column_names=names),
+            reader.ParseOptions(delimiter=separator, newlines_in_values=True),
+            reader.ConvertOptions(column_types=texts, true_values=[], false_values=[]),
+        )
+    except Exception as error:  # any of pyarrow's
+        raise DataError(f"{path} is not CSV with {len(names)} columns: {one_line(error)}") from None
+
+
+def _json(path: Path, form: str) -> Any:
+    """Return a list of records, records by line, or a dict of columns as an Arrow table."""
+    text = read_text(path, "JSON")
+    try:
+        records = parse_json(text) if form == "json" else [*map(parse_json, text.splitlines())]
+        if not isinstance(records, dict):
+            names = dict.fromkeys(name for record in records for name in record)
+            records = {name: [record.get(name) for record in records] for name in names}
+        return import_pyarrow(str(path)).table(records)
+    except Exception as error:  # any of Python's or pyarrow's
+        why = one_line(error, 80)
+        raise DataError(f"{path} is not a list of records with equal fields ({why})") from None
+
+
+def frame_table(source: Any) -> Table:
+    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
+    where = f"the {type(source).__name__}"
+    pyarrow = import_pyarrow(where)
+    try:
+        data = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
+    except Exception as error:  # from pyarrow, or the table's library
+        what = f"{where} has a column that cannot be converted ({one_line(error)})"
+        raise DataError(f"{what}: leave out those of mixed types") from None
+    table = in_memory(where, data)
+    index = (data.schema.pandas_metadata or {}).get("index_columns", [])
+    table.kinds = {
+        n: "other" if n in index else kind for n, kind in table.kinds.items()
+    }  # no vector
+    return table

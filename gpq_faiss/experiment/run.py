@@ -173,9 +173,8 @@ def complete_run(context: RunContext, dataset: Dataset, spec: RunSpec) -> str:
     """
     work = context.work(spec)
     try:
-        options = RunOptions(
-            str(resolve_device(context.device)), True, checkpoint_seconds=context.checkpoint_seconds
-        )
+        device = str(resolve_device(context.device))
+        options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
         arrays, measured = compute(spec, dataset, work, options)
         path = context.folder / f"{spec.name}.h5"
         write_run(path, spec, context.description, arrays, measured)

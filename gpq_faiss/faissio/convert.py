@@ -63,8 +63,8 @@ def to_faiss(codes: Codes, ids: Ids | None, Z: Floats, kind: Kind = "flat") -> A
     """
     if kind == "ivf":
         return _to_ivf(codes, np.arange(len(codes)) if ids is None else ids, Z)
-    filled = product_index(fuse(Z) if kind == "fused" else Z)
-    empty = faiss.clone_index(filled)
+    filled: Any = product_index(fuse(Z) if kind == "fused" else Z)
+    empty: Any = faiss.clone_index(filled)
     faiss.copy_array_to_vector(np.ascontiguousarray(codes).ravel(), filled.codes)
     filled.ntotal = len(codes)
     if kind == "fastscan":

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 
-from ..errors import DataError, one_line
+from ..errors import DataError
 from ..files import atomic_path
 from ..inputs import check_file, check_memory, reading
 
+_WRITE_BYTES = 1 << 20
 INDEX_FILE = "an index file (gpq index, or faiss.write_index)"
 
 
@@ -23,11 +23,10 @@ def write_index(index: Any, path: str | Path) -> Path:
         DataError: the file cannot be written.
     """
     path = Path(path)
-    with atomic_path(path) as temporary:
-        try:
-            faiss.write_index(index, os.fsdecode(temporary))
-        except RuntimeError as error:
-            raise OSError(one_line(error, 300)) from None
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        # Given a name, Faiss ignores that the disk is full when it closes the file.
+        writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
+        faiss.write_index(index, writer)
     return path
 
 

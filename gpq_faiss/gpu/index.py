@@ -214,12 +214,12 @@ class DeviceIndex(Closing):
 
     def _passing(self, allow: IdList | None, deny: IdList | None) -> DeviceIndex:
         """Return an index of the items that pass."""
-        if allow is None and deny is None:
-            return self
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
-        listed = id_list(deny, "deny") if allow is None else id_list(allow, "allow")
-        is_listed = np.isin(self._item_ids, listed)
+        listed = allow if deny is None else deny
+        if listed is None:
+            return self
+        is_listed = np.isin(self._item_ids, id_list(listed, "allow" if deny is None else "deny"))
         mask = tensor_of(is_listed if deny is None else ~is_listed).to(self.device)
         return self._part(mask[self._members].nonzero()[:, 0])
 

@@ -20,7 +20,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from ..codes.checks import Codes
-from ..compiled import compiled, options
+from ..compiled import compiled
 
 _log = logging.getLogger(__name__)
 Number = Any
@@ -168,7 +168,8 @@ def _instructions() -> Callable[..., Number] | None:
         blocks = np.arange(384, dtype=np.uint64).astype(np.uint8).reshape(2, 3, BLOCK)
         quantised = (np.arange(96, dtype=np.uint8).reshape(6, 16) * 7) % 100
         if compiled(trial)(blocks, quantised) == scan_block(blocks, 1, quantised, 9, 1, 2):
-            return emitted
+            scan: Callable[..., Number] = emitted
+            return scan
     except Exception as error:  # private parts of Numba may fail in any way
         _log.debug("Numba does not compile the SIMD pass: %r", error)
     _log.warning("exact search uses a slower loop, as this version of Numba lacks the SIMD pass")

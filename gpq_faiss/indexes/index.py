@@ -29,7 +29,6 @@ from ..codes.checks import (
     check_vectors,
 )
 from ..codes.encode import decode
-from ..codes.scores import score_tables
 from ..data.arrays import whole_numbers
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.convert import check_kind, to_faiss
@@ -221,7 +220,6 @@ class Index(Closing):
         """
         min_score = check_min_score(min_score, limit)
         queries, masks = self._queries(xq), list(self._masks(allow, deny))
-        score_tables(xq, self.codebooks)  # raises an error that names rows which are not finite
         thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
         counts, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
         for row, (query, threshold) in enumerate(zip(queries, thresholds.tolist(), strict=True)):

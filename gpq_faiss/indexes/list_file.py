@@ -8,6 +8,7 @@ the operating system is the memory budget, of the build as of searches.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import sys
@@ -25,7 +26,7 @@ from ..errors import DataError
 from ..inputs import check_memory, reading
 from ..progress import stage
 from . import list_kernels
-from .list_kernels import BLOCK
+from .block_scan import BLOCK
 from .lists import (
     LEVELS,
     InvertedLists,
@@ -156,9 +157,7 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
         ranges.append((low, high))
     ranges.sort()
     # Ids of a source occur once; those of several can repeat only if their ranges overlap.
-    if any(
-        following[0] <= before[1] for before, following in zip(ranges, ranges[1:], strict=False)
-    ):
+    if any(following[0] <= before[1] for before, following in itertools.pairwise(ranges)):
         n = sum(source.ntotal for source in sources)
         check_memory(24 * n, f"comparing the ids of {n:,} items")
         blocks = [ids for source in sources for _, ids in source.blocks(_ROWS)]
@@ -250,5 +249,6 @@ def open_lists(path: Path) -> tuple[ListArrays, int]:
 
 
 def _list_arrays(arrays: Mapping[str, NDArray[Any]]) -> ListArrays:
-    fields = {name: np.asarray(arrays[name]) for name in ListArrays._fields}
-    return ListArrays(**{**fields, "prefix": int(fields["prefix"][0])})
+    fields: dict[str, Any] = {name: np.asarray(arrays[name]) for name in ListArrays._fields}
+    fields["prefix"] = int(fields["prefix"][0])
+    return ListArrays(**fields)

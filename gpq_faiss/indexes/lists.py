@@ -20,11 +20,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import code_size, pack_codes, unpack_codes
+from ..codes.bits import pack_codes, unpack_codes
 from ..codes.checks import Codes, Floats, Ids, named_rows
 from ..errors import DataError
 from . import list_kernels
-from .list_kernels import BLOCK, Lists
+from .block_scan import BLOCK
+from .list_kernels import Lists
 from .parallel import in_parallel, thread_count
 
 LEVELS = 4
@@ -79,7 +80,8 @@ def codes_of(columns: Codes, M: int, K: int) -> Codes:
 
 def swap_halves(column: Codes) -> Codes:
     """Return bytes with their first codeword, of the lower half, in the upper one."""
-    return column << 4 | column >> 4
+    swapped: Codes = np.asarray(column << 4 | column >> 4, np.uint8)
+    return swapped
 
 
 def lists_order(columns: Codes, ids: Ids) -> Ids:
@@ -111,7 +113,7 @@ def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
     Returns:
         Columns, ids, and int64 or uint32 [rows + 1], where each distinct code begins, and n.
     """
-    starts = np.empty(len(ids) + 1, np.uint32 if len(ids) < 1 << 32 else np.int64)
+    starts: NDArray[Any] = np.empty(len(ids) + 1, np.uint32 if len(ids) < 1 << 32 else np.int64)
     rows = list_kernels.find_rows(columns, ids, starts)
     if rows < 0:
         order = lists_order(columns, ids)
@@ -124,7 +126,8 @@ def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
     """Return the first P codewords of each code as a number, the first in the highest bits."""
     words = np.zeros((len(columns), 2), np.uint8)
     words[:, : columns.shape[1]] = swap_halves(columns[:, :2])
-    return words.view(">u2")[:, 0].astype(np.uint16) >> 4 * (LEVELS - P)
+    whole = words.view(">u2")[:, 0].astype(np.uint16)
+    return np.asarray(whole >> 4 * (LEVELS - P), np.uint16)
 
 
 def count_words(columns: Codes, M: int, K: int) -> Ids:
@@ -217,7 +220,7 @@ class InvertedLists:
         prefix = choose_prefix(count_words(columns, *Z.shape[:2]))
         words = first_words(columns.take(starts[:-1], axis=0), prefix)
         first = np.flatnonzero(np.append(True, words[1:] != words[:-1]))
-        narrow = 0 <= ids.min() and ids.max() < 1 << 32
+        narrow = ids.min() >= 0 and ids.max() < 1 << 32
         return cls(
             ListArrays(
                 Z,
@@ -256,31 +259,31 @@ class InvertedLists:
             selected = self._only(np.flatnonzero(mask))
             return selected.search(xq, k, threads=threads)
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
-        D, I = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
+        D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
         many = _MANY // lists.blocks.shape[1]
 
         count = thread_count(len(xq), threads)
         if count == 1:
-            unfinished = list_kernels.search(lists, k, many, xq, D, I, status)
+            unfinished = list_kernels.search(lists, k, many, xq, D, ids, status)
         else:
 
             def run(*arrays: Any) -> None:
                 list_kernels.search(lists, k, many, *arrays)
 
-            in_parallel(run, (xq, D, I, status), count)
+            in_parallel(run, (xq, D, ids, status), count)
             unfinished = status.any()
         if unfinished:
             self._check(status == list_kernels.NOT_FINITE)
             rows = np.flatnonzero(status)
-            arrays = xq[rows], D[rows], I[rows]
+            arrays = xq[rows], D[rows], ids[rows]
 
             def together(*arrays: Any) -> None:
                 list_kernels.search_together(lists, k, *arrays)
 
             in_parallel(together, arrays, thread_count(len(rows), threads))
-            D[rows], I[rows] = arrays[1:]
-        return D, I
+            D[rows], ids[rows] = arrays[1:]
+        return D, ids
 
     def range_search(
         self,
@@ -304,14 +307,14 @@ class InvertedLists:
         """
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         limit = min(limit, self.n)
-        D, I, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
+        D, ids, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
         self._check(np.array([count < 0]), row)
         if count > limit:
             raise DataError(
                 f"a range search from {min_score:g} has more than {limit:,} results: "
                 "raise the minimum score or the limit"
             )
-        return D[:count].copy(), I[:count].copy()
+        return D[:count].copy(), ids[:count].copy()
 
     @staticmethod
     def _check(wrong: NDArray[np.bool_], first_row: int = 0) -> None:

@@ -37,8 +37,20 @@ from ..nn.additive import assign, assign_logits, product_form, query_form
 from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
-from ..nn.quantizer import Codebooks, at_least_float32, intra_normalize, reverse_gradient, subspace_cosine
-from .codewords import ClassCodebooks, check_targets, fit_class_codebooks, fit_codewords, weights_of_parts
+from ..nn.quantizer import (
+    Codebooks,
+    at_least_float32,
+    intra_normalize,
+    reverse_gradient,
+    subspace_cosine,
+)
+from .codewords import (
+    ClassCodebooks,
+    check_targets,
+    fit_class_codebooks,
+    fit_codewords,
+    weights_of_parts,
+)
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainingBatch, weighted

@@ -1,1 +1,4 @@
-"""HTTP service with a web page: search an index, add and remove items. Needs the extra ``serve``."""
+"""HTTP service with a web page: search an index, add and remove items.
+
+Needs the extra ``serve``.
+"""

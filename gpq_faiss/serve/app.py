@@ -40,7 +40,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def guard(app: ASGIApp, max_upload: int) -> ASGIApp:
-    """Return a middleware that refuses bodies of unknown or too large size, and adds headers for browsers."""
+    """Return a middleware that limits the size of bodies, and adds headers for browsers."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -98,8 +98,8 @@ async def _problem(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        place = ".".join(str(part)[:50] for part in first["loc"][1:]) or "body"
-        return JSONResponse({"error": " ".join(f"{place}: {first['msg']}".split())[:300]}, 422)
+        field = ".".join(str(name)[:50] for name in first["loc"][1:]) or "body"
+        return JSONResponse({"error": " ".join(f"{field}: {first['msg']}".split())[:300]}, 422)
     if isinstance(error, GpqError):
         return JSONResponse({"error": str(error)}, getattr(error, "status", 422))
     return JSONResponse({"error": "internal error"}, 500)
@@ -172,8 +172,8 @@ def _search(service: Service, vector: Floats, request: schemas.Filters) -> Respo
         filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
     scores, ids = service.search(vector, request.k, **filters)
     items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
-    found = [schemas.Item(score=score, **item) for item, score in items]
-    results = schemas.Results(results=found, ntotal=service.live.index.ntotal)
+    scored = [schemas.Item(score=score, **item) for item, score in items]
+    results = schemas.Results(results=scored, ntotal=service.live.index.ntotal)
     # A response is not validated again.
     return Response(results.model_dump_json(exclude_none=True), media_type="application/json")
 
@@ -190,7 +190,7 @@ def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()
     openapi_extra=schemas.with_form(schemas.SearchForm),
 )
 def search(service: Running, body: schemas.SearchRequest) -> Response:
-    """Find the k best items for an image (in a form), a vector, features, or the id or name of an item.
+    """Find the k best items for an image (in a form), a vector, features, an id or a name.
 
     Items of equal score are in ascending order of id.
     """
@@ -218,7 +218,10 @@ def items(
         str | None, Query(max_length=1000, description="Only items of this name.")
     ] = None,
 ) -> schemas.Items:
-    """List some items: a few of every label first. They are always the same, and those of a smaller k come first."""
+    """List some items: a few of every label first.
+
+    They are always the same, and those of a smaller k come first.
+    """
     _check_k(k, service)
     ids = service.catalogue.sample(k, label) if name is None else service.catalogue.find(name)
     if name is not None and label:
@@ -253,7 +256,7 @@ def thumbnail(service: Running, id_: ItemId) -> Response:
 
 @reading.get("/info")
 def info(service: Running) -> dict[str, Any]:
-    """Describe the service: items, bits, numbers in a vector, input of the model, labels, limits."""
+    """Describe the service: the index, the input of the model, labels and limits."""
     index, model, catalogue = service.live.index, service.encoder, service.catalogue
     labels = catalogue.labels(index)
     return {
@@ -293,12 +296,18 @@ def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dic
 
 @writing.post("/items", status_code=201, openapi_extra=schemas.with_form(schemas.AddForm))
 def add(service: Running, body: schemas.AddRequest) -> dict[str, int]:
-    """Add an item, with optional name and labels. The response means that it is on disk and in every search."""
+    """Add an item, with optional name and labels.
+
+    The response means that it is on disk and in every search.
+    """
     vector = service.embed_numbers(body.vector, body.features, queries=False)
     return _add(service, vector, body, foreign=body.features is None)
 
 
 @writing.delete("/items/{id}")
 def remove(service: Running, id_: ItemId) -> dict[str, int]:
-    """Remove an item. The response means that the removal is on disk, and that no search finds the item."""
+    """Remove an item.
+
+    The response means that the removal is on disk, and that no search finds the item.
+    """
     return {"id": service.live.change(id_, None)}

@@ -1,7 +1,7 @@
 """Names, labels and pictures of the items of a service.
 
-Names and labels are those of the index and its changes. A picture comes from a data set, by the name of
-the item.
+Names and labels are those of the index and its changes. A picture comes from a data set, by the
+name of the item.
 """
 
 import functools
@@ -36,12 +36,14 @@ class Catalogue:
 
     Args:
         live: the index.
-        dataset: pictures of the items, by name; without names, these must be the data that were indexed, and
-            pictures are found by id. None: there are no pictures.
+        dataset: pictures of the items, by name; without names, these must be the data that were
+            indexed, and pictures are found by id. None: there are no pictures.
 
     Attributes:
-        thumbnail: returns a small picture of a row of the data set, and its media type, or None if it is broken.
-        labels: returns the labels of an index in alphabetical order, and the ids of the items of each, int64 [n].
+        thumbnail: returns a small picture of a row of the data set, and its media type, or None if
+            it is broken.
+        labels: returns the labels of an index in alphabetical order, and the ids of the items of
+            each, int64 [n].
     """
 
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
@@ -80,17 +82,20 @@ class Catalogue:
         items: Any = index.items.source if isinstance(index.items, ChangedItems) else index.items
         changes = dict(self.live.changes)  # others may be added meanwhile
         changed = np.fromiter(changes, np.int64)
-        added: dict[str, list[int]] = defaultdict(list)
+        table: dict[str, list[int]] = defaultdict(list)
+        for name, ids in _labels_in_file(items).items():
+            table[name] = np.setdiff1d(ids, changed).tolist()
         for id_, change in changes.items():
             for name in change.labels or ():
-                added[name].append(id_)
-        table = {name: np.setdiff1d(ids, changed) for name, ids in _labels_in_file(items).items()}
-        for name, new_ids in added.items():
-            table[name] = np.union1d(table.get(name, ()), new_ids).astype(np.int64)
-        return {name: table[name] for name in sorted(table) if len(table[name])}
+                table[name].append(id_)
+        return {name: np.array(sorted(table[name])) for name in sorted(table) if table[name]}
 
     def with_labels(self, names: Sequence[str]) -> Ids:
-        """Return the ids of all items with one of these labels. Raises DataError: no item has one of them."""
+        """Return the ids of all items with one of these labels.
+
+        Raises:
+            DataError: no item has one of them.
+        """
         table = self.labels(self.live.index)
         for name in names:
             if name not in table:
@@ -98,7 +103,7 @@ class Catalogue:
         return np.unique(np.concatenate([np.empty(0, np.int64), *(table[name] for name in names)]))
 
     def sample(self, k: int, names: Sequence[str]) -> list[int]:
-        """Return the ids of up to ``k`` items: one of each label in turn, a second one of each, and so on.
+        """Return the ids of up to ``k`` items: one of each label, a second one of each, and so on.
 
         Args:
             names: of the labels; default: all.

@@ -1,7 +1,7 @@
 """An index that changes while it is searched: the index file, and the changes beside it.
 
-The file is never written here. It may be replaced at any time, by an index of any age: all changes that it
-does not contain are applied to it.
+The file is never written here. It may be replaced at any time, by an index of any age: all changes
+that it does not contain are applied to it.
 """
 
 import logging
@@ -83,7 +83,8 @@ class LiveIndex(Closing):
             The id of the item.
 
         Raises:
-            RequestError: the id is in use, or no item has it; or the change cannot be written, and is not made.
+            RequestError: the id is in use, or no item has it; or the change cannot be written, and
+                is not made.
         """
         with self._lock:
             assert self._writer is not None
@@ -115,7 +116,7 @@ class LiveIndex(Closing):
             self.watch()
 
     def watch(self) -> None:
-        """Open the index again if its file was replaced; if that fails, log it and keep the old one."""
+        """Open the index again if its file was replaced; log it if that fails."""
         try:
             if self.path.exists() and self._state() != self._seen:
                 self.reload()

@@ -34,7 +34,8 @@ def serve(
 
     Args:
         index: a file of ``gpq index`` or ``gpq encode``.
-        model: model folder, or its network in ONNX (``gpq export-encoder``), which needs no torch but cannot add items.
+        model: model folder, or its network in ONNX (``gpq export-encoder``), which needs no torch
+            but cannot add items.
         data: pictures of the items by name, or the data that were indexed.
         settings: address, token and limits.
         writable: allow adding and removing items; needs a token.
@@ -42,7 +43,8 @@ def serve(
 
     Raises:
         UsageError: the port cannot be bound, or options do not fit together.
-        DataError, MismatchError, DeviceError: index, model or device are missing, damaged, or do not fit together.
+        DataError, MismatchError, DeviceError: index, model or device are missing, damaged, or do
+            not fit together.
     """
     settings = settings or Settings()
     if writable and settings.token is None:
@@ -70,20 +72,26 @@ def serve(
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             items, port = f"{live.index.ntotal:,}", bound.getsockname()[1]
             log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", items, host, port)
-            # The server ends gracefully on these signals, and then raises them again: that is not an error.
+            # The server ends gracefully on these signals, and then raises them again: that is not
+            # an error.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
             uvicorn.Server(config).run([bound])
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket, bound before anything slow. Raises UsageError: it cannot be bound."""
+    """Return a listening socket, bound before anything slow.
+
+    Raises:
+        UsageError: it cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         bound = socket.create_server((host, port), family=family)
     except OSError as error:
         raise UsageError(
-            f"{host} port {port} cannot be bound ({error.strerror}): choose another --host or --port"
+            f"{host} port {port} cannot be bound ({error.strerror}): "
+            "choose another --host or --port"
         ) from None
     # asyncio sends small packets at once only if the socket names its protocol, as this copy does.
     return socket.socket(fileno=bound.detach())

@@ -53,7 +53,8 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
         token = self.token
         if token is not None and (len(token) < 16 or not token.isascii() or " " in token):
             raise UsageError(
-                "the token must have at least 16 ASCII characters and no spaces (openssl rand -hex 32)"
+                "the token must have at least 16 ASCII characters and no spaces: "
+                "openssl rand -hex 32 makes one"
             )
         if token is None and not self.is_local:
             raise UsageError(

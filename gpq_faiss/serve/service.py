@@ -72,7 +72,11 @@ class Service:
         *,
         queries: bool = True,
     ) -> Floats:
-        """Return a vector float32 [d], or that of features. Raises DataError: the numbers do not fit the model."""
+        """Return a vector float32 [d], or that of features.
+
+        Raises:
+            DataError: the numbers do not fit the model.
+        """
         if features is None:
             return check_vectors([vector or ()], self.live.index.d, what="vector").reshape(-1)
         if self.encoder.input_kind != "features":
@@ -80,7 +84,7 @@ class Service:
         return self._embed(np.array(features, np.float32), "features", queries)
 
     def embed_item(self, id_: int) -> Floats:
-        """Return the vector of an item as a query: of its original if the data set has it, else of its code.
+        """Return the vector of an item as a query: of its original, else of its code.
 
         Raises:
             RequestError: no item has the id (404).
@@ -95,7 +99,11 @@ class Service:
         return decode(code[None], self.live.index.codebooks).reshape(-1)
 
     def _embed(self, values: NDArray[Any], kind: str, queries: bool) -> Floats:
-        """Return the vector of features, or of an image uint8 [H, W, 3]. Raises DataError: it has no direction."""
+        """Return the vector of features, or of an image uint8 [H, W, 3].
+
+        Raises:
+            DataError: it has no direction.
+        """
         if self.encoder.input_kind == "images":
             values = resize_square(values, self.encoder.image_size).transpose(2, 0, 1)
         # One by one: on a CPU a batch is not faster, and the last bits of its vectors differ.
@@ -135,7 +143,8 @@ class Service:
             filters: ``allow`` or ``deny``, as of :meth:`..indexes.index.Index.search`.
 
         Returns:
-            Scores float32 [n] in descending order, and ids int64 [n], those of equal score in ascending order.
+            Scores float32 [n] in descending order, and ids int64 [n], those of equal score in
+            ascending order.
         """
         if filters:
             D, ids = self._search_batch([vector], k, **filters)
@@ -161,7 +170,7 @@ class Service:
     def _search_batch(
         self, vectors: Sequence[Floats], k: int, **filters: Ids
     ) -> tuple[Floats, Ids]:
-        """Return scores float32 [n, k] and ids int64 [n, k], of fewer columns if there are fewer items."""
+        """Return scores float32 [n, k] and ids int64 [n, k], with at most ntotal columns."""
         index = self.live.index
         if not index.ntotal:
             return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)

@@ -179,7 +179,7 @@ _ARRAYS: dict[str, Callable[[Floats], dict[str, Any]]] = {
 
 
 def _export_codes(codes: str | Path, out: Path) -> Path:
-    remedy = "Parquet needs pyarrow: pip install pyarrow"
+    remedy = "Parquet needs pyarrow: pip install 'gpq-faiss[train]'"
     pa = optional("pyarrow", remedy, DataError)
     pq = optional("pyarrow.parquet", remedy, DataError)
     with RowReader(codes, kind="codes") as reader:

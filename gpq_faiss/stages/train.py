@@ -20,6 +20,7 @@ from ..config import Config, preset, to_dict, validate
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
+from ..data.scale import typical_scale
 from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.model import read_description
 from ..files import check_output, fingerprint, unfinished, versions
@@ -100,6 +101,12 @@ def train(
             split = make_split(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
+            items, needed = len(split.labelled) + len(split.unlabelled), config.quantizer.codewords
+            if items < needed:
+                raise DataError(
+                    f"{items} items are too few for {needed} codewords: give at least {needed}, or set "
+                    "quantizer.codewords"
+                )
             identity = _identity(config, dataset, split, options, group.size)
             finished = group.main and _is_finished(out, partial, identity, overwrite=overwrite)
         if len(set(group.gather(identity))) > 1:
@@ -198,7 +205,12 @@ def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, An
     processes = trained.group.size
     return origin | {
         "config": to_dict(config),
-        "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
+        "data": {
+            "name": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "notes": dataset.notes,
+            "scale": typical_scale(dataset),
+        },
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
         "class_names": list(labels.class_names),
         "multi_label": labels.multi_label,

@@ -1,11 +1,10 @@
 """Changes of an index since its file was written, in SQLite: ``index.faiss.changes.sqlite``.
 
 Table ``changes`` has the last change of every id: the number of its transaction, its code (null if
-the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the file,
-a
-random text made with it, and says to which codebooks the codes belong. Rows are never deleted: an
-index of any age may be put beside the file, and all changes that it does not contain are applied to
-it.
+the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the
+file, a random text made with it, and says to which codebooks the codes belong. Rows are never
+deleted: an index of any age may be put beside the file, and all changes that it does not contain
+are applied to it.
 
 The service is the only writer. SQLite's rollback journal keeps each transaction whole.
 """
@@ -36,7 +35,11 @@ CREATE TABLE changes (
     name TEXT,
     labels TEXT
 ) STRICT;
-CREATE TABLE about (identity TEXT NOT NULL, codebooks TEXT NOT NULL, code_size INTEGER NOT NULL) STRICT;
+CREATE TABLE about (
+    identity TEXT NOT NULL,
+    codebooks TEXT NOT NULL,
+    code_size INTEGER NOT NULL
+) STRICT;
 INSERT INTO about VALUES ('{identity}', '{fingerprint}', {code_size});
 COMMIT;
 """
@@ -119,8 +122,8 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
         ) from error
     if codebooks != [fingerprint, code_size]:
         raise MismatchError(
-            f"{path} holds changes of an index with other codebooks ({codebooks[0]}, not {fingerprint}): "
-            "use the index that it belongs to, or move it away"
+            f"{path} holds changes of an index with other codebooks ({codebooks[0]}, not "
+            f"{fingerprint}): use the index that it belongs to, or move it away"
         )
     return Changes(identity, max((change.number for change in by_id.values()), default=0), by_id)
 
@@ -166,7 +169,8 @@ class ChangeWriter(Closing):
                 stack.enter_context(lock)
             except Timeout:
                 raise DataError(
-                    f"{index} is changed by another process: end it first, or serve without --writable"
+                    f"{index} is changed by another process: end it first, or serve without "
+                    "--writable"
                 ) from None
             if not self.path.exists():
                 identity = secrets.token_hex(16)
@@ -219,8 +223,8 @@ class ChangeWriter(Closing):
         ]
         if self._identify() != self._file:
             raise DataError(
-                f"{self.path} was deleted or replaced while the service writes it: no further change is accepted; "
-                "put the file back, and restart the service"
+                f"{self.path} was deleted or replaced while the service runs: no further change is "
+                "accepted; put the file back, and restart the service"
             )
         try:
             with self._db:

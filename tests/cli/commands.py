@@ -154,9 +154,13 @@ def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
 
 def fill(call: str, shop: Shop, bad: Path = Path("bad"), out: Path | None = None) -> list[str]:
     """The words of a call with its capitals replaced, and with ``--out`` where the command needs it."""
-    known = {name.upper(): str(getattr(shop, name)) for name in FILES} | {"DATA": shop.data, "BAD": str(bad)}
+    known = {name.upper(): str(getattr(shop, name)) for name in FILES} | {
+        "DATA": shop.data,
+        "BAD": str(bad),
+    }
     words = [
-        re.sub(r"\b[A-Z_]{3,}\b", lambda at: known.get(at[0], at[0]), word) for word in shlex.split(call)
+        re.sub(r"\b[A-Z_]{3,}\b", lambda at: known.get(at[0], at[0]), word)
+        for word in shlex.split(call)
     ]
     needs_none = out is None or words[0] in {"info", "search", "evaluate"}
     return words if needs_none else [*words, "--out", str(out)]

@@ -17,7 +17,18 @@ from gpq_faiss import __version__
 README = Path(__file__).parents[2] / "README.md"
 PARTS = tuple(f"experiment {part}" for part in ("methods", "run", "report"))
 SELF_EVIDENT = ("MODEL_DIR", "CODES_OR_FEATURES", "INDEX")
-HEAVY = ("torch", "torchvision", "faiss", "h5py", "numpy", "sklearn", "matplotlib", "PIL", "scipy", "onnx")
+HEAVY = (
+    "torch",
+    "torchvision",
+    "faiss",
+    "h5py",
+    "numpy",
+    "sklearn",
+    "matplotlib",
+    "PIL",
+    "scipy",
+    "onnx",
+)
 
 
 def command(*names):
@@ -57,7 +68,9 @@ def test_a_command_says_what_it_does_with_an_example_that_it_takes(name):
     for parameter in found.params:
         if isinstance(parameter, click.Option):
             text = (parameter.help or "").rstrip()
-            assert parameter.hidden or text.endswith((".", "]", ")")), f"{parameter.opts}: a sentence"
+            assert parameter.hidden or text.endswith((".", "]", ")")), (
+                f"{parameter.opts}: a sentence"
+            )
         else:
             # click has no help for arguments, so the text of the command must say what those with many forms may be.
             shown = parameter.make_metavar(click.Context(found))

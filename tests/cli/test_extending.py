@@ -23,9 +23,7 @@ from gpq_faiss.methods.registry import make_method
 from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
-SHORT = (
-    "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
-)
+SHORT = "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
 LINEAR = "--set network.backbone=linear"
 WITH_LOSS = preset("paper").with_settings(
     {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}
@@ -61,7 +59,9 @@ def install(tmp_path, monkeypatch):
 def example(install, monkeypatch):
     """The example package, by the entry points of its own pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    given = {kind.removeprefix("gpq_faiss."): names for kind, names in project["entry-points"].items()}
+    given = {
+        kind.removeprefix("gpq_faiss."): names for kind, names in project["entry-points"].items()
+    }
     assert set(given) == {"methods", "backbones", "losses", "data"}
     monkeypatch.syspath_prepend(str(EXAMPLE))
     return install(project["name"], given)
@@ -73,7 +73,9 @@ def uninstall(package):
 
 
 def test_a_method_runs_in_experiments_and_evaluations(example, tmp_path):
-    listed = {row["method"]: row for row in json.loads(done("experiment", "methods", "--format", "json"))}
+    listed = {
+        row["method"]: row for row in json.loads(done("experiment", "methods", "--format", "json"))
+    }
     assert listed["lsh"]["from"] == "Charikar, STOC 2002"
     (tmp_path / "grid.toml").write_text(
         'methods = ["lsh", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\n'
@@ -90,7 +92,9 @@ def test_a_method_runs_in_experiments_and_evaluations(example, tmp_path):
     assert "no method 'lsh': choose one of gpq" in refused(f"{run}/y", code=2)
 
 
-@pytest.mark.parametrize("chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)]
+)
 def test_a_backbone_and_a_loss_are_trained_with(example, tmp_path, chosen):
     bits = 4 if chosen == "recommended" else 12
     model = tmp_path / "model"
@@ -103,7 +107,9 @@ def test_a_backbone_and_a_loss_are_trained_with(example, tmp_path, chosen):
     assert any(name.endswith("compactness") and value > 0 for name, value in line.items())
     done("encode", model, "digits", "--out", tmp_path / "codes.h5")
     uninstall(example)
-    wanted = "has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed: install it"
+    wanted = (
+        "has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed: install it"
+    )
     assert refused("encode", model, "digits", "--out", tmp_path / "again.h5") == f"{model} {wanted}"
     assert from_dict(to_dict(WITH_LOSS)) == WITH_LOSS
     assert WITH_LOSS.fingerprint() != preset("paper").fingerprint()
@@ -230,7 +236,9 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(install, chosen):
 )  # fmt: skip
 def test_a_package_that_cannot_be_used_is_one_line(install, tmp_path, kind, name, value, args, why):
     install("broken-package", {kind: {name: value if ":" in value else f"broken_module:{value}"}})
-    data, setting = (args, "") if args.startswith("mine:") else ("digits", f"--set {args}" if args else "")
+    data, setting = (
+        (args, "") if args.startswith("mine:") else ("digits", f"--set {args}" if args else "")
+    )
     result = gpq(f"train {data} {SHORT} {setting} --out {tmp_path}/model")
     assert result.exit_code in (1, 2), repr(result.exception)
     line = only_line(result.stderr)

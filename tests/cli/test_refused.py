@@ -110,7 +110,9 @@ def test_an_existing_output_is_kept_and_replaced_only_by_a_whole_one(shop, tmp_p
     out.rmdir() if stage == "train" else out.unlink()
     assert gpq(*call).exit_code == 0
     (tmp_path / "bad.npy").write_bytes(b"")
-    swapped = dict.fromkeys(map(str, (shop.model, shop.image_model, shop.queries)), f"{tmp_path}/bad.npy")
+    swapped = dict.fromkeys(
+        map(str, (shop.model, shop.image_model, shop.queries)), f"{tmp_path}/bad.npy"
+    )
     swapped[shop.data] = f"features:{tmp_path}/bad.npy"
     with untouched(tmp_path, shop.root):
         refused(*[swapped.get(part, part) for part in call], "--overwrite")
@@ -127,7 +129,9 @@ def test_an_existing_output_is_kept_and_replaced_only_by_a_whole_one(shop, tmp_p
 def test_what_lies_beside_the_output_is_kept_too(shop, tmp_path, stage, name, content):
     (tmp_path / name).write_bytes(content or shop.other_vectors.read_bytes())
     with untouched(tmp_path, shop.root):
-        assert (name if content else "--overwrite") in refused(*stage_call(stage, shop, tmp_path)[0])
+        assert (name if content else "--overwrite") in refused(
+            *stage_call(stage, shop, tmp_path)[0]
+        )
 
 
 def test_overwrite_swallows_neither_a_folder_that_is_no_model_nor_its_source(shop, tmp_path):
@@ -135,7 +139,9 @@ def test_overwrite_swallows_neither_a_folder_that_is_no_model_nor_its_source(sho
     (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
     codes = shutil.copy(shop.codes, tmp_path / "codes.h5")
     with untouched(tmp_path):
-        train = f"train {shop.data} --labels {shop.labels} {TRAIN} --overwrite --out {tmp_path}/thesis"
+        train = (
+            f"train {shop.data} --labels {shop.labels} {TRAIN} --overwrite --out {tmp_path}/thesis"
+        )
         assert "thesis" in refused(train)
         refused(f"index {shop.model} {codes} --out {codes} --overwrite", code=2)
 
@@ -174,7 +180,12 @@ def test_an_input_is_not_replaced(shop, tmp_path, monkeypatch, call, option):
 def test_an_output_may_have_the_name_of_a_word(shop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "json").touch()
-    assert gpq(*fill("search MODEL INDEX QUERIES --format json --out json --overwrite", shop)).exit_code == 0
+    assert (
+        gpq(
+            *fill("search MODEL INDEX QUERIES --format json --out json --overwrite", shop)
+        ).exit_code
+        == 0
+    )
 
 
 @pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300, "pipe"])

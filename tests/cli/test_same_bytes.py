@@ -37,7 +37,9 @@ def test_every_product_has_the_same_bytes(shop, tmp_path):
         root.mkdir()
         (root / "grid.toml").write_text(GRID)
         for call in CALLS.strip().splitlines():
-            done(*[str(root / word) if word.startswith("./") else word for word in fill(call, shop)])
+            done(
+                *[str(root / word) if word.startswith("./") else word for word in fill(call, shop)]
+            )
     first, second = content(one), content(two)
     runs = [name for name in first if name.startswith("runs/") and name.endswith(".h5")]
     for made in (first, second):
@@ -48,7 +50,9 @@ def test_every_product_has_the_same_bytes(shop, tmp_path):
     assert len(first) > 25
     assert len(runs) == 2
     for name in runs:
-        (arrays, about), (others, about_other) = (read_arrays(root / name, "a run") for root in (one, two))
+        (arrays, about), (others, about_other) = (
+            read_arrays(root / name, "a run") for root in (one, two)
+        )
         assert [made.pop("seconds") for made in (about, about_other)]
         assert about == about_other
         np.testing.assert_equal(arrays, others)

@@ -15,7 +15,7 @@ from PIL import Image
 from gpq_faiss.data.base import images
 from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.data.tables import About
+from gpq_faiss.data.tables import Annotations
 from gpq_faiss.errors import DataError
 
 
@@ -195,8 +195,8 @@ def files(folder, n=40, broken=()):
     names = [f"{i:02d}.png" for i in range(n)]
     for i, name in enumerate(names):
         (folder / name).write_bytes(b"broken" if i in broken else encoded(random_rgb(6 + i % 3, 8, i)))
-    about = About(ids=np.arange(n) + 100)
-    return images("here", "image files", names, [str(folder / n) for n in names], about, 0.5)
+    known = Annotations(ids=np.arange(n) + 100)
+    return images("here", "image files", names, [str(folder / n) for n in names], known, 0.5)
 
 
 def test_batches_equal_one_by_one(tmp_path):

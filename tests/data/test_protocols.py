@@ -138,8 +138,8 @@ def test_transfer_and_protocol2_of_a_seed_have_the_same_queries_and_unseen_class
         ("far.txt", b"3\n5000\n", "5000 is neither an id of the data nor a row number below 5"),
         ("float.npy", np.array([0.5]), "float64"),
         ("empty.npy", np.array([], np.int64), "no number"),
-        ("words.txt", b"three\n", "not a list of ids"),
-        ("binary.txt", b"\xff\xfe\x00", "not a list of ids"),
+        ("words.txt", b"three\n", "expected ids"),
+        ("binary.txt", b"\xff\xfe\x00", "is not a list of ids"),
         ("none.txt", None, "not found"),
     ],
 )

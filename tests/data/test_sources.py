@@ -1,6 +1,5 @@
 """Images and vectors out of every form, of files, tables and objects, are the same items; damage follows the limit; nothing is held."""
 
-import gzip
 import json
 import os
 import tarfile
@@ -14,21 +13,20 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from gpq_faiss.store.header import Header
+from gpq_faiss.store.writer import RowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import Items, hub, png, put, raw_tar, refused, save, shard
+from image_files import Items, hub, png, put, refused, save, shard
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
-from gpq_faiss.data import folder as folder_module
-from gpq_faiss.data.base import FeatureDataset, ImageDataset, read_piece
-from gpq_faiss.data.folder import layout_of, open_tar
+from gpq_faiss.data.base import FeatureDataset, ImageDataset
+from gpq_faiss.data.folder import layout_of
 from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.paths import file_fingerprint
 from gpq_faiss.errors import DataError
-from gpq_faiss.store.header import Header
-from gpq_faiss.store.writer import RowWriter
 
 N, W = 24, 7
 KINDS = ("ant", "bee", "cat")
@@ -137,14 +135,15 @@ def test_folder_of_classes(tmp_path):
     names = ["ant/x/deep.png", "bee/0.jpg", "cat/1.PNG", "cat/2.png"]
     assert [os.path.relpath(path, tmp_path) for path in dataset.paths] == names
     assert dataset.labels.class_ids().tolist() == [0, 1, 2, 2]
-    assert dataset.notes == ["1 files without an image extension, left out"]
+    assert "1 files without an image extension left out (.txt 1)" in dataset.notes
+    assert "ant/loop is a link to a folder that is read anyway: left out" in dataset.notes
 
 
 @pytest.mark.parametrize(
     ("names", "classes"),
     [
         (["train/x.png", "bus/y.png"], ["bus", "train"]),
-        (["train/x.png", "test/y.png"], ["test", "train"]),
+        (["train/x.png", "test/y.png"], [None, None]),
         (["set/train/b/x.png", "set/test/a/y.png"], ["b", "a"]),
         (["train/b/x.png", "val/a/y.png"], ["b", "a"]),
         (["train/c/x.png", "val/a/y.png", "test/b/z.png"], ["a", "c", "b"]),
@@ -155,23 +154,11 @@ def test_folder_of_classes(tmp_path):
     ],
 )
 def test_layouts(names, classes):
-    order, found = layout_of(names)
+    order, found, _ = layout_of(names)
     assert (sorted(order), found) == (list(range(len(names))), classes)
 
 
-def test_archive_limits(tmp_path, monkeypatch):
-    bomb = raw_tar(("a/x.png", tarfile.REGTYPE, bytes(1 << 22)))
-    file = save(tmp_path / "bomb.tar.gz", gzip.compress(bomb))
-    for name, most, why in (
-        ("SMALL_UNPACKED", 1 << 20, "unpacks to more than 1,048,576 bytes"),
-        ("MAX_MEMBERS", 0, "more than 0 members"),
-    ):
-        with monkeypatch.context() as small:
-            small.setattr(folder_module, name, most)
-            with pytest.raises(DataError, match=why):
-                open_tar(file)
-    with pytest.raises(DataError, match="4,194,304 bytes are too large"):
-        read_piece(open_tar(file)["a/x.png"], "x", 1 << 20)
+def test_an_archive_that_shrinks(tmp_path):
     dataset = open_data(shard(tmp_path / "a.tar", {"a/x.png": png(0)}).replace("webdataset", "folder"))
     save(tmp_path / "a.tar", b"")
     with pytest.raises(DataError, match="shorter"):
@@ -218,7 +205,7 @@ def test_texts_that_are_kept_and_a_chosen_image(tmp_path):
 BROKEN = [{"bytes": b"no image" if i == 1 else png(i), "path": None} for i in range(20)]
 GONE = [OSError("the disk\nis gone") if i == 1 else (PIXELS[i], 0) for i in range(20)]
 ONE_OF_20 = r"1 of 20 images cannot be read \("
-NO_JSON = r"a.tar!000001\.json is not a JSON object"
+NO_JSON = r"a.tar!000001\.json is no text, or no JSON object"
 
 
 @pytest.mark.parametrize(
@@ -230,9 +217,8 @@ NO_JSON = r"a.tar!000001\.json is not a JSON object"
         ({"000001.png": png(1)[:40]}, ONE_OF_20 + ".*a.tar!000001.png: not an image"),
         ({"000001.json": b"{"}, NO_JSON),
         ({"000001.json": b"[" * 100_000}, NO_JSON),
-        ({"000001.json": b'{"label": ' + b"[" * 900 + b"]" * 900 + b"}"}, "a label is a list in a list"),
-        ({"000001.json": b"\xff\xfe"}, r"a.tar!000001\.json is not UTF-8 text"),
-        ({"000001.json": b" " * (2 << 20)}, r"a.tar!000001\.json: 2,097,152 bytes are too large"),
+        ({"000001.json": b'{"label": ' + b"[" * 900 + b"]" * 900 + b"}"}, "list in a list"),
+        ({"000001.json": b"\xff\xfe"}, r"a.tar!000001\.json is no text, or"),
         ({"000001.jpg": b"x"}, r"has several images \(jpg, png\): name one with --read image_column"),
     ],
 )
@@ -429,7 +415,7 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     save(tmp_path / "c-1.npz", {"features": two, "labels": np.array([0, 1])})
     save(tmp_path / "c-2.npz", {"features": two})
     refused(f"{tmp_path}/a-*.npy", r"a-1\.npy is \[2, 3\], .*a-2\.npy \[2, 4\]")
-    refused(f"{tmp_path}/c-{{1..2}}.npz", r"c-1\.npz and .*c-2\.npz do not fit: one has labels")
+    refused(f"{tmp_path}/c-{{1..2}}.npz", r"c-1\.npz .*do not fit: one lacks labels")
     for name in ("x[1]", "{1..2}"):
         assert len(open_data(f"features:{tmp_path}/{name}.npy")) == 2, "a name like a pattern"
 

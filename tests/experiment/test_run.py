@@ -160,9 +160,10 @@ def test_an_interrupted_call_continues_with_the_missing_runs(tmp_path, monkeypat
         order.append(spec.name)
         return compute(spec, *args, **kwargs)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(running, "compute", interrupted)
-        complete(tmp_path, **PQ)
+        with pytest.raises(KeyboardInterrupt):
+            complete(tmp_path, **PQ)
     assert [path.stem for path in tmp_path.glob("*.h5")] == order
     summary = complete(tmp_path, **PQ)
     assert (summary.completed, summary.existing) == (1, 1)
@@ -212,9 +213,10 @@ def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, mo
         )
         return compute(spec, dataset, work, options)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(running, "compute", interrupted)
-        complete(tmp_path, **one)
+        with pytest.raises(KeyboardInterrupt):
+            complete(tmp_path, **one)
     assert list(tmp_path.glob(".partial/*/checkpoint.safetensors"))
     assert complete(tmp_path, **one).completed == 1
     assert_same(tmp_path / "gpq_12bits_seed0.h5", finished / "gpq_12bits_seed0.h5")

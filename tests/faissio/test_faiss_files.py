@@ -113,7 +113,7 @@ def test_ivf_export_finds_what_flat_finds(ivf):
 
 def test_ivf_export_has_ranges_and_selectors(ivf):
     exact = score_codes(XQ, CODES, Z)
-    lims, _, ids = ivf.range_search(XQ, 1.0)
+    lims, _, _ = ivf.range_search(XQ, 1.0)
     assert np.array_equal(np.diff(lims), (exact > 1.0).sum(axis=1))
     allowed = faiss.SearchParametersIVF(sel=faiss.IDSelectorBatch(IDS[:50]), nprobe=16)
     assert np.isin(ivf.search(XQ, 50, params=allowed)[1], IDS[:50]).all()
@@ -217,7 +217,7 @@ def test_untrained_index_is_refused():
 def test_unfit_ids_are_refused(ids):
     index = faiss.IndexIDMap2(inject(Z))
     index.add_with_ids(XQ[:3], np.array(ids))
-    with pytest.raises(DataError, match="id 5 occurs more than once|has the id -1"):
+    with pytest.raises(DataError, match=r"id 5 occurs more than once|has the id -1"):
         from_faiss(index)
 
 

@@ -46,9 +46,9 @@ class Items(NamedTuple):
 
 
 @st.composite
-def items(draw, shapes=SHAPES, size=st.integers(1, 300)):
+def items(draw, smallest=1, largest=300):
     """Many equal codes, so that ties decide, or none."""
-    (M, K), n, seed = draw(shapes), draw(size), draw(st.integers(0, 99))
+    (M, K), n, seed = draw(SHAPES), draw(st.integers(smallest, largest)), draw(st.integers(0, 99))
     codes = random_codes(n, M, K, seed, draw(st.sampled_from([None, 1, 8, 60])))
     ids = np.arange(n) if draw(st.booleans()) else random_ids(n, seed)
     return Items(codes, books(M, K, 4, seed), ids, queries(3, M * 4, seed))
@@ -130,7 +130,7 @@ def test_index_equals_brute_force(way, made, share, k_share, deny):
 
 @settings(max_examples=40)
 @given(
-    made=items(size=st.integers(10, 120)),
+    made=items(10, 120),
     steps=st.lists(st.lists(st.integers(0, 130), max_size=20, unique=True), max_size=6),
     seed=st.integers(0, 9),
 )

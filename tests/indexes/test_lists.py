@@ -11,6 +11,15 @@ import faiss
 import numba
 import numpy as np
 import pytest
+from gpq_faiss.build.shards import open_shard
+from gpq_faiss.build.stream import build_index
+from gpq_faiss.faissio.header import contents_of
+from gpq_faiss.faissio.io import open_header
+from gpq_faiss.faissio.storage import WordLists, choose_P, first_words
+from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.filters import Deny
+from gpq_faiss.indexes.memory import MemoryIndex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_factory import best, books, queries, random_codes, same, score_codes, unit
@@ -18,20 +27,11 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from gpq_faiss import files
-from gpq_faiss.build.shards import open_shard
-from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio import storage
-from gpq_faiss.faissio.header import contents_of
-from gpq_faiss.faissio.io import open_header
 from gpq_faiss.faissio.model import ModelHeader
-from gpq_faiss.faissio.storage import WordLists, choose_P, first_words
 from gpq_faiss.indexes import codeword_lists, near
-from gpq_faiss.indexes.codeword_lists import CodewordLists, grouped
-from gpq_faiss.indexes.file import open_file
-from gpq_faiss.indexes.filters import Deny
-from gpq_faiss.indexes.memory import MemoryIndex
 
 
 def of_classes(n):

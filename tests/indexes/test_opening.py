@@ -128,7 +128,7 @@ def test_every_source_keeps_its_classes(folder):
 def test_items_file_without_its_tables_is_one_line(folder):
     path = built(folder)
     items_path(path).write_bytes(b"SQLite format 3\0")
-    with pytest.raises(DataError, match="items.sqlite is truncated, damaged or foreign"):
+    with pytest.raises(DataError, match=r"items.sqlite is truncated, damaged or foreign"):
         open_index(path)
 
 

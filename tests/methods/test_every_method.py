@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 from array_data import XB, XQ, YB, YQ, X, Y, assert_faiss_ranks_alike, quick
-from deep_training import codes_of, digits, features, fitted, made, quick_config, split_of, trained, vectors
+from deep_training import (
+    codes_of,
+    digits,
+    features,
+    fitted,
+    made,
+    quick_config,
+    split_of,
+    trained,
+    vectors,
+)
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import unpack_codes

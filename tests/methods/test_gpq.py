@@ -8,6 +8,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from gpq_faiss.store.reader import RowReader
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,7 +32,6 @@ from gpq_faiss.nn.quantizer import intra_normalize, soft_assign
 from gpq_faiss.stages.export import export_faiss
 from gpq_faiss.stages.export_encoder import export_encoder
 from gpq_faiss.stages.index import index
-from gpq_faiss.store.reader import RowReader
 
 C, WIDTH, M = 4, 10, 3
 LABELLED, ITEMS = 12, 20

@@ -17,7 +17,12 @@ from gpq_faiss.losses.classification import subspace_classification
 from gpq_faiss.methods import propagation
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.leave_one_out import least_error, leave_one_out
-from gpq_faiss.methods.propagation import left_out_accuracy, neighbour_graph, propagate, propagate_labels
+from gpq_faiss.methods.propagation import (
+    left_out_accuracy,
+    neighbour_graph,
+    propagate,
+    propagate_labels,
+)
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.training.loop import RunOptions
 

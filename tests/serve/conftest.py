@@ -14,7 +14,7 @@ from gpq_faiss.serve.service import Service
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``model``, for digits, ``codes.h5`` and ``index.faiss``."""
     folder = tmp_path_factory.mktemp("made")
     model = make_model(folder / "model", "images", image_size=8, backbone="mlp")
@@ -23,14 +23,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def encoder(made: Path) -> Encoder:
-    return Encoder.load(made / "model")
+def encoder(built: Path) -> Encoder:
+    return Encoder.load(built / "model")
 
 
 @pytest.fixture
-def index_file(made: Path, tmp_path: Path) -> Path:
+def index_file(built: Path, tmp_path: Path) -> Path:
     """The index, to be changed."""
-    for path in made.glob("index.faiss*"):
+    for path in built.glob("index.faiss*"):
         shutil.copy(path, tmp_path)
     return tmp_path / "index.faiss"
 

@@ -1,4 +1,4 @@
-"""The service over HTTP, in this process: answers, limits, and one clear line for whatever is wrong."""
+"""The service over HTTP, in this process: answers, limits, and one line for each mistake."""
 
 import io
 import json
@@ -148,8 +148,8 @@ def test_an_item_without_a_picture_is_searched_by_its_code(encoder, index_file):
         assert client.get("/info").json()["thumbnails"] is False
 
 
-def test_a_file_of_codes_is_served_as_an_index(served, encoder, made):
-    with open_live(made / "codes.h5") as live:
+def test_a_file_of_codes_is_served_as_an_index(served, encoder, built):
+    with open_live(built / "codes.h5") as live:
         client = client_of(Service(encoder, live, DIGITS))
         for path, body in (
             ("/search", {"id": 7, "allow_labels": ["7"]}),
@@ -160,16 +160,16 @@ def test_a_file_of_codes_is_served_as_an_index(served, encoder, made):
         assert client.get("/items/7/thumbnail").status_code == 200
 
 
-def test_a_network_in_onnx_answers_searches(made, served, tmp_path):
+def test_a_network_in_onnx_answers_searches(built, served, tmp_path):
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
-    file = export_encoder(made / "model", tmp_path / "encoder.onnx")
-    with open_live(made / "index.faiss") as live:
+    file = export_encoder(built / "model", tmp_path / "encoder.onnx")
+    with open_live(built / "index.faiss") as live:
         query = {"files": {"image": png(5)}}
         clients = client_of(Service(open_encoder(file), live)), served.client
         scores = [[score for _, score in results_of(c.post("/search", **query))] for c in clients]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     with pytest.raises(UsageError, match="needs the model folder"):
-        serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
+        serve(built / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
 
 
 @pytest.fixture
@@ -262,8 +262,8 @@ def test_labels_are_counted(served):
     assert dict(zip(info["labels"], info["label_counts"], strict=True)) == expected
 
 
-def test_an_index_without_labels_lists_some_items(encoder, made, tmp_path):
-    path = gpq.index(made / "model", made / "codes.h5", tmp_path / "i.faiss", names=False)
+def test_an_index_without_labels_lists_some_items(encoder, built, tmp_path):
+    path = gpq.index(built / "model", built / "codes.h5", tmp_path / "i.faiss", names=False)
     with open_live(path) as live:
         client = client_of(Service(encoder, live))
         items = client.get("/items?k=30").json()["items"]
@@ -336,7 +336,7 @@ def test_the_picture_of_an_item_is_its_own(served):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of images of one colour each, and a service of its index that reads it as it is now."""
+    """A folder of images of one colour each, and a service of its index."""
     images, model = (
         tmp_path / "images",
         make_model(tmp_path / "m", "images", image_size=8, backbone="mlp"),
@@ -393,10 +393,10 @@ def test_other_data_without_names_give_no_pictures(encoder, index_file, caplog):
         assert client.get("/info").json()["thumbnails"] is False
 
 
-def test_pictures_by_id_need_all_changes_of_the_index(served, made, tmp_path):
+def test_pictures_by_id_need_all_changes_of_the_index(served, built, tmp_path):
     served.remove(3)
     served.add(vector=VECTOR, id=3)
-    path = gpq.index(made / "model", served.index_file, tmp_path / "new" / "index.faiss")
+    path = gpq.index(built / "model", served.index_file, tmp_path / "new" / "index.faiss")
     for has_changes in (False, True):
         if has_changes:
             shutil.copy(changes_path(served.index_file), path.parent)

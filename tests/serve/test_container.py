@@ -1,4 +1,7 @@
-"""The Dockerfile and the compose file: linted, and what they start is a command that there is. (No image is built here.)"""
+"""The Dockerfile and the compose file: linted, and what they start is a command that there is.
+
+(No image is built here.)
+"""
 
 import json
 import re

@@ -50,7 +50,7 @@ def publish(path, items, contained=("", 0), Z=Z):
     write_index(index.to_faiss(), path)
 
 
-def made(ids, seed=1):
+def items_of(ids, seed=1):
     codes = random_codes(seed, len(ids))
     return {
         id_: (codes[row].tobytes(), f"{seed} {id_}", (f"label {id_ % 2}",))
@@ -60,7 +60,7 @@ def made(ids, seed=1):
 
 @pytest.fixture
 def path(tmp_path):
-    publish(tmp_path / "index.faiss", made(range(10)))
+    publish(tmp_path / "index.faiss", items_of(range(10)))
     return tmp_path / "index.faiss"
 
 
@@ -69,8 +69,10 @@ def check(live, items):
     index = live.index
     assert index.ntotal == len(items)
     assert sorted(index.ids) == sorted(items)
-    known = index.items.lookup(np.array([*items], np.int64))
-    assert [(item.name, item.labels) for item in known] == [item[1:] for item in items.values()]
+    items_found = index.items.lookup(np.array([*items], np.int64))
+    assert [(item.name, item.labels) for item in items_found] == [
+        item[1:] for item in items.values()
+    ]
     if items:
         ids = np.array(sorted(items))
         codes = np.array([np.frombuffer(items[id_][0], np.uint8) for id_ in ids.tolist()])
@@ -93,7 +95,7 @@ class Life(RuleBasedStateMachine):
     def begin(self, ids):
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "index.faiss"
-        self.filed, self.changed, self.given = made(ids), {}, max(ids)
+        self.filed, self.changed, self.given = items_of(ids), {}, max(ids)
         publish(self.path, self.filed)
         self.live = open_live(self.path, writable=True)
 
@@ -131,7 +133,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(ids=id_sets, seed=st.integers(2, 9))
     def publish_a_rebuild(self, ids, seed):
-        self.filed = made(ids, seed)
+        self.filed = items_of(ids, seed)
         self.given = max(self.given, *ids)
         publish(self.path, self.filed)
         self.live.watch()
@@ -161,7 +163,7 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=20, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -169,9 +171,9 @@ def test_a_rebuild_does_not_undo_changes(path):
     with open_live(path, writable=True) as live:
         live.change(3, None)
         live.change(None, CODE, "added", ("x",))
-        publish(path, made(range(12), seed=2))
+        publish(path, items_of(range(12), seed=2))
         live.watch()
-        expected = {**made(range(12), seed=2), 10: (CODE, "added", ("x",))}
+        expected = {**items_of(range(12), seed=2), 10: (CODE, "added", ("x",))}
         del expected[3]
         check(live, expected)
 
@@ -182,7 +184,7 @@ def test_changes_after_those_in_the_index_are_applied(path):
         taken_up = open_index(path)
         live.change(4, None)
         live.change(3, CODE, "again")
-        items = made(range(10))
+        items = items_of(range(10))
         del items[3]
         publish(path, items, taken_up.contained)
         live.watch()
@@ -204,7 +206,7 @@ def test_a_reader_follows_the_changes_of_a_writer(path):
     with open_live(path) as reader, open_live(path, writable=True) as live:
         live.change(3, None)
         reader.watch()
-        items = made(range(10))
+        items = items_of(range(10))
         del items[3]
         check(reader, items)
 
@@ -219,20 +221,20 @@ def test_only_one_service_may_write(path):
 def test_an_unfit_file_is_refused_once(path, caplog, replacement):
     with open_live(path, writable=True) as live:
         if replacement == "other codebooks":
-            publish(path, made(range(10)), Z=OTHER)
+            publish(path, items_of(range(10)), Z=OTHER)
         elif replacement == "no index":
             path.write_bytes(b"nothing")
         else:
             path.unlink()
         for _ in range(2):
             live.watch()
-        check(live, made(range(10)))
+        check(live, items_of(range(10)))
         live.change(3, None)
     assert caplog.text.count("the index stays as it is") == (replacement != "nothing")
 
 
 def test_changes_are_not_written_beside_the_index_of_another_model(path):
-    publish(path, made(range(10)), Z=OTHER)
+    publish(path, items_of(range(10)), Z=OTHER)
     with pytest.raises(MismatchError, match="other codebooks"):
         LiveIndex(path, 2, "f" * 16, writable=True)
     with pytest.raises(DataError, match="not found"):
@@ -260,7 +262,7 @@ def test_acknowledged_changes_outlive_their_deleted_file(path):
     with open_live(path, writable=True) as live:
         live.change(3, None)
         changes_path(path).unlink()
-        publish(path, made(range(10)))
+        publish(path, items_of(range(10)))
         live.watch()
         assert live.index.code_of(3) is None
 
@@ -272,7 +274,7 @@ def test_a_new_index_is_opened_without_a_request(path):
         live.reload = lambda: (reload(), reloaded.set())
         thread = threading.Thread(target=live.follow)
         thread.start()
-        publish(path, made(range(11)))
+        publish(path, items_of(range(11)))
         assert reloaded.wait(30)
         assert live.index.ntotal == 11
     thread.join()

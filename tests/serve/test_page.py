@@ -1,4 +1,4 @@
-"""The page in a real browser: items to begin with, upload, search, scrolling, filters, errors, phone."""
+"""The page in a real browser: upload, search, scrolling, filters, errors, phone."""
 
 import shutil
 from contextlib import contextmanager
@@ -30,16 +30,16 @@ def browser():
 
 
 @contextmanager
-def serving(encoder, made, **settings):
-    with open_live(made / "index.faiss") as live:
+def serving(encoder, built, **settings):
+    with open_live(built / "index.faiss") as live:
         service = Service(encoder, live, DIGITS, Settings(**settings))
         with listening(service) as address:
             yield SimpleNamespace(address=address, service=service)
 
 
 @pytest.fixture(scope="module")
-def site(encoder, made):
-    with serving(encoder, made, max_upload=20_000, max_k=60) as site:
+def site(encoder, built):
+    with serving(encoder, built, max_upload=20_000, max_k=60) as site:
         yield site
 
 
@@ -181,9 +181,9 @@ def test_a_dropped_or_pasted_image_is_searched(tab, site, tmp_path, event, prope
         """([event, property, data]) => {
             const transfer = new DataTransfer();
             transfer.items.add(new File([new Uint8Array(data)], "one.png", { type: "image/png" }));
-            const made = new Event(event, { bubbles: true, cancelable: true });
-            Object.defineProperty(made, property, { value: transfer });
-            document.body.dispatchEvent(made);
+            const event_ = new Event(event, { bubbles: true, cancelable: true });
+            Object.defineProperty(event_, property, { value: transfer });
+            document.body.dispatchEvent(event_);
         }""",
         [event, property_, list(digit(11, tmp_path / "one.png").read_bytes())],
     )
@@ -207,6 +207,8 @@ def test_an_error_is_said_and_keeps_the_results(tab, site, tmp_path):
     ):
         tab.search(text)
         tab.error(message)
+    tab.search("12")
+    page.wait_for_selector("#error", state="hidden")
     page.route("**/search", lambda route: route.abort())
     page.fill("#deny", "3")
     page.press("#deny", "Enter")
@@ -256,8 +258,8 @@ def test_a_phone_shows_all_of_it(browser, site, tmp_path, scheme):
     page.context.close()
 
 
-def test_a_closed_service_asks_for_the_token(browser, encoder, made):
-    with serving(encoder, made, host="192.0.2.1", token=TOKEN) as site:
+def test_a_closed_service_asks_for_the_token(browser, encoder, built):
+    with serving(encoder, built, host="192.0.2.1", token=TOKEN) as site:
         tab = Tab(browser, site)
         page = tab.page
         page.wait_for_selector("#sign-in:visible")

@@ -1,4 +1,4 @@
-"""The service as a process: signals, kills, requests of any form; and the options of ``gpq serve``."""
+"""The service as a process: signals, kills, requests of any form, and options."""
 
 import http.client
 import os
@@ -34,9 +34,9 @@ def process(index, model, *options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_changes_stay_beside_the_index(made, index_file, number):
+def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, number):
     content = index_file.read_bytes()
-    with process(index_file, made / "model", "--data", "digits") as (popen, port):
+    with process(index_file, built / "model", "--data", "digits") as (popen, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         connection.request("DELETE", "/items/1234", headers=BEARER)
         assert connection.getresponse().status == 200
@@ -50,14 +50,14 @@ def test_a_signal_ends_it_and_changes_stay_beside_the_index(made, index_file, nu
 
 
 @pytest.mark.slow
-def test_requests_of_any_form_get_documented_answers(made, index_file, tmp_path):
+def test_requests_of_any_form_get_documented_answers(built, index_file, tmp_path):
     """Schemathesis makes right and wrong requests from /openapi.json.
 
-    An image or a vector without a direction is refused for its content, which no schema describes: so a right request
-    may be refused.
+    An image or a vector without a direction is refused for its content, which no schema describes:
+    so a right request may be refused.
     """
     pytest.importorskip("schemathesis")
-    with process(index_file, made / "model", "--data", "digits") as (_, port):
+    with process(index_file, built / "model", "--data", "digits") as (_, port):
         options = "--max-examples 2 --seed 1 --phases coverage,fuzzing --continue-on-failure "
         options += "--generation-database none --warnings off --exclude-checks "
         options += "positive_data_acceptance,unsupported_method,allow_header_conformance"
@@ -93,8 +93,8 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "code", "message"), OPTIONS)
-def test_a_wrong_option_is_one_line(made, options, code, message):
-    call = ("serve", made / "index.faiss", "--port", 0, "--model", made / "model")
+def test_a_wrong_option_is_one_line(built, options, code, message):
+    call = ("serve", built / "index.faiss", "--port", 0, "--model", built / "model")
     assert message in refused(*call, *options.split(), code=code)
 
 
@@ -109,21 +109,21 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("line", "message"), LIMITS)
-def test_a_wrong_limit_is_one_line(made, tmp_path, line, message):
+def test_a_wrong_limit_is_one_line(built, tmp_path, line, message):
     (tmp_path / "serve.toml").write_text(line)
-    call = ("serve", made / "index.faiss", "--model", made / "model")
+    call = ("serve", built / "index.faiss", "--model", built / "model")
     assert message in refused(*call, "--config", tmp_path / "serve.toml", code=2)
 
 
-def test_a_port_in_use_is_one_line(made):
+def test_a_port_in_use_is_one_line(built):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        call = ("serve", made / "index.faiss", "--model", made / "model", "--port", port)
+        call = ("serve", built / "index.faiss", "--model", built / "model", "--port", port)
         assert "cannot be bound" in refused(*call, code=2)
 
 
-def test_another_model_is_one_line(made, tmp_path):
-    index = shutil.copy(made / "index.faiss", tmp_path)
+def test_another_model_is_one_line(built, tmp_path):
+    index = shutil.copy(built / "index.faiss", tmp_path)
     other = make_model(tmp_path / "other", "images", image_size=8, backbone="mlp", seed=5)
     options = ("--model", other, "--port", 0, "--writable", "--token", TOKEN)
     assert "has other codebooks" in refused("serve", index, *options)

@@ -46,8 +46,15 @@ def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
     together = evaluate("ours", digits(), compare=["printed", "pq", "gpq", "longer", "float"])
     rows = {row["method"]: row for row in together.rows((1, 10))}
     printed, longer = (f"gpq (paper): {name}" for name in ("printed", "longer"))
-    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "float"], "in the requested order"
-    for name, folder in (("posterior", "ours"), (printed, "printed"), ("gpq", "gpq"), (longer, "longer")):
+    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "float"], (
+        "in the requested order"
+    )
+    for name, folder in (
+        ("posterior", "ours"),
+        (printed, "printed"),
+        ("gpq", "gpq"),
+        (longer, "longer"),
+    ):
         (alone,) = evaluate(folder, digits()).rows((1, 10))
         assert rows[name] == alone | {"method": name}
     assert [row["bits"] for row in rows.values()] == [12, 12, 12, 12, 24, "-"]
@@ -96,7 +103,9 @@ def test_a_model_of_another_split_or_of_none_is_refused(models, tmp_path, sectio
     with pytest.raises(MismatchError) as caught:
         evaluate(models / "ours", digits(), compare=["pq", str(bad)])
     line = str(caught.value)
-    assert line.startswith(f"--compare {bad}: it was trained on other data or another split ({says})")
+    assert line.startswith(
+        f"--compare {bad}: it was trained on other data or another split ({says})"
+    )
     assert "train" in line.rpartition(":")[2], "what to do"
 
 

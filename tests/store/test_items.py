@@ -162,7 +162,7 @@ def test_damaged_file_is_one_line(tmp_path, damage):
             db.executescript(damage)
     else:
         path.write_bytes(damage)
-    with pytest.raises(DataError, match="items .*index the codes again"), Items(path) as items:
+    with pytest.raises(DataError, match=r"items .*index the codes again"), Items(path) as items:
         items.lookup(np.array([3, 5]))
 
 

@@ -1,0 +1,57 @@
+"""The typical scale of vectors: embeddings at another scale than the training's get wrong codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Dataset, FeatureDataset
+
+_FACTOR = 1.5  # between scales of the same embeddings
+_FEW = 10  # vectors, whose norms may be far from the median
+
+
+def scale_of(x: NDArray[Any]) -> dict[str, float]:
+    """Return the scale of vectors [n, width], or nothing without finite ones.
+
+    It is the median of their norms, percentiles 1 and 99 of the norms, and of all numbers.
+    """
+    x = np.asarray(x, np.float64)
+    norms = np.linalg.norm(x, axis=1)
+    fine = np.isfinite(norms)
+    if not fine.any():
+        return {}
+    values = [*np.percentile(norms[fine], (50, 1, 99)), *np.percentile(x[fine], (1, 99))]
+    names = ("norm", "least_norm", "largest_norm", "low", "high")
+    return dict(zip(names, map(float, values), strict=True))
+
+
+def typical_scale(dataset: Dataset, most: int = 1000) -> dict[str, float]:
+    """Return the scale of about ``most`` vectors, in eight evenly spaced blocks; of images nothing."""
+    if not isinstance(dataset, FeatureDataset):
+        return {}
+    starts = np.linspace(0, max(0, len(dataset) - most // 8), num=8).astype(np.int64)
+    rows = np.unique((starts[:, None] + np.arange(most // 8)).clip(max=len(dataset) - 1))
+    return scale_of(np.asarray(dataset.matrix[rows]))
+
+
+def scale_warning(known: Mapping[str, float], found: Mapping[str, float], n: int) -> str | None:
+    """Return a warning if ``n`` vectors of scale ``found`` are not at the ``known`` scale."""
+    if not known or not found:
+        return None
+    least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
+    same = known[least] / _FACTOR <= found["norm"] <= known[largest] * _FACTOR
+    if n >= _FEW:
+        shift = max(abs(found[end] - known[end]) for end in ("low", "high"))
+        same &= shift <= (_FACTOR - 1) * (known["high"] - known["low"])
+    if same:
+        return None
+    texts = [
+        f"norms of about {s['norm']:.3g} and numbers from {s['low']:.3g} to {s['high']:.3g}"
+        for s in (found, known)
+    ]
+    remedy = "scale and shift them as for the training"
+    return f"the vectors have {texts[0]}, those of the training {texts[1]}: {remedy}"

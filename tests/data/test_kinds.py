@@ -1,0 +1,380 @@
+"""Data as people have it: labels, ids, columns, files and folders in any usual form are understood, or named in one line."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import datasets
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+import scipy.io
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import png, put, refused, save, shard
+from safetensors.numpy import save_file
+from torch.utils.data import ConcatDataset, Subset, random_split
+from torchvision.datasets import ImageFolder
+
+from gpq_faiss.data.labels import labels_of
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.scale import scale_of, scale_warning
+
+N = 12
+X = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32) + 2
+Y = np.arange(N) % 3
+CLASSES = [f"c{y}" for y in Y]
+HOT = np.eye(3, dtype=int)[Y]
+
+
+def classes(dataset):
+    """The labels of each item in one text."""
+    names = dataset.labels.class_names
+    return [" ".join(names[c] for c in np.flatnonzero(row)) for row in dataset.labels.dense()]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "x.npy", X)
+    return tmp_path
+
+
+# Labels in memory -------------------------------------------------------------------------------
+
+HOT_FORMS = {
+    "lists": lambda hot: hot.tolist(),
+    "arrays": list,
+    "tensors": lambda hot: [torch.tensor(row) for row in hot],
+    "bfloat16": lambda hot: torch.tensor(hot).bfloat16(),
+    "bools": lambda hot: (hot == 1).tolist(),
+    "texts": lambda hot: hot.astype(str).tolist(),
+    "written lists": lambda hot: [str(row.tolist()) for row in hot],
+    "written arrays": lambda hot: [str(row.astype(float)) for row in hot],
+    "Arrow": lambda hot: pa.array(hot.tolist()),
+    "Series": lambda hot: pd.Series(hot.tolist()),
+    "array": np.asarray,
+}
+
+
+@given(st.integers(2, 9), st.sampled_from(sorted(HOT_FORMS)), st.randoms(use_true_random=False))
+def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
+    hot = np.array([[random.randint(0, 1) for _ in range(width)] for _ in range(5)])
+    hot[0, 0] = 1
+    np.testing.assert_array_equal(labels_of(HOT_FORMS[form](hot), "").dense(dtype=int), hot)
+
+
+@given(
+    st.permutations(range(N)), st.sampled_from([dict, pd.Series, pd.DataFrame, "texts", "floats"])
+)
+def test_labels_by_id_are_matched(order, form):
+    keys, values = list(order), [CLASSES[i] for i in order]
+    if form is pd.DataFrame:
+        labels = pd.DataFrame({"image_id": keys, "category": values})
+    elif form is pd.Series:
+        labels = pd.Series(values, index=keys)
+    else:
+        labels = {
+            {"texts": str, "floats": float}.get(form, int)(k): v
+            for k, v in zip(keys, values, strict=True)
+        }
+    assert classes(open_data(X, labels=labels)) == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([{"z", name} for name in CLASSES], [f"{name} z" for name in CLASSES]),
+        (np.array(CLASSES, "S"), CLASSES),
+        ([name.encode() for name in CLASSES], CLASSES),
+        (np.where(Y == 2, np.nan, Y), ["0", "1", ""] * 4),
+        (["1.0", "0", "N/A"] * 4, ["1", "0", ""] * 4),
+        (pd.Series([pd.NA, "a", "b"] * 4), ["", "a", "b"] * 4),
+        ({3: "a"}, ["", "", "", "a", *[""] * 8]),
+    ],
+)
+def test_values_of_labels(labels, expected):
+    assert classes(open_data(X, labels=labels)) == expected
+
+
+def test_words_for_missing_labels_are_noted():
+    data = open_data(X, labels=["cat", "?", "dog"] * 4)
+    assert any(note.startswith("'?' count as classes") for note in data.notes)
+
+
+def test_log_says_what_was_understood(folder, caplog):
+    save(
+        folder / "labels.csv", "image_id,category\n" + "".join(f"{i},k{i % 2}\n" for i in range(6))
+    )
+    with caplog.at_level("INFO", logger="gpq_faiss"):
+        open_data("x.npy", labels="labels.csv")
+    first, second = [record.getMessage() for record in caplog.records][:2]
+    assert first.endswith(
+        "labels.csv: 6 of 12 items labelled, 2 classes, matched by id in 'image_id'"
+    )
+    assert second.endswith("items of each class: k0 3, k1 3")
+
+
+def test_classes_of_one_item_are_noted():
+    data = open_data(X, labels=[f"caption {i}" for i in range(N)])
+    assert "12 of 12 classes have one item: are they ids or captions?" in data.notes
+
+
+# Tables -----------------------------------------------------------------------------------------
+
+TABLES = {
+    "t.csv": lambda path, a, b: save(
+        path, "".join(f"{i},{c}\n" for i, c in [(a, b), *enumerate(CLASSES)])
+    ),
+    "t.tsv": lambda path, a, b: save(
+        path, "".join(f"{i}\t{c}\n" for i, c in [(a, b), *enumerate(CLASSES)])
+    ),
+    "t.parquet": lambda path, a, b: save(path, {a: list(range(N)), b: CLASSES}),
+    "t.json": lambda path, a, b: save(
+        path, json.dumps([{a: i, b: c} for i, c in enumerate(CLASSES)])
+    ),
+    "t.jsonl": lambda path, a, b: save(
+        path, "\n".join(json.dumps({a: i, b: c}) for i, c in enumerate(CLASSES))
+    ),
+    "t.h5": lambda path, a, b: save(path, {a: np.arange(N), b: np.array(CLASSES, "S")}),
+    "t.npz": lambda path, a, b: save(path, {a: np.arange(N), b: np.array(CLASSES)}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
+    TABLES[name](folder / name, "Image ID", "Class_Name")
+    assert classes(open_data("x.npy", labels=name)) == CLASSES
+    TABLES[name](folder / name, "nr", "art")
+    named = open_data("x.npy", labels=name, id_column="nr", label_column="art")
+    assert classes(named) == CLASSES
+    refused("x.npy", "it has 'art', 'nr'|it has 'nr', 'art'", labels=name)
+
+
+def test_names_match_without_folder_and_ending(folder):
+    put(folder, "q/cat/0001.png", "q/dog/0002.png")
+    for form, key in (("file name", "{}.png"), ("name without ending", "{}")):
+        rows = "".join(
+            f"{key.format(name)},{label}\n" for name, label in (("0002", "y"), ("0001", "x"))
+        )
+        data = open_data("q", labels=save(folder / "q.csv", f"image_id,category\n{rows}"))
+        assert (classes(data), form in data.notes[0]) == (["x", "y"], True)
+
+
+SHIFTED = {
+    "ids.csv": (
+        "id,label\n" + "".join(f"{i + 1},{c}\n" for i, c in enumerate(CLASSES)),
+        "ids from 1 to 12",
+    ),
+    "named.txt": ("label\n" + "\n".join(CLASSES[1:]), "a header .'label'. and 11 labels"),
+    "numbers.txt": ("Art\n" + "\n".join(map(str, Y[1:])), "a header .'Art'. and 11 labels"),
+    "more.txt": ("\n".join([*CLASSES, "c0"]), "13 lines of labels, the data has 12"),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_labels_of_neighbours_are_refused(folder, name):
+    text, why = SHIFTED[name]
+    refused("x.npy", why, labels=save(folder / name, text))
+
+
+def test_series_of_other_rows_is_refused():
+    refused(X, "index of the Series", labels=pd.Series(CLASSES * 2)[::2])
+
+
+def test_whole_floats_are_ids(folder):
+    save(folder / "ids.txt", "".join(f"{i}.0\n" for i in range(N)))
+    for ids in (np.arange(N) * 1.0, "ids.txt"):
+        assert open_data("x.npy", ids=ids).ids.tolist() == list(range(N))
+    refused(X, "expected ids", ids=np.arange(N) / 2)
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def zipped(member):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(member, "x")
+    return out.getvalue()
+
+
+FOREIGN = {
+    "a.pkl": (pickle.dumps([1]), "is a pickle"),
+    "a.png": (png(0), "is an image"),
+    "a.xlsx": (zipped("xl/workbook.xml"), "is an Excel sheet"),
+    "a.pt": (zipped("archive/data.pkl"), "is a PyTorch file"),
+    "a.zip": (zipped("a.txt"), "is a zip archive"),
+    "a.db": (b"SQLite format 3\0", "is an SQLite database"),
+    "a.faiss": (b"IxM2" + bytes(40), "is a Faiss index"),
+    "a.csv.gz": (b"\x1f\x8b" + bytes(40), "is an archive"),
+    "a.bin": (bytes(100), "of no known form"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_forms_that_are_not_read_are_named(folder, name):
+    content, why = FOREIGN[name]
+    save(folder / name, content)
+    refused("x.npy", why, labels=name)
+    refused(f"features:{name}", why)
+
+
+def fvecs(path):
+    np.concatenate([np.full((N, 1), 8, "<i4").view("<f4"), X], axis=1).tofile(path)
+
+
+MORE_VECTORS = {
+    "v.fvecs": fvecs,
+    "v.safetensors": lambda path: save_file({"embeddings": X, "labels": Y}, path),
+    "v.mat": lambda path: scipy.io.savemat(path, {"X": X, "labels": Y[None]}),
+    "v.feather": lambda path: pa.feather.write_feather(pa.table({"v": list(X)}), path),
+    "v.csv": lambda path: pd.DataFrame(X).add_prefix("f").to_csv(path),
+    "bare.csv": lambda path: np.savetxt(path, X, delimiter=","),
+    "v.parquet": lambda path: save(path, {f"d{i}": X[:, i] for i in (*range(4, 8), *range(4))}),
+    "price.parquet": lambda path: save(path, {**{f"f{i}": X[:, i] for i in range(8)}, "price": Y}),
+}
+
+
+@pytest.mark.parametrize("name", MORE_VECTORS)
+def test_more_files_of_vectors(folder, name):
+    MORE_VECTORS[name](folder / name)
+    data = open_data(name)
+    np.testing.assert_allclose(data.read(slice(None)), X, rtol=1e-6)
+    if name == "price.parquet":
+        assert "vectors are the 8 columns 'f0' to 'f7'; 'price' left out" in data.notes
+
+
+def test_patterns_choose_columns_of_vectors(folder):
+    save(folder / "t.parquet", {f"{c}{i}": X[:, i] for c in "ab" for i in range(8)})
+    refused("t.parquet", "which column holds the vectors")
+    assert open_data("t.parquet", vectors="b*").width == 8
+
+
+def test_row_groups_are_read_in_any_order(folder):
+    pa.parquet.write_table(
+        pa.table({"v": list(X), "label": CLASSES}), "g.parquet", row_group_size=5
+    )
+    data, rows = open_data("g.parquet"), np.array([11, 0, 6, 4, 0])
+    np.testing.assert_array_equal(data.read(rows), X[rows])
+
+
+def test_labels_are_read_before_vectors(folder, monkeypatch):
+    save(folder / "z.npz", {"x": np.zeros((4, 3)), "labels": np.full(4, -1)})
+    save(folder / "z.parquet", {"x": [[0.0, 0.0]] * 40, "label": [None] * 40})
+    for name in ("z.npz", "z.parquet"):
+        refused_ = open_data(name)
+        monkeypatch.setattr(type(refused_), "read", None)
+        with pytest.raises(Exception, match="no item has a label"):
+            refused_.require_labels()
+
+
+def test_folders_of_embeddings_are_one_set(folder):
+    for k in range(2):
+        rows = slice(6 * k, 6 * k + 6)
+        save(folder / f"c/img_emb/img_emb_{k}.npy", X[rows])
+        metadata = {"image_path": [f"p/{k}-{i}.jpg" for i in range(6)], "label": CLASSES[rows]}
+        save(folder / f"c/metadata/metadata_{k}.parquet", metadata)
+        save(folder / f"f/part-{k}.parquet", {"embedding": list(X[rows]), "id": np.arange(N)[rows]})
+    for data in (open_data("c"), open_data("c/img_emb/*.npy", labels="c/metadata/*.parquet")):
+        np.testing.assert_array_equal(data.read(slice(None)), X)
+        assert (classes(data), data.texts["name"][7]) == (CLASSES, "p/1-1.jpg")
+    np.testing.assert_array_equal(open_data("f").read(slice(None)), X)
+
+
+def test_images_in_parquet_and_in_clones_of_hubs(folder):
+    held = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2}
+    save(folder / "i.parquet", held)
+    rows = datasets.Dataset.from_dict(held).cast_column("image", datasets.Image(decode=False))
+    (folder / "clone/data").mkdir(parents=True)
+    rows.to_parquet("clone/data/train-00000-of-00001.parquet")
+    for data in (open_data("i.parquet"), open_data("clone")):
+        assert (classes(data), data.read(slice(0, 1))[0].shape) == (["a", "b"] * 2, (4, 4, 3))
+
+
+def test_captions_are_no_labels_unless_named(folder):
+    members = {}
+    for i in range(6):
+        members |= {
+            f"{i}.png": png(i),
+            f"{i}.txt": f"caption {i}".encode(),
+            f"{i}.json": b'{"url": "u"}',
+        }
+    source = shard(folder / "a.tar", members)
+    assert open_data(source).labels is None
+    assert open_data(source, label_column="txt").labels.n_classes == 6
+
+
+# Objects ----------------------------------------------------------------------------------------
+
+
+def test_vectors_in_objects(folder):
+    with h5py.File("a.h5", "w") as h5:
+        h5["v"] = X
+        sources = [h5["v"], list(X), X.tolist(), torch.tensor(X), list(torch.tensor(X))]
+        for source in sources:
+            np.testing.assert_array_equal(open_data(source).read(np.array([9, 2, 9])), X[[9, 2, 9]])
+    assert open_data(torch.tensor(X).bfloat16()).width == 8
+
+
+def test_parts_of_torch_data_sets_keep_class_names(folder):
+    put(folder / "i", *(f"{c}/{k}.png" for c in ("cat", "dog") for k in range(5)))
+    whole = ImageFolder("i")
+    for source in (
+        Subset(whole, [0, 3, 7]),
+        random_split(whole, [5, 5])[0],
+        ConcatDataset([whole, whole]),
+    ):
+        assert open_data(source).labels.class_names == ("cat", "dog")
+    assert classes(open_data(Subset(Subset(whole, range(8)), [1, 6]))) == ["cat", "dog"]
+
+
+# Folders ----------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "cat/1 cat/@eaDir/1.png/t dog/1 __MACOSX/cat/1 $RECYCLE.BIN/q": ["cat", "dog"],
+    "images/cat/1 images/dog/2 annotations/cat/1": ["cat", "dog"],
+    "train/a/images/1 train/b/images/2 val/images/v": ["a", "b", ""],
+    "images/1 cat/1 dog/1": ["cat", "dog", ""],
+    "train/cat/1 val/dog/1 unlabeled/9": ["cat", "", "dog"],
+    "train/cat/1 train/dog/2 val/cat/1 raw/8": ["cat", "dog", "", "cat"],
+    "photo/cat/1 photo/dog/1 sketch/cat/1 sketch/dog/2": ["cat", "cat", "dog", "dog"],
+    "Latin/character01/1 Greek/character01/2": ["Greek", "Latin"],
+}
+
+
+@pytest.mark.parametrize("names", LAYOUTS)
+def test_layouts_of_folders(tmp_path, names):
+    put(tmp_path, *(f"{name}.png" for name in names.split()))
+    assert classes(open_data(tmp_path)) == LAYOUTS[names]
+
+
+def test_links_inside_the_tree_are_left_out(tmp_path):
+    put(tmp_path / "i", "cat/1.png", "dog/1.png", "dog/2.png")
+    put(tmp_path / "outside", "emu/1.png")
+    (tmp_path / "i/cat/dog2").symlink_to("../dog")
+    (tmp_path / "i/emu").symlink_to(tmp_path / "outside/emu")
+    (tmp_path / "i/ostrich").symlink_to(tmp_path / "outside/emu")
+    data = open_data(tmp_path / "i")
+    assert classes(data) == ["cat", "dog", "dog", "emu"]
+    assert "cat/dog2 is a link to a folder that is read anyway: left out" in data.notes
+
+
+# Scale ------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.01, 100), st.floats(-5, 5))
+def test_another_scale_is_a_warning(factor, shift):
+    x = np.abs(X)
+    known, changed = scale_of(x), factor * x + shift
+    expected = not 1 / 1.5 <= scale_of(changed)["norm"] / known["norm"] <= 1.5
+    ends = max(abs(scale_of(changed)[end] - known[end]) for end in ("low", "high"))
+    expected |= ends > 0.5 * (known["high"] - known["low"])
+    assert (scale_warning(known, scale_of(changed), N) is not None) == expected
+    assert scale_warning(known, scale_of(x[:1]), 1) is None
