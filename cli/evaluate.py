@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 import gpq_faiss as gpq
-from gpq_faiss.evaluation.ties import Convention, Denominator
 
 from . import options as common
 
@@ -55,7 +54,7 @@ Examples:
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
 @click.option(
     "--denominator",
-    type=click.Choice(get_args(Denominator)),
+    type=click.Choice(["relevant", "relevant-in-top-k", "min(k, relevant)"]),
     default="relevant",
     show_default=True,
     help="Divisor of mAP@k: all relevant items, those in the top k (usual in papers on hashing), or "
@@ -72,7 +71,7 @@ Examples:
 def evaluate(
     data: str,
     k: int | None,
-    denominator: Denominator,
+    denominator: Any,
     format_: Any,
     out: str | None,
     plot: str | None,
@@ -81,7 +80,7 @@ def evaluate(
     **options: Any,
 ) -> None:
     common.check_files(overwrite, out, plot)
-    convention = Convention(k=k, denominator=denominator)
+    convention = gpq.Convention(k=k, denominator=denominator)
     dataset = gpq.open_data(data, **data_args)
     result = gpq.evaluate(data=dataset, convention=convention, **options)
     if plot is not None:

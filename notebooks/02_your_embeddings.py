@@ -154,7 +154,7 @@ plt.show()
 
 # %% [markdown]
 # PQ keeps *distances*: near the query it is hard to beat, and further down the list it can be no better than the embeddings.
-# Our codes keep *classes* first, and likeness inside a class with the bits that are left. So where you look for the
+# Our codes keep *classes* first, and neighbours inside a class with the bits that are left. So where you look for the
 # one nearest duplicate, keep PQ or the exact search, or let them re-rank what these codes find. How much of each the codes keep is a
 # setting: `05_likeness_and_class.ipynb`.
 #

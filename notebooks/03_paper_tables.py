@@ -69,14 +69,14 @@ hidden = [128]
 grid = run / "small.toml"
 grid.write_text(GRID)
 summary = gpq.run_experiment(grid, digits, run / "table2")
-print(f"{summary.made} runs made, {len(summary.failed)} failed")
+print(f"{summary.completed} runs made, {len(summary.failed)} failed")
 
 # %% [markdown]
 # A second call finds that all runs are there:
 
 # %%
 summary = gpq.run_experiment(grid, digits, run / "table2")
-print(f"{summary.made} runs made, {summary.there} already done")
+print(f"{summary.completed} runs made, {summary.existing} already done")
 
 # %%
 display(Markdown(gpq.report_experiment(run / "table2", "markdown", table="map")))

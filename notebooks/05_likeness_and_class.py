@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Likeness and class: what a code should keep
+# # Neighbours and class: what a code should keep
 #
 # A code that ranks by class alone gives every query of a class the same results: mAP is high, and the images that look most like the
 # query are lost among the others of its class. A code of the features alone keeps those, and mixes the classes. **At the end you have**
@@ -25,7 +25,7 @@ digits = gpq.open_data("digits")
 # features' similarity in a score; that of the class is the rest. At 0 all codebooks hold the class.
 #
 # - **mAP** asks for the class: the mean average precision of whole rankings, relevant is what has the query's class.
-# - **NN10@100** asks for likeness: the share of a query's ten nearest images, by cosine of the pixels, among its first 100 results.
+# - **NN10@100** measures neighbour recall: the share of a query's ten nearest images, by cosine of the pixels, among its first 100 results.
 
 # %%
 WEIGHTS = (0.0, 0.02, 0.1, 0.5)
@@ -47,7 +47,7 @@ for weight in WEIGHTS:
                 name, name
             ),
             "mAP": row.ranking.map,
-            "NN10@100": row.likeness.nn10_at_100,
+            "NN10@100": row.neighbour_recall.nn10_at_100,
         }
         for name, row in found.measured.items()
     ]
@@ -68,7 +68,7 @@ for row, weight in zip(ours, WEIGHTS, strict=True):
     )
 for row, marker in zip(others, "s^", strict=True):
     axes.plot(row["NN10@100"], row["mAP"], marker, label=row["codes"])
-axes.set(xlabel="NN10@100: likeness", ylabel="mAP: class")
+axes.set(xlabel="NN10@100: neighbour recall", ylabel="mAP: class")
 axes.margins(0.1)
 axes.legend(loc="lower left")
 figure.savefig(run / "frontier.png", dpi=90)
@@ -107,6 +107,6 @@ display(Image(filename=gallery(WEIGHTS[-1]), width=720))
 #
 # - The default weight, 0.02, costs hardly any mAP. Take more where results should look alike within a class, and 0 where only the
 #   class counts.
-# - On your own data: `gpq experiment run likeness features:clip.npy --labels labels.npy --out likeness` runs several weights beside
-#   other methods, and `gpq experiment report likeness --plots likeness/plots` draws them.
+# - On your own data: `gpq experiment run neighbours features:clip.npy --labels labels.npy --out neighbours` runs several weights beside
+#   other methods, and `gpq experiment report neighbours --plots neighbours/plots` draws them.
 # - `docs/evaluation.md` defines the measures, `docs/results.md` has the frontier on larger data.

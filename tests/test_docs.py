@@ -111,7 +111,7 @@ def test_the_snippets_on_existing_pipelines_run_in_order(model):
 def test_the_python_of_the_page_on_evaluation_runs(model):
     gpq.encode(model, "features:items.npy", "codes.h5")
     names = play("docs/evaluation.md", 0)
-    by_index = np.sort(gpq.MemoryIndex.build(names["packed"], names["Z"]).search(names["xq"], 60)[0])
+    by_index = np.sort(gpq.Index.build(names["packed"], names["Z"]).search(names["xq"], 60)[0])
     by_tables = np.sort(names["tables"][:, np.arange(len(names["Z"])), names["codes"]].sum(axis=2))[:, -60:]
     assert np.allclose(by_tables, by_index, atol=1e-4)
     assert names["result"].n_database == 120

@@ -66,7 +66,7 @@ def test_arguments_of_another_type_are_converted_or_named(tmp_path):
     for call, message in (
         (lambda: gpq.train("digits", wrong, config="recommended"), "is not a Config: give gpq.preset"),
         (lambda: gpq.preset("paper").with_settings("training.steps=2"), "settings are nested dicts"),
-        (lambda: gpq.evaluate(out, "digits", k="10"), "a whole number, at least 1"),
+        (lambda: gpq.Convention(k="10"), "a whole number, at least 1"),
     ):
         with pytest.raises(UsageError, match=message):
             call()

@@ -37,7 +37,7 @@ def test_a_run_and_its_reports(tmp_path):
     assert text.index("| pq ") < text.index("| itq ")
     assert done(report).startswith("Table 2: mAP\n")
     assert json.loads(done(f"{report} --format json"))["runs"][0]["method"] == "pq"
-    assert done(f"{report} --format csv").startswith("method,24,24_deviation,24_n,NN10@100")
+    assert done(f"{report} --format csv").startswith("method,24,24_deviation,24_n,P@1")
     assert r"\toprule" in done(f"{report} --format latex --table map")
     assert "exists already" in refused(f"{report} --out {page}")
     assert "protocol 1, not 2: choose another --out" in refused(f"{run} --protocol 2")
