@@ -70,9 +70,7 @@ def emit_scan(
 ) -> Any:
     """Emit the instructions of :func:`scan_block`, as an intrinsic of Numba."""
 
-    def generate(
-        context: Any, builder: Any, signature: Any, arguments: Any
-    ) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         # Private: cgutils, make_array and magic_tuple, as in Numba 0.61 to 0.68.
         from numba.core import cgutils as _cgutils
 
