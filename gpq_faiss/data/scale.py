@@ -47,13 +47,13 @@ def scale_warning(known: Mapping[str, float], found: Mapping[str, float], n: int
     if n >= _FEW:
         shift = max(abs(found[end] - known[end]) for end in ("low", "high"))
         same &= shift <= (_FACTOR - 1) * (known["high"] - known["low"])
-    if same:
+    if same or not found["norm"]:
         return None
     texts = [
-        f"norms of about {s['norm']:.3g} and numbers from {s['low']:.3g} to {s['high']:.3g}"
-        for s in (found, known)
+        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} to {scale['high']:.3g}"
+        for scale in (found, known)
     ]
     return (
-        f"the vectors have {texts[0]}, those of the training {texts[1]}: "
-        "scale and shift them as for the training"
+        f"the vectors have {texts[0]}, those of the training have {texts[1]}: "
+        f"scale (here by {known['norm'] / found['norm']:.3g}) or shift them as for the training"
     )

@@ -34,7 +34,6 @@ from .paths import (
 )
 from .tables import (
     FORMS,
-    LABELS,
     PLAIN,
     Annotations,
     Options,
@@ -84,8 +83,7 @@ def open_features(path: str, o: Options = PLAIN) -> Dataset:
             return open_hub_parquet(name, files, o)
         described = open_tables(metadata) if metadata else table
         annotations, used = described.annotations(o)
-        labels = usual(LABELS, table.kinds) or ""
-        matrix, columns = table.vectors({labels, *(used if described is table else ())}, o.vectors)
+        matrix, columns = table.vectors(used if described is table else (), o.vectors)
         annotations.notes += columns
         if matrix.shape[1:] and matrix.dtype == np.uint8 and len(matrix.shape) > 2:
             return open_array(matrix[:], o)

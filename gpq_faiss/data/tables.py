@@ -64,7 +64,7 @@ LABELS = (
 IDS = ("ids", "id", "imageid", "itemid", "imgid", "uid")
 IMAGES = ("image", "imagepath", "path", "filepath", "filename", "file", "img", "images")
 NAMES = ("name", "names", "path", "paths", "key", "keys", *IMAGES)
-ITEMS = (*IDS, *NAMES, "item", "index", "unnamed0", "")
+ITEMS = (*IDS, *NAMES, "item", "index", "indexlevel0", "unnamed0", "")
 """Usual names of columns in lower case without spaces and punctuation: of vectors, labels, ids,
 paths of images, names, and of what a table of labels names its items by."""
 
@@ -267,7 +267,7 @@ class Table:
 
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
         """
-        unused = [name for name in self.kinds if name not in {*used}]
+        unused = [n for n in self.kinds if n not in {*used, usual(LABELS, self.kinds)}]
         lists = [name for name in unused if self.kinds[name] == "list"]
         numbers = [name for name in unused if self.kinds[name] in ("integer", "number")]
         if wanted is not None:
