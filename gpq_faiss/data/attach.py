@@ -182,7 +182,8 @@ def _matched(
     dataset: Dataset, labels_by_key: Mapping[Any, Any], source: str, column: str
 ) -> tuple[list[Any], str]:
     """Return the label of each item by its name or id, None for others, and how they match."""
-    labels_by_key = {_key(key): label for key, label in labels_by_key.items() if _key(key)}
+    labels_by_key = {_key(key): label for key, label in labels_by_key.items()}
+    labels_by_key.pop("", None)
     names = (
         [composed(name) for name in dataset.texts["name"].tolist()]
         if "name" in dataset.texts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import unicodedata
 from collections import Counter
@@ -277,6 +278,18 @@ MISSING = frozenset(["nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", 
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
 
 
+@functools.lru_cache(maxsize=MAX_CLASSES)
+def _split(value: str) -> tuple[str, ...]:
+    """Return the labels in a text (:func:`label_texts`); most texts occur many times."""
+    text = composed(value).strip()
+    if ROW.fullmatch(text):
+        return tuple(re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text))
+    if text[:1] in ("[", "{", "("):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return tuple(label_texts(tuple(ast.literal_eval(text))))
+    return tuple(part.strip() for part in text.split(SEPARATOR))
+
+
 def label_texts(value: Any) -> list[str]:
     """Return the labels of one value as texts: none, one of a name or number, several of a list.
 
@@ -290,13 +303,7 @@ def label_texts(value: Any) -> list[str]:
     if isinstance(value, bytes):
         value = plain_text(value)
     if isinstance(value, str):
-        text = composed(value).strip()
-        if ROW.fullmatch(text):
-            return re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text)
-        if text[:1] in ("[", "{", "("):
-            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                return label_texts(tuple(ast.literal_eval(text)))
-        return [part.strip() for part in text.split(SEPARATOR)]
+        return list(_split(value))
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
     if isinstance(value, list | tuple):
