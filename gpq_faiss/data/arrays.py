@@ -32,20 +32,20 @@ class Matrix(Protocol):
     def __getitem__(self, rows: Any) -> Any: ...
 
 
-def npy_header(file: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def npy_header(file: IO[bytes], location: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype by the header of a ``.npy`` array of ``size`` bytes."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
     if dtype.hasobject:
         raise DataError(
-            f"{where} contains Python objects, which are not loaded: "
+            f"{location} contains Python objects, which are not loaded: "
             "save an array of numbers or of texts, not of Python objects"
         )
     end = file.tell() + math.prod(shape) * dtype.itemsize
     if size != end:
         raise DataError(
-            f"{where} is truncated or damaged: "
+            f"{location} is truncated or damaged: "
             f"{size:,} bytes, its array ends at {end:,}"
             f"; copy it again"
         )
@@ -103,14 +103,14 @@ class JoinedMatrix:
     """
 
     def __init__(self, parts: Sequence[Matrix], names: Sequence[object] = ()) -> None:
-        for part, name in zip(parts, names, strict=False):
-            if len(part.shape) != 2 or part.shape[1] != parts[0].shape[1]:
+        for chunk, name in zip(parts, names, strict=False):
+            if len(chunk.shape) != 2 or chunk.shape[1] != parts[0].shape[1]:
                 raise DataError(
-                    f"{names[0]} is {list(parts[0].shape)}, {name} {list(part.shape)}"
+                    f"{names[0]} is {list(parts[0].shape)}, {name} {list(chunk.shape)}"
                     f": rows of one width are needed"
                 )
-        self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
-        self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+        self._parts, self.dtype = parts, np.result_type(*(chunk.dtype for chunk in parts))
+        self._starts = np.cumsum([0, *(chunk.shape[0] for chunk in parts)])
         self.shape = (int(self._starts[-1]), parts[0].shape[1])
 
     def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
@@ -143,7 +143,7 @@ def open_vecs(path: Path) -> NDArray[Any]:
 # Ids --------------------------------------------------------------------------------------------
 
 
-def whole_numbers(ids: Any, what: str) -> NDArray[np.int64]:
+def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
     """Return ids as int64 [n]; whole floats and texts of whole numbers are ids, too.
 
     Raises DataError: not whole numbers of signed 64 bits, in one dimension.
@@ -157,27 +157,31 @@ def whole_numbers(ids: Any, what: str) -> NDArray[np.int64]:
             array = np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)
     except (ValueError, OverflowError):
         array = np.array(texts)
-    whole = array.dtype.kind in "iu"
+    is_whole = array.dtype.kind in "iu"
     if array.dtype.kind == "f":
-        whole = bool((np.isfinite(array) & (array == np.floor(array)) & (abs(array) < 2**53)).all())
-    if array.ndim != 1 or not whole:
+        is_whole = bool(
+            (np.isfinite(array) & (array == np.floor(array)) & (abs(array) < 2**53)).all()
+        )
+    if array.ndim != 1 or not is_whole:
         raise DataError(
-            f"{what}: "
+            f"{source_name}: "
             f"{array.dtype} {list(array.shape)}"
             f", expected ids: whole numbers of 64 bits, none missing"
         )
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
-        raise DataError(f"{what}: {int(array.max())} does not fit signed 64 bits: use smaller ids")
+        raise DataError(
+            f"{source_name}: {int(array.max())} does not fit signed 64 bits: use smaller ids"
+        )
     return array.astype(np.int64, copy=False)
 
 
-def read_ids(path: str | os.PathLike[str], what: str = "ids") -> NDArray[np.int64]:
+def read_ids(path: str | os.PathLike[str], source_name: str = "ids") -> NDArray[np.int64]:
     """Read ids int64 [n]: a ``.npy`` file, or text with one per line, where ``#`` starts a comment.
 
     ``what`` names the option in errors.
     """
     path = local_path(path)
-    with errors_of(what):
+    with errors_of(source_name):
         if path.suffix == ".npy":
             return whole_numbers(NpyArray(path)[...], str(path))
         form = "a list of ids, one whole number per line"

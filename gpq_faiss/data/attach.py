@@ -73,18 +73,18 @@ def with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
             )
         else:
             labels = dict(zip(keys, labels.tolist(), strict=True))
-    how, keyed = "in their order", isinstance(labels, Table | Mapping)
+    method, keyed = "in their order", isinstance(labels, Table | Mapping)
     if isinstance(labels, Table):
-        dataset, labels, how = _from_table(dataset, labels, o)
+        dataset, labels, method = _from_table(dataset, labels, o)
     elif isinstance(labels, Mapping):
-        labels, how = _matched(dataset, labels, source, "its keys")
+        labels, method = _matched(dataset, labels, source, "its keys")
     elif column := o.label_column or o.id_column:
         raise UsageError(f"--read label_column, id_column: {source} has no columns, as {column!r}")
-    found = labels_of(labels, source, n)
-    notes = [labels_note(source, found, how), *dataset.notes[1:]]
+    attached = labels_of(labels, source, n)
+    notes = [labels_note(source, attached, method), *dataset.notes[1:]]
     if source != "labels" and not keyed and isinstance(dataset, FeatureDataset) and dataset.content:
-        return dataset.with_files(labels=found, notes=notes)
-    return dataset.having("labels", found.fingerprint(), labels=found, notes=notes)
+        return dataset.with_files(labels=attached, notes=notes)
+    return dataset.having("labels", attached.fingerprint(), labels=attached, notes=notes)
 
 
 def _read_labels(files: Sequence[Path], n: int, o: Options) -> Any:
@@ -109,19 +109,21 @@ def _lines(file: Path, n: int) -> Any:
     """
     lines = [line.strip() for line in read_text(file, "labels, one item per line,").split("\n")]
     lines = lines[:-1] if lines[-1] == "" else lines
-    first, rest = (lines or [""])[0], lines[1:]
-    hot = bool(rest) and all(map(ROW.fullmatch, rest))
+    first, following = (lines or [""])[0], lines[1:]
+    hot = bool(following) and all(map(ROW.fullmatch, following))
     if re.search("[,;\t]", first) and not hot:
         return None
-    numbers = all(WHOLE.fullmatch(line) or line.lower() in MISSING or not line for line in rest)
+    numbers = all(
+        WHOLE.fullmatch(line) or line.lower() in MISSING or not line for line in following
+    )
     plain = WHOLE.fullmatch(first) or ROW.fullmatch(first) or first.lower() in MISSING or not first
-    named = usual(LABELS, [first]) is not None and first not in rest
-    header = bool(rest) and (named or (not plain and (numbers or hot)))
+    named = usual(LABELS, [first]) is not None and first not in following
+    header = bool(following) and (named or (not plain and (numbers or hot)))
     if header and len(lines) == n:
         raise DataError(
             f"{file} has a header ({first[:40]!r}) and {n - 1:,} labels for {n:,} items"
         )
-    labels = rest if header else lines
+    labels = following if header else lines
     if len(labels) != n:
         raise DataError(
             f"{file} has "
@@ -155,8 +157,8 @@ def _from_table(dataset: Dataset, table: Table, o: Options) -> tuple[Dataset, An
                     f"{table.source}: "
                     f"{items} {repeated!r} occurs more than once: give each item one line"
                 )
-            given = dict(zip(keys, values, strict=True))
-            return dataset, *_matched(dataset, given, table.source, repr(items))
+            labels_by_key = dict(zip(keys, values, strict=True))
+            return dataset, *_matched(dataset, labels_by_key, table.source, repr(items))
         dataset = with_names(dataset, keys)
     return dataset, labels_of(values, table.source, class_names=names), "in their order"
 
@@ -177,10 +179,11 @@ _WAYS: dict[str, Callable[[str], str]] = {
 
 
 def _matched(
-    dataset: Dataset, given: Mapping[Any, Any], source: str, column: str
+    dataset: Dataset, labels_by_key: Mapping[Any, Any], source: str, column: str
 ) -> tuple[list[Any], str]:
     """Return the label of each item by its name or id, None for others, and how they match."""
-    given = {_key(key): label for key, label in given.items() if _key(key)}
+    labels_by_key = {_key(key): label for key, label in labels_by_key.items()}
+    labels_by_key.pop("", None)
     names = (
         [composed(name) for name in dataset.texts["name"].tolist()]
         if "name" in dataset.texts
@@ -189,19 +192,21 @@ def _matched(
     ids = [str(i) for i in dataset.ids.tolist()]
     for way, shorten in _WAYS.items():
         items = ids if way == "id" else list(map(shorten, names))
-        labels = {shorten(key): label for key, label in given.items()}
-        unique = shorten is str or (len(labels) == len(given) and len({*items}) == len(items))
+        labels = {shorten(key): label for key, label in labels_by_key.items()}
+        unique = shorten is str or (
+            len(labels) == len(labels_by_key) and len({*items}) == len(items)
+        )
         if unique and any(label_texts(labels.get(item)) for item in items):
             break
     else:
         raise DataError(
             f"{source}: "
             f"no key of a label in {column} is an id or name of the data"
-            f" (it has {list(given)[:1]}, the data {(names or ids)[:1]})"
+            f" (it has {list(labels_by_key)[:1]}, the data {(names or ids)[:1]})"
         )
-    others = len(labels.keys() - {*items})
-    how = f"matched by {way} in {column}" + (
-        f" ({others:,} rows are of other items)" if others else ""
+    unmatched = len(labels.keys() - {*items})
+    method = f"matched by {way} in {column}" + (
+        f" ({unmatched:,} rows are of other items)" if unmatched else ""
     )
     if way == "id" and "0" not in labels and np.array_equal(dataset.ids, np.arange(len(ids))):
         largest = max(int(key) for key in labels if re.fullmatch(r"\d{1,18}", key))
@@ -211,16 +216,16 @@ def _matched(
                 f"ids from 1 to {largest:,} in {column}, but the items are numbered from 0"
                 f": give the ids of the data with --read ids=FILE"
             )
-        how += "; the data has no ids: items are numbered from 0"
-    return [labels.get(item) for item in items], how
+        method += "; the data has no ids: items are numbered from 0"
+    return [labels.get(item) for item in items], method
 
 
-def _column(files: Sequence[Path], candidates: Sequence[str], what: str) -> Any:
+def _column(files: Sequence[Path], candidates: Sequence[str], message: str) -> Any:
     """Return the column of a table with one of the usual names, or the only one."""
     table = open_tables(files)
     only = next(iter(table.kinds)) if len(table.kinds) == 1 else ""
     return table.values(
-        table.check(usual(candidates, table.kinds) or only, f"--read {what}=FILE of one")
+        table.check(usual(candidates, table.kinds) or only, f"--read {message}=FILE of one")
     )
 
 

@@ -51,10 +51,10 @@ class Dataset(Annotations, ABC):
 
     def __post_init__(self) -> None:
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
-        for what, column in (("ids", self.ids), ("labels", self.labels), *self.texts.items()):
+        for subject, column in (("ids", self.ids), ("labels", self.labels), *self.texts.items()):
             if column is not None and len(column) != len(self):
                 raise DataError(
-                    f"{len(column):,} {what}, {self.name} has {len(self):,} items"
+                    f"{len(column):,} {subject}, {self.name} has {len(self):,} items"
                     f": one each is needed"
                 )
 
@@ -65,9 +65,9 @@ class Dataset(Annotations, ABC):
     def read(self, rows: Rows) -> Any:
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
-    def having(self, what: str, *content: str | bytes, **changes: Any) -> Self:
+    def having(self, subject: str, *content: str | bytes, **changes: Any) -> Self:
         """Return a copy with ``changes``; the fingerprint covers ``what`` they are and ``content``."""
-        mark = fingerprint(self.fingerprint, what, *content)
+        mark = fingerprint(self.fingerprint, subject, *content)
         return replace(self, fingerprint=mark, content=None, **changes)
 
     @functools.cached_property
@@ -86,12 +86,12 @@ class Dataset(Annotations, ABC):
             raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
         return self.labels
 
-    def add_bad(self, i: int, name: str, why: str) -> None:
+    def add_bad(self, i: int, name: str, reason: str) -> None:
         """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows."""
-        self.bad.setdefault(i, f"{name}: {why}")
+        self.bad.setdefault(i, f"{name}: {reason}")
         if above := self.above_limit(len(self.bad)):
             raise DataError(
-                f"{name}: {why}" if len(self) == 1 else f"{self.bad_summary()}; {above}"
+                f"{name}: {reason}" if len(self) == 1 else f"{self.bad_summary()}; {above}"
             )
 
     def above_limit(self, count: int) -> str:
@@ -149,20 +149,20 @@ class FeatureDataset(Dataset):
             x = np.ascontiguousarray(block, dtype=np.float32)
         # 0 for a zero row, not finite for NaN and infinity; float64 avoids overflow and underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
-        for bad, verb, what in (
+        for bad, verb, subject in (
             (numbers[~np.isfinite(square)], "hold", "NaN or infinity"),
             (numbers[square == 0.0], "are", "all zero (no direction)"),
         ):
             if len(bad):
                 raise DataError(
-                    f"{self.name}: {rows_that(bad, verb)} {what}"
+                    f"{self.name}: {rows_that(bad, verb)} {subject}"
                     f": repair such rows or leave them out"
                 )
         return x
 
 
 def features(
-    name: str, matrix: Matrix, known: Annotations, content: str | None = None
+    name: str, matrix: Matrix, annotations: Annotations, content: str | None = None
 ) -> FeatureDataset:
     """Make a data set of vectors; ``content`` is the hash of a file.
 
@@ -173,8 +173,10 @@ def features(
         raise DataError(
             f"{name} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item"
         )
-    own = digest(matrix[:]) if content is None else content
-    dataset = FeatureDataset(**vars(known), name=name, fingerprint="", matrix=matrix, content=own)
+    content_hash = digest(matrix[:]) if content is None else content
+    dataset = FeatureDataset(
+        **vars(annotations), name=name, fingerprint="", matrix=matrix, content=content_hash
+    )
     dataset = dataset.with_files()
     dataset.content = content
     return dataset
@@ -256,33 +258,35 @@ def sampled_content(pieces: Iterable[Piece]) -> str:
     """
     content = hashlib.sha256()
     readable = (piece for piece in pieces if piece[2] >= 0)
-    for place, group in itertools.groupby(readable, key=lambda piece: piece[0]):
-        with contextlib.suppress(OSError), open_piece(place) as file:
+    for archive, group in itertools.groupby(readable, key=lambda piece: piece[0]):
+        with contextlib.suppress(OSError), open_piece(archive) as file:
             for _, start, size in group:
                 for block in blocks(file, start, size, 4, 4096, 16384):
                     content.update(block)
     return content.hexdigest()
 
 
-def open_piece(place: str | io.BytesIO) -> contextlib.AbstractContextManager[Any]:
+def open_piece(archive: str | io.BytesIO) -> contextlib.AbstractContextManager[Any]:
     """Open the file of a :data:`Piece`."""
     return (
-        open(place, "rb", buffering=0) if isinstance(place, str) else contextlib.nullcontext(place)
+        open(archive, "rb", buffering=0)
+        if isinstance(archive, str)
+        else contextlib.nullcontext(archive)
     )
 
 
 def read_piece(piece: Piece, name: str) -> bytes:
     """Return the bytes of a member of an archive. Raises DataError: missing, or the archive shrank."""
-    place, offset, size = piece
+    archive, offset, size = piece
     if size < 0:
         raise BrokenImageError(name, "has no image")
-    if isinstance(place, io.BytesIO):
-        return bytes(place.getbuffer()[offset : offset + size])
-    with reading(Path(place), "the archive that was opened"), open(place, "rb") as stream:
+    if isinstance(archive, io.BytesIO):
+        return bytes(archive.getbuffer()[offset : offset + size])
+    with reading(Path(archive), "the archive that was opened"), open(archive, "rb") as stream:
         stream.seek(offset)
         data = stream.read(size)
     if len(data) != size:
-        raise DataError(f"{place} is shorter than when it was opened: was it replaced?")
+        raise DataError(f"{archive} is shorter than when it was opened: was it replaced?")
     return data
 
 
@@ -291,7 +295,7 @@ def images(
     kind: str,
     names: Sequence[str],
     paths: Sequence[str],
-    known: Annotations,
+    annotations: Annotations,
     max_bad: float,
     pieces: Sequence[Piece] | None = None,
     fetch: Callable[[int], bytes | str | Pixels] | None = None,
@@ -303,7 +307,7 @@ def images(
     (:func:`sampled_content`), not times: a copy elsewhere has the same.
     """
     archives: Sequence[Piece] = () if pieces is None else pieces
-    known.texts = ({"name": as_texts(names)} if fetch is None else {}) | known.texts
+    annotations.texts = ({"name": as_texts(names)} if fetch is None else {}) | annotations.texts
     if pieces is not None:
         fetch = lambda i: read_piece(archives[i], paths[i])  # noqa: E731
     elif fetch is None:
@@ -315,7 +319,7 @@ def images(
     sizes = np.array([size for _, _, size in archives] or [0] * len(names), dtype="<i8")
     joined = b"\0".join(os.fsencode(text) for text in names)
     options: dict[str, Any] = {"paths": paths, "fetch": fetch, "max_bad": max_bad}
-    dataset = ImageDataset(**vars(known), name=name, fingerprint="", **options)
+    dataset = ImageDataset(**vars(annotations), name=name, fingerprint="", **options)
     marks = dataset.mark(), dataset.ids.tobytes(), content
     dataset.fingerprint = fingerprint(kind, joined, sizes.tobytes(), *marks)
     with errors_of(name):

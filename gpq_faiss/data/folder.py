@@ -57,21 +57,25 @@ def open_tar(path: Path) -> dict[str, Piece]:
     not a tar, or damaged.
     """
     members: dict[str, Piece] = {}
-    what = "a tar archive or a folder"
+    message = "a tar archive or a folder"
     form = file_form(path)
     if form not in ("tar", "gzip", "text"):
-        raise DataError(f"{path} is a file of the form {form}: {what} is needed")
-    with reading(path, what), path.open("rb") as file:
+        raise DataError(f"{path} is a file of the form {form}: {message} is needed")
+    with reading(path, message), path.open("rb") as file:
         packed = form == "gzip"
         stream = io.BytesIO(gzip.decompress(file.read())) if packed else file
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 # tarfile keeps all members, which for millions takes more memory than the images.
                 archive.members = []  # type: ignore[attr-defined]
-                name = "/".join(part for part in member.name.split("/") if part not in {"", "."})
+                name = "/".join(
+                    folder_name
+                    for folder_name in member.name.split("/")
+                    if folder_name not in {"", "."}
+                )
                 if member.isreg() and not member.issparse() and name.rpartition("/")[2][:1] != ".":
-                    place = stream if isinstance(stream, io.BytesIO) else str(path)
-                    members[name] = place, member.offset_data, member.size
+                    holder = stream if isinstance(stream, io.BytesIO) else str(path)
+                    members[name] = holder, member.offset_data, member.size
     return members
 
 
@@ -87,18 +91,18 @@ def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None], list[s
     are skipped; folders of the system, and of masks beside images, are left out.
     """
     parts = [composed(name).split("/") for name in names]
-    folders = [[folder.lower() for folder in part[:-1]] for part in parts]
+    folders = [[folder.lower() for folder in folder_name[:-1]] for folder_name in parts]
     left_out = set(_SYSTEM)
     if any(_CONTAINERS.intersection(lower) for lower in folders):
         left_out |= _ANNOTATIONS
-    kept = [i for i, lower in enumerate(folders) if not left_out.intersection(lower)]
+    included = [i for i, lower in enumerate(folders) if not left_out.intersection(lower)]
     gone = Counter(
         next(f for f in lower if f in left_out) for lower in folders if left_out & set(lower)
     )
     notes = [f"{count:,} images in folders {name!r} left out" for name, count in gone.items()]
-    inner = {i: [f for f in parts[i][:-1] if f.lower() not in _CONTAINERS] for i in kept}
-    while inner and all(len(f) > 1 and f[0] == inner[kept[0]][0] for f in inner.values()):
-        if inner[kept[0]][0].lower() in _SPLITS:
+    inner = {i: [f for f in parts[i][:-1] if f.lower() not in _CONTAINERS] for i in included}
+    while inner and all(len(f) > 1 and f[0] == inner[included[0]][0] for f in inner.values()):
+        if inner[included[0]][0].lower() in _SPLITS:
             break
         inner = {i: f[1:] for i, f in inner.items()}
     tops = {f[0].lower() for f in inner.values() if f}
@@ -129,7 +133,9 @@ def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None], list[s
         classes[i] = folder[level] if len(folder) > level and labelled else None
     last = _TEST if tops & _TEST else _VALIDATION
     late = {i: is_split and bool(f) and f[0].lower() in last for i, f in inner.items()}
-    order = sorted(kept, key=lambda i: (late[i], classes[i] is None, classes[i] or "", parts[i]))
+    order = sorted(
+        included, key=lambda i: (late[i], classes[i] is None, classes[i] or "", parts[i])
+    )
     return order, [classes[i] for i in order], notes
 
 
@@ -178,26 +184,30 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
         endings = Counter(
             os.path.splitext(file)[1] or "none" for file in files if not is_image_name(file)
         )
-        most = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(4))
+        commonest = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(4))
         notes.append(
-            f"{len(files) - len(names):,} files without an image extension left out ({most})"
+            f"{len(files) - len(names):,} files without an image extension left out ({commonest})"
         )
     if not names:
-        what = "; ".join(notes) or "it is empty"
+        message = "; ".join(notes) or "it is empty"
         raise DataError(
-            f"{name} contains no images ({what}): "
+            f"{name} contains no images ({message}): "
             f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors are read by features:PATH"
         )
-    order, classes, more = layout_of(names)
+    order, classes, layout_notes = layout_of(names)
     names = [names[i] for i in order]
     if unlabelled := classes.count(None):
-        more.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
-    known = sorted({folder for folder in classes if folder})
+        layout_notes.append(
+            f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled"
+        )
+    class_names = sorted({folder for folder in classes if folder})
     labels = (
-        Labels.from_names([() if c is None else (c,) for c in classes], known) if known else None
+        Labels.from_names([() if c is None else (c,) for c in classes], class_names)
+        if class_names
+        else None
     )
     note = labels_note(os.path.basename(path), labels, "by their folders")
-    annotations = Annotations(labels, notes=[note, *notes, *more])
+    annotations = Annotations(labels, notes=[note, *notes, *layout_notes])
     pieces = None if members is None else [members[file] for file in names]
     paths = [
         os.path.join(root, file) if members is None else f"{root}!{composed(file)}"
@@ -218,18 +228,20 @@ class _Sample:
     key: str
     members: dict[str, tuple[str, Piece]]
 
-    def image(self, wanted: str | None) -> tuple[str, Piece]:
+    def image(self, requested: str | None) -> tuple[str, Piece]:
         """Return the image and its place in messages; size -1: there is none."""
         extensions = (
-            [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted is None else [wanted]
+            [e for e in self.members if f".{e}" in IMAGE_SUFFIXES]
+            if requested is None
+            else [requested]
         )
         if len(extensions) > 1:
             raise DataError(
                 f"{self.file}!{shown(self.key)} has several images ({', '.join(sorted(extensions))})"
                 f": name one with --read image_column"
             )
-        none = composed(self.key), (self.file, 0, -1)
-        member, piece = self.members.get(extensions[0] if extensions else "", none)
+        missing = composed(self.key), (self.file, 0, -1)
+        member, piece = self.members.get(extensions[0] if extensions else "", missing)
         return f"{self.file}!{member}", piece
 
     def value(self, column: str | None) -> Any:
@@ -237,12 +249,14 @@ class _Sample:
         extension = column if column in self.members else "json"
         if extension not in self.members:
             return None
-        where = f"{self.file}!{shown(self.key)}.{extension}"
+        location = f"{self.file}!{shown(self.key)}.{extension}"
         try:
-            text = read_piece(self.members[extension][1], where).decode("utf-8-sig").strip()
+            text = read_piece(self.members[extension][1], location).decode("utf-8-sig").strip()
             fields: Any = text if column == extension else dict(parse_json(text))
         except (ValueError, TypeError) as error:
-            raise DataError(f"{where} is no text, or no JSON object ({one_line(error)})") from None
+            raise DataError(
+                f"{location} is no text, or no JSON object ({one_line(error)})"
+            ) from None
         return fields if column in (extension, None) else fields.get(column)
 
 
@@ -272,10 +286,10 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     exists; a ``.txt`` whose texts hardly repeat holds captions, which are no labels.
     """
     name = f"webdataset:{without_secrets(path)}"
-    wanted = {*(suffix[1:] for suffix in IMAGE_SUFFIXES), "cls", "json", "txt"}
-    wanted |= {column for column in (o.image_column, o.label_column, *o.keep) if column}
-    every = [sample for file in files_of(path) for sample in _samples(file)]
-    samples = [sample for sample in every if wanted & sample.members.keys()]
+    requested = {*(suffix[1:] for suffix in IMAGE_SUFFIXES), "cls", "json", "txt"}
+    requested |= {column for column in (o.image_column, o.label_column, *o.keep) if column}
+    all_samples = [sample for file in files_of(path) for sample in _samples(file)]
+    samples = [sample for sample in all_samples if requested & sample.members.keys()]
     pieces = [sample.image(o.image_column) for sample in samples]
     if all(size < 0 for _, (_, _, size) in pieces):
         raise DataError(
@@ -294,8 +308,10 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
         values = table.values(table.check(label, "--read label_column"))
         texts = {value for value in values if isinstance(value, str)}
         if label == "txt" and o.label_column is None and 2 * len(texts) > len(samples):
-            what = f"{len(texts):,} different texts in .txt look like captions, which are no labels"
-            annotations.notes.append(f"{what}; --read label_column=txt makes them labels")
+            message = (
+                f"{len(texts):,} different texts in .txt look like captions, which are no labels"
+            )
+            annotations.notes.append(f"{message}; --read label_column=txt makes them labels")
         elif o.label_column or any(value not in (None, "") for value in values):
             annotations.labels = labels_of(values, f"{name}: {label!r}")
             note = labels_note(os.path.basename(path), annotations.labels, f"in {label!r}")

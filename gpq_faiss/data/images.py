@@ -47,9 +47,9 @@ _PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
 class BrokenImageError(DataError):
     """An unusable image; :attr:`why` is the reason without the name."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"{name}: {why}")
-        self.why = why
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.why = reason
 
 
 def shown(name: str) -> str:
@@ -93,14 +93,14 @@ def decode_image(
             image.load()
             return _to_rgb(image)
     except FileNotFoundError:
-        why = "not found"
+        reason = "not found"
     except UnidentifiedImageError:
-        why = "not an image, or of an unknown format"
+        reason = "not an image, or of an unknown format"
     except (
         Exception
     ) as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
-        why = f"cannot be decoded ({one_line(error)})"
-    raise BrokenImageError(name, why)
+        reason = f"cannot be decoded ({one_line(error)})"
+    raise BrokenImageError(name, reason)
 
 
 def open_image(
@@ -189,34 +189,36 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
 
 
-def as_array(value: Any, where: str) -> NDArray[Any]:
+def as_array(value: Any, location: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not numbers."""
     plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
-    array = checks.as_array(without_gradient(plain), where)
+    array = checks.as_array(without_gradient(plain), location)
     if array.dtype.kind not in "fiu":
-        raise DataError(f"{where}: {type(value).__name__} is not an array of numbers, nor an image")
+        raise DataError(
+            f"{location}: {type(value).__name__} is not an array of numbers, nor an image"
+        )
     return array
 
 
-def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
+def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     """One image in any form as uint8 [H, W, 3]. Raises DataError: not an image; BrokenImageError: it cannot be decoded."""
     if isinstance(value, _ONE):
         path = isinstance(value, str | os.PathLike)
         value = bytes(value) if isinstance(value, bytearray) else value
-        return decode_image(value, name=None if path else where)
-    array = as_array(value, where)
+        return decode_image(value, name=None if path else location)
+    array = as_array(value, location)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)
     elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
     if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
-        raise DataError(f"{where}: {list(array.shape)}, expected {_PLACES}")
+        raise DataError(f"{location}: {list(array.shape)}, expected {_PLACES}")
     low, high = float(array.min()), float(array.max())
     if array.dtype.kind == "f" and low >= 0 and high <= 1:
         array = np.round(array * 255)
     elif array.dtype != np.uint8:
         raise DataError(
-            f"{where}: "
+            f"{location}: "
             f"{array.dtype} from {low:g} to {high:g}"
             f": uint8, or floats from 0 to 1, are needed"
         )
@@ -225,8 +227,10 @@ def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError: not numbers, or of another width."""
-    what = "items to embed"
-    array = as_array(values, what)
+    message = "items to embed"
+    array = as_array(values, message)
     array = array[None] if array.shape == (width,) else array
     # Writable, as torch requires.
-    return np.require(checks.check_vectors(array, width, what=what, finite=False), requirements="W")
+    return np.require(
+        checks.check_vectors(array, width, what=message, finite=False), requirements="W"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import unicodedata
 from collections import Counter
@@ -49,12 +50,12 @@ def plain_text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def errors_of(where: str) -> Iterator[None]:
+def errors_of(source: str) -> Iterator[None]:
     """Put ``where``, if it is not empty, before the message of a DataError."""
     try:
         yield
     except DataError as error:
-        raise DataError(f"{where}: {error}" if where else str(error)) from error
+        raise DataError(f"{source}: {error}" if source else str(error)) from error
 
 
 def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
@@ -70,9 +71,9 @@ def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
 
 def class_order(names: Iterable[str]) -> list[str]:
     """Different names in sorted order; numbers, if all are, by size: not 1, 10, 2."""
-    every = set(names)
-    numbers = all(_NUMBER.fullmatch(name) for name in every)
-    return sorted(every, key=lambda name: (int(name), name) if numbers else (0, name))
+    unique_names = set(names)
+    numbers = all(_NUMBER.fullmatch(name) for name in unique_names)
+    return sorted(unique_names, key=lambda name: (int(name), name) if numbers else (0, name))
 
 
 def rows_that(rows: NDArray[Any], verb: str) -> str:
@@ -174,16 +175,20 @@ class Labels:
         """Labels from the class names of each item (empty: unlabelled), which are among ``class_names`` (default: all, in
         :func:`class_order`). Raises DataError: negative numbers, no label, or too many classes."""
         rows = [tuple(map(composed, item)) for item in items]
-        every = class_names or class_order(name for row in rows for name in row)
-        if not every:
+        unique_names = class_names or class_order(name for row in rows for name in row)
+        if not unique_names:
             raise DataError("no item has a label, so the classes are unknown: label some items")
-        if class_names is None and every[0].startswith("-") and _NUMBER.fullmatch(every[0]):
-            raise DataError(f"label {every[0]}: class numbers are from 0, or -1 for none")
-        names = _names(every, 1)
-        place = {name: c for c, name in enumerate(names)}
-        pairs = [(i, place[name]) for i, row in enumerate(rows) for name in row]
-        at, classes = np.array(pairs, np.int64).reshape(-1, 2).T
-        return cls._of_pairs(len(rows), at, classes, names)
+        if (
+            class_names is None
+            and unique_names[0].startswith("-")
+            and _NUMBER.fullmatch(unique_names[0])
+        ):
+            raise DataError(f"label {unique_names[0]}: class numbers are from 0, or -1 for none")
+        names = _names(unique_names, 1)
+        positions = {name: c for c, name in enumerate(names)}
+        pairs = [(i, positions[name]) for i, row in enumerate(rows) for name in row]
+        item_rows, classes = np.array(pairs, np.int64).reshape(-1, 2).T
+        return cls._of_pairs(len(rows), item_rows, classes, names)
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -197,8 +202,8 @@ class Labels:
     def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row and class of every label, in the order of the rows."""
         row, byte = np.nonzero(self.packed)
-        at, bit = np.nonzero(np.unpackbits(self.packed[row, byte][:, None], axis=1))
-        return row[at], 8 * byte[at] + bit
+        byte_index, bit = np.nonzero(np.unpackbits(self.packed[row, byte][:, None], axis=1))
+        return row[byte_index], 8 * byte[byte_index] + bit
 
     @property
     def multi_label(self) -> bool:
@@ -236,10 +241,12 @@ class Labels:
 
     def over(self, class_names: Iterable[str]) -> Labels:
         """The same N items over these classes, in this order; labels of other classes are dropped."""
-        place = {name: c for c, name in enumerate(class_names)}
-        number = np.array([place.get(name, -1) for name in self.class_names])
+        positions = {name: c for c, name in enumerate(class_names)}
+        number = np.array([positions.get(name, -1) for name in self.class_names])
         rows, classes = self._pairs[0], number[self._pairs[1]]
-        return self._of_pairs(len(self), rows[classes >= 0], classes[classes >= 0], tuple(place))
+        return self._of_pairs(
+            len(self), rows[classes >= 0], classes[classes >= 0], tuple(positions)
+        )
 
     def names(self, classes: Iterable[int]) -> tuple[str, ...]:
         """Names of class numbers."""
@@ -271,6 +278,18 @@ MISSING = frozenset(["nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", 
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
 
 
+@functools.lru_cache(maxsize=MAX_CLASSES)
+def _split(value: str) -> tuple[str, ...]:
+    """Return the labels in a text (:func:`label_texts`); most texts occur many times."""
+    text = composed(value).strip()
+    if ROW.fullmatch(text):
+        return tuple(re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text))
+    if text[:1] in ("[", "{", "("):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return tuple(label_texts(tuple(ast.literal_eval(text))))
+    return tuple(part.strip() for part in text.split(SEPARATOR))
+
+
 def label_texts(value: Any) -> list[str]:
     """Return the labels of one value as texts: none, one of a name or number, several of a list.
 
@@ -284,13 +303,7 @@ def label_texts(value: Any) -> list[str]:
     if isinstance(value, bytes):
         value = plain_text(value)
     if isinstance(value, str):
-        text = composed(value).strip()
-        if ROW.fullmatch(text):
-            return re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text)
-        if text[:1] in ("[", "{", "("):
-            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                return label_texts(tuple(ast.literal_eval(text)))
-        return [part.strip() for part in text.split(SEPARATOR)]
+        return list(_split(value))
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
     if isinstance(value, list | tuple):
@@ -299,8 +312,8 @@ def label_texts(value: Any) -> list[str]:
             return [text for item in value for text in label_texts(item)]
     if isinstance(value, list | tuple | dict):
         raise DataError("a label is a dict or a list in a list: names or numbers are needed")
-    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-    return [str(int(value) if whole else value)]
+    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return [str(int(value) if is_whole else value)]
 
 
 def labels_of(
@@ -359,19 +372,19 @@ def _labels(values: Any, class_names: Sequence[str] | None) -> Labels:
         return Labels.from_names(rows)
     numbers = [str(i) for i in range(len(class_names))]
     if unknown := {text for row in rows for text in row}.difference(numbers):
-        many = f"class {min(unknown)} of {len(numbers)}"
-        raise DataError(f"{many}: labels do not fit their class names")
+        message = f"class {min(unknown)} of {len(numbers)}"
+        raise DataError(f"{message}: labels do not fit their class names")
     return Labels(Labels.from_names(rows, numbers).packed, _names(class_names, 1))
 
 
-def labels_note(source: str, labels: Labels | None, how: str) -> str:
+def labels_note(source: str, labels: Labels | None, method: str) -> str:
     """Return the line of the log on the labels of a source, and ``how`` they were matched."""
     if labels is None:
         return "no labels"
     return (
         f"{source}: "
         f"{int(labels.has().sum()):,} of {len(labels):,} items labelled"
-        f", {labels.n_classes:,} classes, {how}"
+        f", {labels.n_classes:,} classes, {method}"
     )
 
 

@@ -33,7 +33,7 @@ class Source:
     """A form of a DATA argument: what follows its name, its opener, and the options that it takes
     besides those of all; ``columns``: whether labels, ids and names may be columns of it."""
 
-    place: str
+    usage: str
     open: Callable[[Any, Options], Dataset]
     takes: str = ""
 
@@ -58,7 +58,7 @@ _SOURCES = {
     "hf": Source(":FOLDER", open_hf, f"image_column vectors {_COLUMNS}"),
     "features": Source(":FILES", open_features, f"vectors image_column {_COLUMNS}"),
 }
-FORMS = " | ".join(name + source.place for name, source in _SOURCES.items())
+FORMS = " | ".join(name + source.usage for name, source in _SOURCES.items())
 """Every form of a DATA argument."""
 
 
@@ -147,12 +147,12 @@ def _find(source: object, image_column: str | None) -> tuple[str, Source, object
     plugin = find_plugin("data", scheme, _SOURCES)
     if plugin is not None:
         return scheme, Source(":PATH", partial(_of_plugin, plugin)), path
-    place = _SOURCES[scheme].place
-    if "\0" in path or (path and not place):
+    usage = _SOURCES[scheme].usage
+    if "\0" in path or (path and not usage):
         raise UsageError(
-            f"{source!r}: {scheme} takes no path" if not place else f"{source!r} is not a path"
+            f"{source!r}: {scheme} takes no path" if not usage else f"{source!r} is not a path"
         )
-    if not path and (colon or place.startswith(":")):
+    if not path and (colon or usage.startswith(":")):
         raise UsageError(f"{source!r} lacks its path: the forms are {FORMS}")
     return scheme, _SOURCES[scheme], path or None
 
@@ -188,10 +188,10 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    known = [field.name for field in fields(Options)]
+    option_names = [field.name for field in fields(Options)]
     for option in read:
-        if option not in known or option in ("with_labels", "name_column"):
-            raise UsageError(unknown(f"option {option!r}", option, known))
+        if option not in option_names or option in ("with_labels", "name_column"):
+            raise UsageError(unknown(f"option {option!r}", option, option_names))
     max_bad, keep = read.get("max_bad", 0.01), read.get("keep") or ()
     if not 0 <= max_bad <= 1:
         raise UsageError(
@@ -203,35 +203,39 @@ def open_data(
             f"--read keep={','.join(keep)}: names of columns are needed, each once, without . and /"
         )
     form, opener, opened = _find(source, read.get("image_column"))
-    given = {
+    values = {
         name: os.fspath(v) if isinstance(v, os.PathLike) else v
         for name, v in (("labels", labels), ("ids", ids), ("names", names))
     }
     in_memory = not isinstance(opened, str)
-    own = {name for name, v in given.items() if opener.columns and _is_column(v, in_memory)}
-    if "labels" in own and read.get("label_column"):
+    column_options = {
+        name for name, v in values.items() if opener.columns and _is_column(v, in_memory)
+    }
+    if "labels" in column_options and read.get("label_column"):
         raise UsageError(
             f"labels {labels} and label_column {read['label_column']} both name a column: give one"
         )
-    beside = {name: v for name, v in given.items() if v is not None and name not in own}
-    options = Options(**read | {"keep": keep, "with_labels": "labels" not in beside})
-    of_table = {} if "labels" not in beside else {"label_column": None, "id_column": None}
+    separate = {
+        name: v for name, v in values.items() if v is not None and name not in column_options
+    }
+    options = Options(**read | {"keep": keep, "with_labels": "labels" not in separate})
+    of_table = {} if "labels" not in separate else {"label_column": None, "id_column": None}
     columns = {"label_column": "labels", "id_column": "ids", "name_column": "names"}
-    chosen = {option: given[name] for option, name in columns.items() if name in own}
-    wanted = replace(options, **of_table | chosen)
-    _check_options(form, opener, wanted)
-    dataset = opener.open(opened, wanted)
+    chosen = {option: values[name] for option, name in columns.items() if name in column_options}
+    source_options = replace(options, **of_table | chosen)
+    _check_options(form, opener, source_options)
+    dataset = opener.open(opened, source_options)
     if keep:
         dataset = dataset.having(
             "keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep)
         )
-    if "names" in beside:
-        dataset = with_names(dataset, beside["names"])
-    if "ids" in beside:
-        dataset = with_ids(dataset, beside["ids"])
-    if "labels" in beside:
-        dataset = with_labels(dataset, beside["labels"], options)
-    return dataset if isinstance(source, Dataset) and not beside else _logged(dataset)
+    if "names" in separate:
+        dataset = with_names(dataset, separate["names"])
+    if "ids" in separate:
+        dataset = with_ids(dataset, separate["ids"])
+    if "labels" in separate:
+        dataset = with_labels(dataset, separate["labels"], options)
+    return dataset if isinstance(source, Dataset) and not separate else _logged(dataset)
 
 
 def _plain(item: Any) -> Any:
@@ -255,18 +259,18 @@ def _check_options(form: str, source: Source, options: Options) -> None:
     """Raise UsageError: an option that a source does not take."""
     for option in ["label_column", "vectors", "keep", "root", "image_column", "concepts"]:
         if getattr(options, option) not in (None, [], ()) and option not in source.takes.split():
-            others = ", ".join(
-                name for name, other in _SOURCES.items() if option in other.takes.split()
+            takers = ", ".join(
+                name for name, taker in _SOURCES.items() if option in taker.takes.split()
             )
-            raise UsageError(f"--read {option} does not apply to {form}: it is for {others}")
+            raise UsageError(f"--read {option} does not apply to {form}: it is for {takers}")
 
 
 def _logged(dataset: Dataset) -> Dataset:
     """Log what was understood of a data set, and return it."""
     repeated = len(dataset) - len(np.unique(dataset.ids))
-    more = [f"{repeated:,} of the {len(dataset):,} ids are repeated"] if repeated else []
-    more += class_notes(dataset.labels) if dataset.labels is not None else []
-    dataset.notes[:] = dict.fromkeys([*dataset.notes, *more])
+    extra_notes = [f"{repeated:,} of the {len(dataset):,} ids are repeated"] if repeated else []
+    extra_notes += class_notes(dataset.labels) if dataset.labels is not None else []
+    dataset.notes[:] = dict.fromkeys([*dataset.notes, *extra_notes])
     for note in dataset.notes:
         log.info("%s: %s", dataset.name, note)
     return dataset

@@ -34,9 +34,9 @@ def blocks(
         number, length = 1, size
     for i in range(number):
         file.seek(start + (i * (size - length) // (number - 1) if i else 0))
-        left = length
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            left -= len(block)
+        remaining = length
+        while remaining > 0 and (block := file.read(min(remaining, 1 << 20))):
+            remaining -= len(block)
             yield block
 
 
@@ -96,9 +96,11 @@ def _remote(url: str) -> Iterator[tuple[Any, str]]:
         status = getattr(cause, "status", 404 if isinstance(cause, FileNotFoundError) else None)
         if status == 404:
             raise DataError(f"{bare} not found") from None
-        why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
-        why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda match: without_secrets(match[0]), why)
-        raise DataError(f"{bare} cannot be read ({why})") from None
+        reason = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
+        reason = re.sub(
+            _URL.pattern + r"[^\s'\"]+", lambda match: without_secrets(match[0]), reason
+        )
+        raise DataError(f"{bare} cannot be read ({reason})") from None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -136,7 +138,8 @@ def _expanded(pattern: str) -> Iterator[str]:
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a key for sorting by the numbers in names: 2 before 10."""
     return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+        (int(pattern_part), "") if pattern_part.isdecimal() else (-1, pattern_part)
+        for pattern_part in re.split(r"(\d+)", name)
     ]
 
 
@@ -150,12 +153,12 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     if os.path.exists(text):
         return [Path(text)]
     names: list[str] = []
-    for part in _expanded(text):
-        matches = [part]
-        if not is_url(part):
-            matches = glob.glob(part) if glob.has_magic(part) else matches
-        elif "*" in part or "[" in part:  # ? starts a query string
-            with _remote(part) as (system, remote):
+    for pattern_part in _expanded(text):
+        matches = [pattern_part]
+        if not is_url(pattern_part):
+            matches = glob.glob(pattern_part) if glob.has_magic(pattern_part) else matches
+        elif "*" in pattern_part or "[" in pattern_part:  # ? starts a query string
+            with _remote(pattern_part) as (system, remote):
                 matches = [system.unstrip_protocol(name) for name in system.glob(remote)]
         names += sorted(matches, key=natural_order)
         if len(names) > _MOST_FILES:
@@ -169,12 +172,15 @@ def replaces(out: str | Path, text: str, *, whole: bool = False) -> bool:
     """Return whether ``out`` is a file of a path, a pattern or a DATA argument, by whatever name;
     with ``whole`` also whether it is a folder with such a file."""
     parts = [
-        part
+        pattern_part
         for form in (text, text.partition(":")[2])
-        for part in _expanded(os.path.expanduser(form))
+        for pattern_part in _expanded(os.path.expanduser(form))
     ]
     files = [
-        Path(name) for part in parts for name in (part, *glob.glob(part)) if os.path.isfile(name)
+        Path(name)
+        for pattern_part in parts
+        for name in (pattern_part, *glob.glob(pattern_part))
+        if os.path.isfile(name)
     ]
     paths = {path for file in files for path in (file, *(file.resolve().parents if whole else ()))}
     return os.path.exists(out) and any(os.path.samefile(out, path) for path in paths)

@@ -81,8 +81,8 @@ class Split:
     ) -> Split:
         """The split of ``n`` items with ``rows`` (positions or a mask) in each role."""
         roles = np.zeros(n, dtype=np.uint8)
-        for role, at in rows.items():
-            roles[at] |= _BITS[role]
+        for role, selection in rows.items():
+            roles[selection] |= _BITS[role]
         return cls(roles, name, seed, seen)
 
     @property
@@ -149,7 +149,7 @@ def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
 def _draw(
     labels: Labels,
     free: NDArray[np.bool_],
-    wanted: Callable[[int], int],
+    count_of: Callable[[int], int],
     seed: int,
     stream: int,
     lack: str = "",
@@ -161,7 +161,7 @@ def _draw(
     for c in (int(c) for c in np.argsort(counts, kind="stable") if counts[c]):
         # The order is of the whole class, so that larger draws contain smaller ones.
         order = _permuted(np.flatnonzero(labels.column(c)), seed, stream, c)
-        order, number = order[free[order]], wanted(int(counts[c]))
+        order, number = order[free[order]], count_of(int(counts[c]))
         if lack and len(order) < number:
             raise DataError(
                 f"class '{labels.class_names[c]}' has {counts[c]:,} items, {len(order):,} of them free"
@@ -172,31 +172,34 @@ def _draw(
 
 
 def read_rows(
-    path: str | Path, ids: NDArray[np.int64], what: str = "--labelled", labels: Labels | None = None
+    path: str | Path,
+    ids: NDArray[np.int64],
+    message: str = "--labelled",
+    labels: Labels | None = None,
 ) -> Rows:
     """Rows of the items listed in a file: ``.npy`` integers, or text with one per line.
 
     The numbers are ids if all of them are ids of the data set, else row numbers (from 0). With ``labels`` all must have one.
     """
-    values = np.unique(read_ids(path, what))
+    values = np.unique(read_ids(path, message))
     if not len(values):
         raise DataError(
-            f"{what} {path} holds no number: ids or row numbers, one per line, are needed"
+            f"{message} {path} holds no number: ids or row numbers, one per line, are needed"
         )
     order = np.argsort(ids, kind="stable")
-    at = np.searchsorted(ids[order], values)
-    known = ids[order][np.minimum(at, len(ids) - 1)] == values
-    if not known.all() and not 0 <= values[0] <= values[-1] < len(ids):
+    selection = np.searchsorted(ids[order], values)
+    matched = ids[order][np.minimum(selection, len(ids) - 1)] == values
+    if not matched.all() and not 0 <= values[0] <= values[-1] < len(ids):
         raise DataError(
-            f"{what} {path}: "
-            f"{int(values[~known][0])} is neither an id of the data nor a row number below {len(ids):,}"
-            f" ({int((~known).sum()):,} in all)"
+            f"{message} {path}: "
+            f"{int(values[~matched][0])} is neither an id of the data nor a row number below {len(ids):,}"
+            f" ({int((~matched).sum()):,} in all)"
         )
-    rows = np.sort(order[at]).astype(np.int64) if known.all() else values
+    rows = np.sort(order[selection]).astype(np.int64) if matched.all() else values
     bare = rows[:0] if labels is None else rows[~labels.has(rows)]
     if bare.size:
         raise DataError(
-            f"{what} {path}: {rows_that(bare, 'have')} no label in the data: leave such rows out"
+            f"{message} {path}: {rows_that(bare, 'have')} no label in the data: leave such rows out"
         )
     return rows
 
@@ -255,13 +258,13 @@ def _labelled(
 
 
 def _rest_is_database(labels: Labels, query: Any, labelled: Any, name: str, seed: int) -> Split:
-    rest = np.ones(len(labels), dtype=bool)
-    rest[query] = rest[labelled] = False
+    remaining = np.ones(len(labels), dtype=bool)
+    remaining[query] = remaining[labelled] = False
     roles = {
         "query": query,
         "labelled": labelled,
-        "unlabelled": rest,
-        "database": rest & labels.has(),
+        "unlabelled": remaining,
+        "database": remaining & labels.has(),
     }
     return Split.of(len(labels), name, seed, **roles)
 
@@ -310,20 +313,20 @@ def _authors(labels: Labels, seed: int, labelled: str | None) -> Split:
     query, picked = np.zeros((2, len(labels)), dtype=bool)
     for c, name in enumerate(labels.class_names):
         rows = np.flatnonzero(of_item == c)
-        others = np.delete(rows, slice(None, None, 60))
-        if len(others) < number:
+        candidates = np.delete(rows, slice(None, None, 60))
+        if len(candidates) < number:
             raise DataError(
                 f"class '{name}' has {len(rows):,} items; protocol gpq-authors "
-                f"needs {int(number):,} besides {len(rows) - len(others)} queries: lower --labelled"
+                f"needs {int(number):,} besides {len(rows) - len(candidates)} queries: lower --labelled"
             )
-        query[rows[::60]] = picked[others[: int(number)]] = True
+        query[rows[::60]] = picked[candidates[: int(number)]] = True
     return _rest_is_database(labels, query, picked, "gpq-authors", seed)
 
 
 def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
     """Classes with items that are seen: three quarters, rounded down, at least one; or those that are not named (``*`` and ``?`` match)."""
     present = labels.counts() > 0
-    names = [name for part in protocol.partition(":")[2].split(",") if (name := part.strip())]
+    names = [name for chunk in protocol.partition(":")[2].split(",") if (name := chunk.strip())]
     if not names:
         drawn = _permuted(np.flatnonzero(present), seed, _CLASSES)
         if len(drawn) < 2:
@@ -334,14 +337,14 @@ def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
         return np.sort(drawn[: max(1, int(_SEEN * len(drawn)))])
     unseen = np.zeros(labels.n_classes, dtype=bool)
     for name in names:
-        found = np.array([fnmatch.fnmatchcase(known, name) for known in labels.class_names])
-        if not found.any():
-            known = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")
+        matches = np.array([fnmatch.fnmatchcase(matched, name) for matched in labels.class_names])
+        if not matches.any():
+            matched = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")
             raise UsageError(
                 f"protocol {protocol}: "
-                f"no class is called '{name}': the {labels.n_classes:,} classes are {known}"
+                f"no class is called '{name}': the {labels.n_classes:,} classes are {matched}"
             )
-        unseen |= found
+        unseen |= matches
     if not (present & unseen).any() or not (present & ~unseen).any():
         raise UsageError(
             f"protocol {protocol}: "
@@ -353,13 +356,13 @@ def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
 def _unseen_classes(
     labels: Labels, protocol: str, seed: int, labelled: str | None, ids: Rows
 ) -> Split:
-    seen, has = _seen(labels, protocol, seed), labels.has()
+    seen, labelled_mask = _seen(labels, protocol, seed), labels.has()
     names = labels.names(seen)
     hidden = labels.over(labels.names(np.delete(np.arange(labels.n_classes), seen))).has()
     # Halves of each class, or for several labels per item of each side.
     groups = [np.flatnonzero(labels.column(c)) for c in range(labels.n_classes)]
     if labels.multi_label:
-        groups = [np.flatnonzero(has & ~hidden), np.flatnonzero(hidden)]
+        groups = [np.flatnonzero(labelled_mask & ~hidden), np.flatnonzero(hidden)]
     first = np.zeros(len(labels), dtype=bool)
     for stream, rows in enumerate(groups):
         # The odd item goes to the training half, so that classes of one item can be learnt.
@@ -370,24 +373,24 @@ def _unseen_classes(
             f"{len(labels):,} items are too few for protocol {protocol}: no query is left"
         )
     if protocol == "2":
-        database, train = has & (hidden == first), has & ~hidden & first
-        rest, reserved = train | database | ~has, "not in the seen training half"
+        database, train = labelled_mask & (hidden == first), labelled_mask & ~hidden & first
+        remaining, reserved = train | database | ~labelled_mask, "not in the seen training half"
     else:
-        database, train = hidden & first, has & ~hidden
-        rest, reserved = train.copy(), "not of the seen classes"
+        database, train = hidden & first, labelled_mask & ~hidden
+        remaining, reserved = train.copy(), "not of the seen classes"
     visible = labels.masked(np.flatnonzero(train)).over(names)
     chosen = _labelled(labelled or "all", visible, train, seed, ids, reserved)
-    rest[chosen] = False
-    roles = {"query": query, "labelled": chosen, "unlabelled": rest, "database": database}
+    remaining[chosen] = False
+    roles = {"query": query, "labelled": chosen, "unlabelled": remaining, "database": database}
     return Split.of(len(labels), protocol, seed, tuple(seen.tolist()), **roles)
 
 
 def check_protocol(protocol: str) -> str:
     """The name of a protocol without its argument: ``transfer`` for ``transfer:cat,dog``. Raises UsageError: there is no such protocol."""
-    name, colon, given = protocol.partition(":")
+    name, colon, argument = protocol.partition(":")
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
-    if colon and (name != "transfer" or not given.strip(", ")):
+    if colon and (name != "transfer" or not argument.strip(", ")):
         raise UsageError(
             f"protocol {protocol}: only transfer has an argument after a colon, names of classes"
         )

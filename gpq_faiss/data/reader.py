@@ -69,19 +69,19 @@ class Reader:
         dtype: np.dtype[Any] = np.dtype(np.uint8)
         if isinstance(self.dataset, FeatureDataset):
             shape, dtype = (self.dataset.width,), np.dtype(np.float32)
-        each = math.prod(shape) * dtype.itemsize
-        if n * each > 4 << 30:
+        item_bytes = math.prod(shape) * dtype.itemsize
+        if n * item_bytes > 4 << 30:
             return False
-        array, there = np.zeros((n, *shape), dtype), np.zeros(n, bool)
-        block = max(64, (32 << 20) // each)
+        array, readable = np.zeros((n, *shape), dtype), np.zeros(n, bool)
+        block = max(64, (32 << 20) // item_bytes)
         with stage("reading", n) as reading:
             for start in range(0, n, block):
                 rows = np.arange(start, min(start + block, n))
                 values, ok = self._load(rows)
                 array[rows[ok]] = values
-                there[rows] = ok
+                readable[rows] = ok
                 reading.advance(len(rows))
-        self.array, self._ok = array, there
+        self.array, self._ok = array, readable
         return True
 
     def fetch(self, rows: NDArray[np.int64], *, empty: bool = False) -> Batch:

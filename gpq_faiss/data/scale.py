@@ -29,31 +29,33 @@ def scale_of(x: NDArray[Any]) -> dict[str, float]:
     return dict(zip(names, map(float, values), strict=True))
 
 
-def typical_scale(dataset: Dataset, most: int = 1000) -> dict[str, float]:
+def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
     """Return the scale of about ``most`` vectors, in eight evenly spaced blocks; of images nothing."""
     if not isinstance(dataset, FeatureDataset):
         return {}
-    starts = np.linspace(0, max(0, len(dataset) - most // 8), num=8).astype(np.int64)
-    rows = np.unique((starts[:, None] + np.arange(most // 8)).clip(max=len(dataset) - 1))
+    starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
+    rows = np.unique((starts[:, None] + np.arange(sample // 8)).clip(max=len(dataset) - 1))
     return scale_of(np.asarray(dataset.matrix[rows]))
 
 
-def scale_warning(known: Mapping[str, float], found: Mapping[str, float], n: int) -> str | None:
+def scale_warning(
+    expected: Mapping[str, float], measured: Mapping[str, float], n: int
+) -> str | None:
     """Return a warning if ``n`` vectors of scale ``found`` are not at the ``known`` scale."""
-    if not known or not found:
+    if not expected or not measured:
         return None
     least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
-    same = known[least] / _FACTOR <= found["norm"] <= known[largest] * _FACTOR
+    is_same = expected[least] / _FACTOR <= measured["norm"] <= expected[largest] * _FACTOR
     if n >= _FEW:
-        shift = max(abs(found[end] - known[end]) for end in ("low", "high"))
-        same &= shift <= (_FACTOR - 1) * (known["high"] - known["low"])
-    if same:
+        shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
+        is_same &= shift <= (_FACTOR - 1) * (expected["high"] - expected["low"])
+    if is_same or not measured["norm"]:
         return None
     texts = [
-        f"norms of about {s['norm']:.3g} and numbers from {s['low']:.3g} to {s['high']:.3g}"
-        for s in (found, known)
+        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} to {scale['high']:.3g}"
+        for scale in (measured, expected)
     ]
     return (
-        f"the vectors have {texts[0]}, those of the training {texts[1]}: "
-        "scale and shift them as for the training"
+        f"the vectors have {texts[0]}, those of the training have {texts[1]}: "
+        f"scale (here by {expected['norm'] / measured['norm']:.3g}) or shift them as for the training"
     )

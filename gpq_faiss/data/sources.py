@@ -34,7 +34,6 @@ from .paths import (
 )
 from .tables import (
     FORMS,
-    LABELS,
     PLAIN,
     Annotations,
     Options,
@@ -84,8 +83,7 @@ def open_features(path: str, o: Options = PLAIN) -> Dataset:
             return open_hub_parquet(name, files, o)
         described = open_tables(metadata) if metadata else table
         annotations, used = described.annotations(o)
-        labels = usual(LABELS, table.kinds) or ""
-        matrix, columns = table.vectors({labels, *(used if described is table else ())}, o.vectors)
+        matrix, columns = table.vectors(used if described is table else (), o.vectors)
         annotations.notes += columns
         if matrix.shape[1:] and matrix.dtype == np.uint8 and len(matrix.shape) > 2:
             return open_array(matrix[:], o)
@@ -148,9 +146,9 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
     try:
         rows = datasets.load_from_disk(str(Path(source).expanduser())) if folder else source
         if isinstance(rows, datasets.DatasetDict) and rows:
-            parts = sorted(rows, key=lambda part: (part.lower() == "test", part))
+            parts = sorted(rows, key=lambda chunk: (chunk.lower() == "test", chunk))
             notes.append(f"parts: {', '.join(parts)}")
-            rows = datasets.concatenate_datasets([rows[part] for part in parts])
+            rows = datasets.concatenate_datasets([rows[chunk] for chunk in parts])
         if isinstance(rows, datasets.Dataset):
             data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
             data.validate(full=True)  # Arrow checks neither offsets nor UTF-8 where it reads
@@ -223,8 +221,10 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
         image = table.image_column(o.image_column) or table.check("image", "--read image_column")
         listed = [str(value or "") for value in table.values(image)]
         if "" in listed or not listed:
-            what = f"no path in row {listed.index('')} of column {image!r}" if listed else "no rows"
-            raise DataError(f"{files[0]} has {what}: paths of images are needed")
+            message = (
+                f"no path in row {listed.index('')} of column {image!r}" if listed else "no rows"
+            )
+            raise DataError(f"{files[0]} has {message}: paths of images are needed")
         annotations = table.annotations(o, image)[0]
     paths = [os.path.join(base, name.replace("\\", "/")) for name in listed]
     if not any(map(os.path.exists, paths)):
@@ -237,15 +237,15 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
     return images(name, "image files", listed, paths, annotations, o.max_bad)
 
 
-def read_lines(path: Path, what: str) -> list[tuple[int, str]]:
+def read_lines(path: Path, message: str) -> list[tuple[int, str]]:
     """Return the non-blank lines of a text with their numbers from 1; ``what`` names its content.
 
     Raises DataError: missing, empty or not text.
     """
-    text = read_text(path, what)
+    text = read_text(path, message)
     lines = [(i, line.strip()) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines or "\0" in text:
-        raise DataError(f"{path} is empty or not a text: {what} was expected")
+        raise DataError(f"{path} is empty or not a text: {message} was expected")
     return lines
 
 
@@ -270,19 +270,23 @@ def _list(file: Path) -> tuple[list[str], Annotations]:
     for number, line in lines:
         labels = _labels_in(line) if columns > 1 else _labels_in(line)[-1:]
         if len(labels) != columns or len(labels[0]) > 18:
-            what = f"{columns} labels of 0 or 1" if columns > 1 else "one class number"
+            message = f"{columns} labels of 0 or 1" if columns > 1 else "one class number"
             raise DataError(
-                f"{file} line {number}: {what} "
+                f"{file} line {number}: {message} "
                 f"expected as in line {lines[0][0]}"
                 f", not {line[-60:]!r}"
             )
         values.append([int(text) for text in labels])
-    beside = file.parent / "classes.txt"
-    classes = [name for _, name in read_lines(beside, "class names")] if beside.is_file() else None
-    found = labels_of(np.array(values), str(file), class_names=classes)
-    known = Annotations(found, notes=[labels_note(file.name, found, "at the end of its lines")])
+    names_file = file.parent / "classes.txt"
+    classes = (
+        [name for _, name in read_lines(names_file, "class names")]
+        if names_file.is_file()
+        else None
+    )
+    parsed = labels_of(np.array(values), str(file), class_names=classes)
+    known = Annotations(parsed, notes=[labels_note(file.name, parsed, "at the end of its lines")])
     listed = [line.rsplit(maxsplit=columns)[0] for _, line in lines]
-    return listed, known if found.has().any() else Annotations()
+    return listed, known if parsed.has().any() else Annotations()
 
 
 # Arrays, tensors, lists and map-style data sets of torch -----------------------------------------
@@ -355,8 +359,8 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         try:
             return to_pixels(item(i)[0], f"item {i}")
         except DataError as error:
-            why = getattr(error, "why", str(error).removeprefix(f"item {i}: "))
-            raise BrokenImageError(f"item {i}", why) from None
+            reason = getattr(error, "why", str(error).removeprefix(f"item {i}: "))
+            raise BrokenImageError(f"item {i}", reason) from None
 
     annotations = Annotations()
     if o.with_labels:

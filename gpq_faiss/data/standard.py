@@ -74,8 +74,8 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
         ) from None
     finally:
         socket.setdefaulttimeout(before)
-    classes = np.concatenate([np.asarray(part.targets) for part in parts])
-    pixels = np.concatenate([np.asarray(part.data) for part in parts])
+    classes = np.concatenate([np.asarray(dataset_part.targets) for dataset_part in parts])
+    pixels = np.concatenate([np.asarray(dataset_part.data) for dataset_part in parts])
     return _array_images(name, pixels, Labels.from_ids(classes, parts[0].classes), mirrors=True)
 
 
@@ -87,11 +87,14 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
     folder, concepts = Path(root).expanduser(), 21 if o.concepts is None else o.concepts
     listed = read_lines(folder / "ImageList/Imagelist.txt", "image names, one per line,")
     path = folder / "ConceptsList/Concepts81.txt"
-    known = [line for _, line in read_lines(path, "concept names, one per line,")]
-    if any(not name.isprintable() or "/" in name or known.count(name) > 1 for name in known):
+    concept_names = [line for _, line in read_lines(path, "concept names, one per line,")]
+    if any(
+        not name.isprintable() or "/" in name or concept_names.count(name) > 1
+        for name in concept_names
+    ):
         raise DataError(f"{path} has a concept twice, or one that is no name: damaged or foreign")
     names, columns = [line.replace("\\", "/") for _, line in listed], []
-    for name in known:
+    for name in concept_names:
         path = folder / "Groundtruth/AllLabels" / f"Labels_{name}.txt"
         values = read_text(path, "0 or 1 for each image,").split()
         if len(values) != len(names) or not {"0", "1"}.issuperset(values):
@@ -101,20 +104,22 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
                 f": damaged or foreign"
             )
         columns.append(np.array(values) == "1")
-    if not 1 <= concepts <= len(known):
-        raise UsageError(f"--read concepts={concepts}: 1 to {len(known)} are possible")
-    order = sorted(range(len(known)), key=lambda c: (-int(columns[c].sum()), known[c]))
+    if not 1 <= concepts <= len(concept_names):
+        raise UsageError(f"--read concepts={concepts}: 1 to {len(concept_names)} are possible")
+    order = sorted(
+        range(len(concept_names)), key=lambda c: (-int(columns[c].sum()), concept_names[c])
+    )
     chosen = sorted(order[:concepts])
     matrix = np.stack([columns[c] for c in chosen], axis=1)
-    kept = np.flatnonzero(matrix.any(axis=1))
-    if not len(kept):
+    included = np.flatnonzero(matrix.any(axis=1))
+    if not len(included):
         raise DataError(f"nuswide: no image in {folder} has any of the {len(chosen)} concepts")
-    labels = Labels.from_multihot(matrix[kept], [known[c] for c in chosen])
+    labels = Labels.from_multihot(matrix[included], [concept_names[c] for c in chosen])
     notes = [labels_note(f"nuswide:{root}", labels, "in the order of the image list")]
-    if bare := len(names) - len(kept):
+    if bare := len(names) - len(included):
         without = f"{bare:,} of {len(names):,} images have none of the {len(chosen)} concepts"
         notes.append(f"{without}, left out")
-    texts = [names[i] for i in kept]
+    texts = [names[i] for i in included]
     paths = [os.path.join(folder, "Flickr", name) for name in texts]
-    annotations = Annotations(labels, ids=kept, notes=notes)
+    annotations = Annotations(labels, ids=included, notes=notes)
     return images(f"nuswide:{root}", "image files", texts, paths, annotations, o.max_bad)

@@ -64,7 +64,7 @@ LABELS = (
 IDS = ("ids", "id", "imageid", "itemid", "imgid", "uid")
 IMAGES = ("image", "imagepath", "path", "filepath", "filename", "file", "img", "images")
 NAMES = ("name", "names", "path", "paths", "key", "keys", *IMAGES)
-ITEMS = (*IDS, *NAMES, "item", "index", "unnamed0", "")
+ITEMS = (*IDS, *NAMES, "item", "index", "indexlevel0", "unnamed0", "")
 """Usual names of columns in lower case without spaces and punctuation: of vectors, labels, ids,
 paths of images, names, and of what a table of labels names its items by."""
 
@@ -118,8 +118,8 @@ def file_form(path: Path) -> str:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
-        for part, (form, remedy) in _MEMBERS.items():
-            if any(part in member for member in members):
+        for chunk, (form, remedy) in _MEMBERS.items():
+            if any(chunk in member for member in members):
                 raise DataError(f"{path} is {form}: {remedy}")
         if not any(member.endswith(".npy") for member in members):
             raise DataError(f"{path} is a zip archive: {_UNPACK}")
@@ -209,10 +209,10 @@ class Table:
     def check(self, name: str, option: str) -> str:
         """Return the name of a column. Raises DataError: there is none; ``option`` names it."""
         if name not in self.kinds:
-            wanted = repr(name) if name else "of a usual name"
-            columns = ", ".join(repr(known[:40]) for known in list(self.kinds)[:20])
+            requested = repr(name) if name else "of a usual name"
+            columns = ", ".join(repr(kind_names[:40]) for kind_names in list(self.kinds)[:20])
             remedy = f"name one with {option}" if columns else "give another file"
-            raise DataError(f"{self.source} has no column {wanted} (it has {columns}): {remedy}")
+            raise DataError(f"{self.source} has no column {requested} (it has {columns}): {remedy}")
         return name
 
     def values(self, name: str) -> Any:
@@ -239,26 +239,26 @@ class Table:
                 notes.append(f"{guess!r} holds texts: they are the names; ids are row numbers")
             else:
                 ids = guess
-        others = [name for name, kind in self.kinds.items() if kind not in ("list", "image")]
+        leftover = [name for name, kind in self.kinds.items() if kind not in ("list", "image")]
         names = (
-            names or paths or usual(NAMES, [name for name in others if name not in (ids, label)])
+            names or paths or usual(NAMES, [name for name in leftover if name not in (ids, label)])
         )
         for name, option in ((label, "label_column"), (ids, "ids"), (names, "names")):
             self.check(name, f"--read {option}") if name is not None else None
-        found = Annotations(notes=notes)
+        annotated = Annotations(notes=notes)
         if label is not None:
             with errors_of(f"{self.source}: {label!r}"):
-                found.labels = column_labels(self.load(label), self.class_names.get(label))
-            notes[0] = labels_note(Path(self.source).name, found.labels, f"in column {label!r}")
-        found.texts = {name: self.texts(self.check(name, "--read keep")) for name in o.keep}
+                annotated.labels = column_labels(self.load(label), self.class_names.get(label))
+            notes[0] = labels_note(Path(self.source).name, annotated.labels, f"in column {label!r}")
+        annotated.texts = {name: self.texts(self.check(name, "--read keep")) for name in o.keep}
         if names is not None:
-            found.texts["name"] = self.texts(names)
+            annotated.texts["name"] = self.texts(names)
         if ids is not None:
-            found.ids = whole_numbers(self.values(ids), f"{self.source}: {ids!r}")
-        return found, {name for name in (label, ids, names, *o.keep) if name is not None}
+            annotated.ids = whole_numbers(self.values(ids), f"{self.source}: {ids!r}")
+        return annotated, {name for name in (label, ids, names, *o.keep) if name is not None}
 
     def vectors(
-        self, used: Iterable[str], wanted: str | Sequence[str] | None
+        self, used: Iterable[str], requested: str | Sequence[str] | None
     ) -> tuple[Matrix, list[str]]:
         """Return the vectors, and notes on their columns.
 
@@ -267,18 +267,20 @@ class Table:
 
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
         """
-        unused = [name for name in self.kinds if name not in {*used}]
+        unused = [n for n in self.kinds if n not in {*used, usual(LABELS, self.kinds)}]
         lists = [name for name in unused if self.kinds[name] == "list"]
         numbers = [name for name in unused if self.kinds[name] in ("integer", "number")]
-        if wanted is not None:
-            parts = wanted.split(",") if isinstance(wanted, str) else wanted
-            matches = {part: fnmatch.filter(self.kinds, part) or [part] for part in parts}
+        if requested is not None:
+            parts = requested.split(",") if isinstance(requested, str) else requested
+            matches = {chunk: fnmatch.filter(self.kinds, chunk) or [chunk] for chunk in parts}
             chosen = [
-                self.check(name, "--read vectors") for part in parts for name in matches[part]
+                self.check(name, "--read vectors") for chunk in parts for name in matches[chunk]
             ]
         elif lists or usual(FEATURES, numbers):
-            one = usual(FEATURES, lists or numbers) or (lists[0] if len(lists) == 1 else None)
-            chosen = [] if one is None else [one]
+            column_name = usual(FEATURES, lists or numbers) or (
+                lists[0] if len(lists) == 1 else None
+            )
+            chosen = [] if column_name is None else [column_name]
         else:
             groups: dict[str, list[tuple[int, str]]] = {}
             for name in numbers:
@@ -291,24 +293,24 @@ class Table:
         of_numbers = [name for name in chosen if self.kinds[name] in ("integer", "number")]
         if not chosen or chosen not in (of_lists[:1], of_numbers):
             columns = ", ".join((lists or list(self.kinds))[:20]) or "none"
-            what = f"{', '.join(map(repr, chosen[:5]))}: not vectors of numbers"
-            what = what if chosen else "which column holds the vectors?"
+            message = f"{', '.join(map(repr, chosen[:5]))}: not vectors of numbers"
+            message = message if chosen else "which column holds the vectors?"
             raise DataError(
-                f"{self.source}: {what} (it has {columns}): "
+                f"{self.source}: {message} (it has {columns}): "
                 "name them with --read vectors=NAME or a pattern, 'f*'"
             )
         note = f"vectors are in column {chosen[0]!r}"
         if len(chosen) > 1:
-            others = [repr(name) for name in numbers if name not in chosen]
-            rest = f"; {', '.join(others[:5])} left out" if others else ""
-            note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}{rest}"
+            leftover = [repr(name) for name in numbers if name not in chosen]
+            elsewhere = f"; {', '.join(leftover[:5])} left out" if leftover else ""
+            note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}{elsewhere}"
         assert self.matrix is not None
         return self.matrix(chosen), [note] if len(self.kinds) > 1 else []
 
-    def image_column(self, wanted: str | None) -> str | None:
+    def image_column(self, requested: str | None) -> str | None:
         """Return the column of paths of images, if there is one: ``wanted``, or by usual names."""
-        if wanted is not None:
-            return self.check(wanted, "--read image_column")
+        if requested is not None:
+            return self.check(requested, "--read image_column")
         texts = [name for name, kind in self.kinds.items() if kind == "text"]
         while (name := usual(IMAGES, texts)) is not None:
             values = self.values(name)[:100]
@@ -357,23 +359,23 @@ def open_tables(paths: Sequence[Path]) -> Table:
         with reading(path, f"a file of the form {form}"):
             parts.append(_arrays(path, form))
     if names := next(
-        (part.keys() ^ parts[0].keys() for part in parts if part.keys() != parts[0].keys()), None
+        (chunk.keys() ^ parts[0].keys() for chunk in parts if chunk.keys() != parts[0].keys()), None
     ):
         raise DataError(
             f"{source} and another file do not fit: one lacks {', '.join(sorted(names)[:5])}"
         )
     if len(parts) == 1:
         return array_table(source, parts[0])
-    joined = {name: [part[name] for part in parts] for name in parts[0]}
+    joined = {name: [chunk[name] for chunk in parts] for name in parts[0]}
     classes = joined.pop("class_names", [None])
-    if any(not np.array_equal(part[:], classes[0][:]) for part in classes[1:]):
+    if any(not np.array_equal(chunk[:], classes[0][:]) for chunk in classes[1:]):
         raise DataError(f"{source} and another file name their classes differently")
     arrays = {
-        name: JoinedMatrix(some, paths)
-        if len(some[0].shape) > 1
-        else np.concatenate([a[:] for a in some])
-        for name, some in joined.items()
-        if some[0].shape
+        name: JoinedMatrix(chunks, paths)
+        if len(chunks[0].shape) > 1
+        else np.concatenate([a[:] for a in chunks])
+        for name, chunks in joined.items()
+        if chunks[0].shape
     }
     return array_table(source, arrays | ({} if classes[0] is None else {"class_names": classes[0]}))
 
@@ -408,9 +410,11 @@ def _arrays(path: Path, form: str) -> Mapping[str, Any]:
 
 def array_table(source: str, arrays: Mapping[str, Any]) -> Table:
     """Return a table of arrays of N rows; one called ``class_names`` names the class numbers."""
-    known = {"i": "integer", "u": "integer", "f": "number", "U": "text", "S": "text"}
+    kind_names = {"i": "integer", "u": "integer", "f": "number", "U": "text", "S": "text"}
     kinds = {
-        name: known.get(array.dtype.kind, "other") for name, array in arrays.items() if array.shape
+        name: kind_names.get(array.dtype.kind, "other")
+        for name, array in arrays.items()
+        if array.shape
     }
     kinds |= {name: "list" for name in kinds if len(arrays[name].shape) > 1}
     names = {}
@@ -460,9 +464,9 @@ def arrow_table(
     for fragment in fragments:
         names = fragment.physical_schema.names
         if len(set(names)) < len(names) or set(names) != set(columns):
-            what = ", ".join(sorted(set(names) ^ set(columns))) or "one name of a column twice"
+            message = ", ".join(sorted(set(names) ^ set(columns))) or "one name of a column twice"
             raise DataError(
-                f"{source}: its columns differ between files ({what}), or have equal names"
+                f"{source}: its columns differ between files ({message}), or have equal names"
             )
     counted = [(fragment, fragment.count_rows()) for fragment in fragments]
     if fragments and hasattr(fragments[0], "split_by_row_group"):  # whose count_rows is the file's
@@ -479,24 +483,24 @@ def arrow_table(
 
     def matrix(chosen: Sequence[str]) -> Matrix:
         names = list(chosen)
-        where = f"{source}: {', '.join(map(repr, names[:3]))}"
+        location = f"{source}: {', '.join(map(repr, names[:3]))}"
 
         if not groups:
             raise DataError(f"{source} has no rows")
         with errors():
-            first = _rows_of(groups[0].head(1, columns=names, batch_size=1), where, 0)
+            first = _rows_of(groups[0].head(1, columns=names, batch_size=1), location, 0)
 
         @functools.lru_cache(maxsize=2)
         def rows(i: int) -> NDArray[Any]:
             with errors():
-                part = _rows_of(groups[i].to_table(columns=names), where, starts[i])
-            if part.shape[1] != first.shape[1]:
+                chunk = _rows_of(groups[i].to_table(columns=names), location, starts[i])
+            if chunk.shape[1] != first.shape[1]:
                 raise DataError(
-                    f"{where} has "
-                    f"{part.shape[1]} numbers at row {starts[i]}, {first.shape[1]} elsewhere"
+                    f"{location} has "
+                    f"{chunk.shape[1]} numbers at row {starts[i]}, {first.shape[1]} elsewhere"
                     f": one width is needed"
                 )
-            return part
+            return chunk
 
         shapes = [(size, first.shape[1]) for size in sizes]
         parts = [
@@ -509,7 +513,7 @@ def arrow_table(
     return Table(source, starts[-1], kinds, load, matrix, class_names or {})
 
 
-def _rows_of(table: Any, where: str, first: int) -> NDArray[Any]:
+def _rows_of(table: Any, location: str, first: int) -> NDArray[Any]:
     """Return a column of lists, or columns of numbers, of an Arrow table as an array [n, width].
 
     Raises DataError: missing rows or numbers (counted from row ``first``), or unlike widths.
@@ -519,17 +523,19 @@ def _rows_of(table: Any, where: str, first: int) -> NDArray[Any]:
         return np.column_stack([column.to_numpy(zero_copy_only=False) for column in columns])
     column, flat = columns[0], columns[0].flatten()
     if _kind(flat.type) not in ("integer", "number") or flat.null_count:
-        what = "missing numbers" if flat.null_count else f"lists of {flat.type}"
-        raise DataError(f"{where} holds {what} (from row {first:,}): vectors of numbers are needed")
-    compute = import_pyarrow(where, "pyarrow.compute")
+        message = "missing numbers" if flat.null_count else f"lists of {flat.type}"
+        raise DataError(
+            f"{location} holds {message} (from row {first:,}): vectors of numbers are needed"
+        )
+    compute = import_pyarrow(location, "pyarrow.compute")
     lengths = np.asarray(compute.list_value_length(column).fill_null(0))
     width = int(lengths[0])
     wrong = np.flatnonzero(lengths != width) if width else np.array([0])
     if wrong.size:
-        rest = f"{width} elsewhere" if width else "which is no vector"
+        elsewhere = f"{width} elsewhere" if width else "which is no vector"
         raise DataError(
-            f"{where} has "
-            f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {rest}"
+            f"{location} has "
+            f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {elsewhere}"
             f": leave such rows out"
         )
     return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
@@ -551,13 +557,13 @@ def _csv(path: Path) -> Any:
     Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
     names of labels, ids and names are texts.
     """
-    what = "a table with a header line"
+    message = "a table with a header line"
     reader = import_pyarrow(str(path), "pyarrow.csv")
-    text = read_text(path, what)
+    text = read_text(path, message)
     separator = max(",;\t|", key=text.partition("\n")[0].count)
     lines = [line for line in text.split("\n") if line.strip(f"{separator} \t")]
     if len(lines) < 2:
-        raise DataError(f"{path} is empty, or has one line: {what} is needed")
+        raise DataError(f"{path} is empty, or has one line: {message} is needed")
     header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator))]
     numeric = all(
         re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", name, re.IGNORECASE) for name in header
@@ -587,22 +593,22 @@ def _json(path: Path, form: str) -> Any:
             records = {name: [record.get(name) for record in records] for name in names}
         return import_pyarrow(str(path)).table(records)
     except Exception as error:  # any of Python's or pyarrow's
-        why = one_line(error, 80)
-        raise DataError(f"{path} is not a list of records with equal fields ({why})") from None
+        reason = one_line(error, 80)
+        raise DataError(f"{path} is not a list of records with equal fields ({reason})") from None
 
 
 def frame_table(source: Any) -> Table:
     """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
-    where = f"the {type(source).__name__}"
-    pyarrow = import_pyarrow(where)
+    location = f"the {type(source).__name__}"
+    pyarrow = import_pyarrow(location)
     try:
         data = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
-            f"{where} has a column that cannot be converted ({one_line(error)})"
+            f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
-    table = in_memory(where, data)
+    table = in_memory(location, data)
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     table.kinds = {
         n: "other" if n in index else kind for n, kind in table.kinds.items()
