@@ -21,7 +21,17 @@ from .progress import shown
 
 # In the order of the path; the module of each is imported when its command is used, so that --help does not wait for torch.
 COMMANDS = (
-    *("train", "encode", "export-faiss", "export", "index", "search", "serve", "evaluate", "export-encoder"),
+    *(
+        "train",
+        "encode",
+        "export-faiss",
+        "export",
+        "index",
+        "search",
+        "serve",
+        "evaluate",
+        "export-encoder",
+    ),
     *("experiment", "info"),
 )
 
@@ -56,11 +66,16 @@ def loud(command: click.Command) -> click.Command:
         assert inner is not None
         ctx = click.get_current_context()
         if launched().size > 1 and made.name != "train":
-            raise UsageError(f"'{ctx.command_path}' is made for one process: start it without torchrun")
+            raise UsageError(
+                f"'{ctx.command_path}' is made for one process: start it without torchrun"
+            )
         # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
         whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
         # Of several processes the first speaks for all.
-        with shown(quiet=ctx.meta["quiet"] or launched().rank > 0, verbose=ctx.meta["verbose"]), whole:
+        with (
+            shown(quiet=ctx.meta["quiet"] or launched().rank > 0, verbose=ctx.meta["verbose"]),
+            whole,
+        ):
             if kwargs.get("overwrite"):
                 check_apart(**kwargs, whole=made.name == "train")
             inner(*args, **kwargs)
@@ -150,7 +165,12 @@ def _said_by_another(error: GpqError) -> bool:
 
 
 _NO_MEMORY = (
-    *("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread"),
+    *(
+        "failed to map segment",
+        "cannot allocate memory",
+        "can't allocate memory",
+        "can't start new thread",
+    ),
     "out of memory",
 )
 

@@ -37,7 +37,9 @@ READ: dict[str, click.ParamType[Any]] = {
 """Arguments of :func:`gpq_faiss.open_data` that ``--read`` takes, and their types."""
 
 
-def pairs(option: str, texts: list[str], kinds: Mapping[str, click.ParamType[Any]]) -> dict[str, Any]:
+def pairs(
+    option: str, texts: list[str], kinds: Mapping[str, click.ParamType[Any]]
+) -> dict[str, Any]:
     """The values of ``KEY=VALUE`` texts by key.
 
     Raises:
@@ -97,7 +99,9 @@ def ray_option(*keys: str) -> Decorator:
         address, *texts = (text or "").split(",")
         if text is not None and not address:
             raise UsageError(f"--ray {text}: the address comes first, as in --ray auto")
-        return {"ray": address or None} | pairs("--ray ADDRESS,", texts, dict.fromkeys(keys, click.INT))
+        return {"ray": address or None} | pairs(
+            "--ray ADDRESS,", texts, dict.fromkeys(keys, click.INT)
+        )
 
     return click.option(
         "--ray",
@@ -157,7 +161,9 @@ def check_apart(*, out: str | None, whole: bool, plot: str | None = None, **give
         for text in value if isinstance(value, tuple) else [value]:
             for path in filter(None, (out, plot)):
                 if isinstance(text, str) and replaces(path, text, whole=whole):
-                    raise UsageError(f"{path} would be replaced, and {text} is read: choose another output")
+                    raise UsageError(
+                        f"{path} would be replaced, and {text} is read: choose another output"
+                    )
 
 
 def emit(value: Any, out: str | None = None) -> None:

@@ -34,7 +34,9 @@ Examples:
 )
 @click.argument("data")
 @common.out_option
-@click.option("--preset", help="Base settings: recommended (default), gpq, unseen-classes, paper or authors.")
+@click.option(
+    "--preset", help="Base settings: recommended (default), gpq, unseen-classes, paper or authors."
+)
 @click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
 @common.set_option
 @click.option(
@@ -60,11 +62,15 @@ Examples:
     help="Queries of protocol 1: N-per-class, or a file of ids.  [default: a sixtieth of each class, at least 10; NUS-WIDE: 100-per-class]",
 )
 @click.option(
-    "--seed", type=int, help="Seed of split, initial weights and batches: training.seed.  [default: 0]"
+    "--seed",
+    type=int,
+    help="Seed of split, initial weights and batches: training.seed.  [default: 0]",
 )
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @click.option("--validate-every", default=100, hidden=True, help="Steps between two validations.")
-@click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
+@click.option(
+    "--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints."
+)
 @common.device_option
 @click.option("--resume", is_flag=True, help="Continue an unfinished run.")
 @common.overwrite_option
@@ -80,7 +86,11 @@ def train(data: str, out: str, data_args: dict[str, Any], **options: Any) -> Non
 
 
 def _settings(
-    preset: str | None, config_file: str | None, changes: tuple[str, ...], bits: int | None, seed: int | None
+    preset: str | None,
+    config_file: str | None,
+    changes: tuple[str, ...],
+    bits: int | None,
+    seed: int | None,
 ) -> gpq.Config:
     """The settings, from low to high: preset, file, ``--set``, ``--bits`` and ``--seed``; checked."""
     from gpq_faiss import config as settings
@@ -92,7 +102,9 @@ def _settings(
             raise UsageError(
                 f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
-    changed = settings.parse_settings([*changes, *([] if seed is None else [f"training.seed={seed}"])])
+    changed = settings.parse_settings(
+        [*changes, *([] if seed is None else [f"training.seed={seed}"])]
+    )
     base = base.with_settings(changed)
     if bits is not None:
         if "codebooks" in changed.get("quantizer", {}):

@@ -1,4 +1,5 @@
-"""Plots and galleries: written in every format, with content, wholly or not at all, and without global state."""
+"""Plots and galleries: written in every format, with content, wholly or not at all, and without
+global state."""
 
 import subprocess
 import sys
@@ -21,7 +22,10 @@ BITS = {"GPQ": ([12, 48], [0.55, 0.7], [0.07, 0.0]), "PQ": ([12, 48], [0.2, 0.3]
 SMALL = [R.integers(0, 256, (8, 8), dtype=np.uint8) for _ in range(4)]
 PHOTO = R.integers(0, 256, (90, 160, 3), dtype=np.uint8)
 ROWS = [
-    [Cell(SMALL[0], "7"), *map(Cell, SMALL[1:], ("7 · 3.00", "1 · 2.00", "? · 1.00"), (True, False, None))],
+    [
+        Cell(SMALL[0], "7"),
+        *map(Cell, SMALL[1:], ("7 · 3.00", "1 · 2.00", "? · 1.00"), (True, False, None)),
+    ],
     [Cell(PHOTO, ""), Cell(PHOTO[::-1], "0.50")],
 ]
 
