@@ -10,7 +10,7 @@ import torch
 from model_factory import digits
 
 import gpq_faiss as gpq
-from gpq_faiss import Encoder, RowReader, RunOptions, evaluate, rank_codes, train
+from gpq_faiss import Convention, Encoder, RowReader, RunOptions, evaluate, rank_codes, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
@@ -117,7 +117,10 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     out = run(tmp_path, device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
     for k in (None, 50):
-        found, expected = (evaluate(out.model, digits(), k=k, device=device) for device in ("cuda", "cpu"))
+        options = {"convention": Convention(k=k)}
+        found, expected = (
+            evaluate(out.model, digits(), **options, device=device) for device in ("cuda", "cpu")
+        )
         assert found.device == "cuda:0"
         assert found.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
         assert found.ranking.precision == pytest.approx(expected.ranking.precision, abs=2e-2)
