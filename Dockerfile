@@ -1,12 +1,12 @@
 # The service. CPU: docker build -t gpq .   GPU: the same image, run with --gpus all and --device cuda.
-# Without torch, for --model encoder.onnx: docker build --build-arg EXTRAS=search,serve,parquet -t gpq .
+# Without torch, for --model encoder.onnx: docker build --build-arg EXTRAS=search,serve -t gpq .
 FROM python:3.12-slim AS build
 RUN pip install --no-cache-dir uv==0.13.8
 WORKDIR /src
 COPY requirements.lock pyproject.toml README.md LICENSE ./
 COPY gpq_faiss gpq_faiss
 COPY cli cli
-ARG EXTRAS=train,serve,parquet
+ARG EXTRAS=train,serve
 # The versions of the lock, without what only development needs.
 RUN uv venv /opt/gpq && \
     VIRTUAL_ENV=/opt/gpq uv pip install --no-cache --constraint requirements.lock ".[$EXTRAS]"

@@ -158,7 +158,9 @@ def main() -> None:
     parser = make_parser(__doc__, "large.json")
     parser.add_argument("--codes", type=Path, required=True)
     parser.add_argument("--items", type=numbers, default=(1_000_000, 10_000_000, 100_000_000))
-    parser.add_argument("--folder", type=Path, required=True, help="for the files, which are removed")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="for the files, which are removed"
+    )
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     faiss.omp_set_num_threads(1)

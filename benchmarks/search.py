@@ -72,13 +72,33 @@ def trained(models: Path, name: str) -> Path:
             raise UsageError("no data: set GPQ_DATA to the folder of features")
         out.mkdir(parents=True, exist_ok=True)
         x, model = source / "features.npy", out / "model"
-        options = ["--preset", preset, "--bits", bits, "--labelled", labelled, "--seed", 0, "--overwrite"]
+        options = [
+            "--preset",
+            preset,
+            "--bits",
+            bits,
+            "--labelled",
+            labelled,
+            "--seed",
+            0,
+            "--overwrite",
+        ]
         gpq("train", f"features:{x}", "--labels", source / "labels.npy", *options, "--out", model)
         split, features = load_split(model / "split.json"), np.load(x, allow_pickle=False)
         items = out / "items.npy"
         np.save(items, features[split.database])
-        gpq("encode", model, f"features:{items}", "--no-features", "--overwrite", "--out", out / "codes.h5")
-        np.save(out / "queries.npy", open_encoder(model).embed(features[split.query], queries=True)[0])
+        gpq(
+            "encode",
+            model,
+            f"features:{items}",
+            "--no-features",
+            "--overwrite",
+            "--out",
+            out / "codes.h5",
+        )
+        np.save(
+            out / "queries.npy", open_encoder(model).embed(features[split.query], queries=True)[0]
+        )
     return out
 
 
@@ -116,7 +136,9 @@ def trained_codes(folder: Path, n: int, queries: int) -> tuple[Floats, Codes, Fl
     return Z, enlarged(codes, len(Z), n), np.resize(xq, (queries, xq.shape[1]))
 
 
-def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int, int], Any], dict[str, Any]]]:
+def ways(
+    Z: Floats, codes: Codes
+) -> Iterator[tuple[str, Callable[[Floats, int, int], Any], dict[str, Any]]]:
     """Name, search of (queries, k, threads), and facts."""
 
     def plain(index: Any) -> Callable[[Floats, int, int], Any]:
@@ -172,7 +194,9 @@ def group(
         truth = answers["lists"][0]
         checked = next(name for name, _, _ in built if name != "FastScan")
         same = bool(np.allclose(answers[checked][0], truth, atol=1e-4))
-        recalls = {name: recall(found, truth, codes, Z, few) for name, (_, found) in answers.items()}
+        recalls = {
+            name: recall(found, truth, codes, Z, few) for name, (_, found) in answers.items()
+        }
         for batch in batches:
             for count in threads:
                 times: dict[str, list[float]] = {name: [] for name, _, _ in built}
@@ -180,7 +204,8 @@ def group(
                 for number in range(ROUNDS + 1):
                     for name, search, _ in built:
                         parts = [
-                            xq[at : at + batch] for at in range(0, max(1, len(xq) - batch + 1), max(1, batch))
+                            xq[at : at + batch]
+                            for at in range(0, max(1, len(xq) - batch + 1), max(1, batch))
                         ][: calls.get(name, 2)]
                         if count > 1:
                             time.sleep(REST)
@@ -267,7 +292,9 @@ def main() -> None:
     result["machine"] = describe_machine()
     result["settings"] = {"queries": args.queries, "rounds": ROUNDS, "changed": CHANGED}
     for n in args.items:
-        draws = {name: functools.partial(trained_codes, trained(args.models, name), n) for name in names}
+        draws = {
+            name: functools.partial(trained_codes, trained(args.models, name), n) for name in names
+        }
         draws |= {f"random {bits}": functools.partial(random_codes, bits, n) for bits in args.bits}
         for source, draw in draws.items():
             Z, codes, xq = draw(args.queries)

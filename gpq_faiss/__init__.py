@@ -19,7 +19,10 @@ __version__ = "0.1.0"
 
 # Said once, for type checkers too: the stub beside this file imports each name from its module.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_WHERE = {name: module for module, name in re.findall(r"^from \.([\w.]+) import (\w+)", _STUB, re.MULTILINE)}
+_WHERE = {
+    name: module
+    for module, name in re.findall(r"^from \.([\w.]+) import (\w+)", _STUB, re.MULTILINE)
+}
 __all__ = ["__version__", *_WHERE]  # noqa: PLE0604
 
 

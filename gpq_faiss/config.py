@@ -109,7 +109,9 @@ class Config(_Section):
     """All settings of one training run. Sections of methods other than ``method`` have no effect."""
 
     preset: str = "paper"
-    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "gpq-soft", "posterior"] = "gpq"
+    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "gpq-soft", "posterior"] = (
+        "gpq"
+    )
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -161,10 +163,14 @@ class Config(_Section):
             400
         """
         if not isinstance(changes, Mapping):
-            raise UsageError(f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}")
+            raise UsageError(
+                f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}"
+            )
         try:
             # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
-            return _adapter().validate_json(json.dumps(updated(to_dict(self), changes), default=str))
+            return _adapter().validate_json(
+                json.dumps(updated(to_dict(self), changes), default=str)
+            )
         except ValidationError as error:
             raise UsageError(_message(error)) from None
         except (ValueError, RecursionError) as error:
@@ -256,7 +262,9 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     """``values`` with nested ``changes``, in place."""
     for key, value in changes.items():
         old = values.get(key)
-        values[key] = updated(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        values[key] = (
+            updated(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return values
 
 
@@ -288,8 +296,14 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", name.strip()) or name.strip() == "preset":
-            raise UsageError(f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400")
+        if (
+            not equals
+            or not re.fullmatch(r"\w+(\.[\w-]+)*", name.strip())
+            or name.strip() == "preset"
+        ):
+            raise UsageError(
+                f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400"
+            )
         try:
             read = tomllib.loads(f"{name} = {value}")
         except ValueError:

@@ -84,7 +84,9 @@ class Embedder(ABC):
             The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else, or of zeros, it has no code).
         """
         images = self.input_kind == "images"
-        items = to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
+        items = (
+            to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
+        )
         message = None if images else scale_warning(self.scale, scale_of(items), len(items))
         if message is not None:
             _warn_once("%s: %s", self.source, message)
@@ -103,11 +105,15 @@ class Embedder(ABC):
         """
         if dataset.kind != self.input_kind:
             what = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
-            raise MismatchError(f"{self.source} {what}: give the kind of data that the model was trained on")
+            raise MismatchError(
+                f"{self.source} {what}: give the kind of data that the model was trained on"
+            )
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
             what = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
             raise MismatchError(f"{self.source} {what}: give features from the same extractor")
-        message = scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
+        message = (
+            scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
+        )
         if message is not None and message not in dataset.notes:
             dataset.notes.append(message)
             log.warning("%s: %s", dataset.name, message)
@@ -224,7 +230,12 @@ class Encoder(Embedder):
         return image_batch(1024, self.image_size) if self.device.type == "cuda" else 128
 
     def code_batches(
-        self, dataset: Dataset, rows: NDArray[np.int64] | None = None, *, start: int = 0, batch_size: int = 0
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        start: int = 0,
+        batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors."""
         for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
@@ -286,7 +297,9 @@ def _parse(raw: Any, path: Path) -> Metadata:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         why = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
-        raise DataError(f"{path} was not made by this version of gpq export-encoder ({why})") from None
+        raise DataError(
+            f"{path} was not made by this version of gpq export-encoder ({why})"
+        ) from None
 
 
 def _open_session(path: Path) -> Any:
@@ -338,7 +351,9 @@ class OnnxEncoder(Embedder):
         """
         path = Path(path)
         if device not in ("cpu", "auto"):
-            raise UsageError(f"{path} runs on the CPU: leave out --device {device}, or give the model folder")
+            raise UsageError(
+                f"{path} runs on the CPU: leave out --device {device}, or give the model folder"
+            )
         with reading(path, "an exported encoder"):
             session = _open_session(path)
             about = _metadata_of(session, path)
@@ -361,11 +376,15 @@ class OnnxEncoder(Embedder):
         if not len(x):
             return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)
         try:
-            vectors = np.ascontiguousarray(self.session.run(["vectors"], {self.input_kind: x})[0], np.float32)
+            vectors = np.ascontiguousarray(
+                self.session.run(["vectors"], {self.input_kind: x})[0], np.float32
+            )
             if vectors.shape != (len(x), M * d):
                 raise ValueError(f"vectors {list(vectors.shape)}")
         except Exception as error:  # onnxruntime's errors have no common base
-            raise DataError(f"{self.source} does not run ({one_line(error)}): export it again") from None
+            raise DataError(
+                f"{self.source} does not run ({one_line(error)}): export it again"
+            ) from None
         # Unit-norm, or nearly zero without direction.
         norms = np.linalg.norm(vectors.reshape(-1, M, d), axis=2)
         return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)

@@ -29,7 +29,9 @@ def check_file(path: Path, what: str) -> int:
     except FileNotFoundError:
         raise DataError(f"{path} not found: {what} is expected") from None
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if stat.S_ISDIR(status.st_mode):
         raise DataError(f"{path} is a folder: {what} is needed")
     if not stat.S_ISREG(status.st_mode):
@@ -67,7 +69,9 @@ def read_text(path: Path, what: str) -> str:
     with reading(path, f"{what} saved as UTF-8"):
         data = path.read_bytes()
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return (
+            data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        )
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -134,7 +138,9 @@ def check_memory(
     most = available_memory() if memory is None else memory
     if most is not None and needed > most:
         there = "free" if memory is None else "allowed"
-        raise DataError(f"{what}: {_size(needed)} of memory are needed, {_size(most)} are {there}: {remedy}")
+        raise DataError(
+            f"{what}: {_size(needed)} of memory are needed, {_size(most)} are {there}: {remedy}"
+        )
 
 
 def _size(number: int) -> str:

@@ -15,7 +15,12 @@ from typing import Any, Literal
 from .errors import GpqError, UsageError, one_line
 
 Kind = Literal["methods", "backbones", "losses", "data"]
-_SINGULAR = {"methods": "method", "backbones": "backbone", "losses": "loss", "data": "source of data"}
+_SINGULAR = {
+    "methods": "method",
+    "backbones": "backbone",
+    "losses": "loss",
+    "data": "source of data",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,9 @@ class Plugin:
         except GpqError:
             raise
         except Exception as error:
-            raise self.error(f"cannot {what} ({type(error).__name__}: {one_line(error)})") from error
+            raise self.error(
+                f"cannot {what} ({type(error).__name__}: {one_line(error)})"
+            ) from error
 
     def error(self, what: str) -> UsageError:
         """An error of this plugin: ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
@@ -51,7 +58,9 @@ class Plugin:
 def _installed(kind: Kind) -> tuple[Plugin, ...]:
     found = []
     for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}"):
-        origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package"
+        origin = (
+            f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package"
+        )
         found.append(Plugin(kind, entry.name, origin, entry))
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.origin)))
 
@@ -68,7 +77,9 @@ def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | Non
     """The plugin of a name, or None. Raises UsageError: a built-in name, or the same name in two packages."""
     found = [plugin for plugin in _installed(kind) if plugin.name == name]
     if found and name in built_in:
-        raise found[0].error("has a name that is built in: uninstall the package, or rename its entry point")
+        raise found[0].error(
+            "has a name that is built in: uninstall the package, or rename its entry point"
+        )
     if len(found) > 1:
         raise found[0].error(f"is one of {found[1].origin} too: uninstall one of them")
     return found[0] if found else None

@@ -39,7 +39,11 @@ digits = gpq.open_data("digits")
 labels = digits.require_labels()
 print(f"{len(digits):,} images, {labels.n_classes} classes")
 display(
-    Markdown(gpq.render([dict(zip(labels.class_names, labels.counts().tolist(), strict=True))], "markdown"))
+    Markdown(
+        gpq.render(
+            [dict(zip(labels.class_names, labels.counts().tolist(), strict=True))], "markdown"
+        )
+    )
 )
 
 # %% [markdown]
@@ -94,7 +98,9 @@ codes_file = gpq.encode(model, digits, run / "codes.h5", overwrite=True)
 with gpq.RowReader(codes_file) as reader:
     codes, ids = reader.block(), reader.ids()
 print("codes:", codes.dtype, codes.shape)
-print(f"{digits.read(np.arange(1))[0].nbytes} bytes of pixels became {codes.shape[1]} bytes of code")
+print(
+    f"{digits.read(np.arange(1))[0].nbytes} bytes of pixels became {codes.shape[1]} bytes of code"
+)
 
 # %% [markdown]
 # One code, bit by bit. Each of the 12 codebooks has 16 codewords, so it takes 4 bits: the number of the codeword.
@@ -141,10 +147,14 @@ print(type(opened).__name__, "around", type(inner).__name__)
 print(f"{opened.ntotal:,} items of {inner.sa_code_size()} bytes, vectors of {opened.d} dimensions")
 print("metric:", {faiss.METRIC_INNER_PRODUCT: "inner product"}[opened.metric_type])
 
-vectors, _ = gpq.Encoder.load(model).embed(digits.read(np.arange(3)), queries=True)  # the first three images
+vectors, _ = gpq.Encoder.load(model).embed(
+    digits.read(np.arange(3)), queries=True
+)  # the first three images
 scores, found = opened.search(vectors, 6)
 for query, near in enumerate(found):
-    print(f"image {query} (a {truth[query]}): ids {near.tolist()} are of class {truth[near].tolist()}")
+    print(
+        f"image {query} (a {truth[query]}): ids {near.tolist()} are of class {truth[near].tolist()}"
+    )
 
 # %% [markdown]
 # ## Evaluate
@@ -183,7 +193,10 @@ display(Image(filename=gallery, width=760))
 
 # %%
 encoder = gpq.export_encoder(model, run / "encoder.onnx", overwrite=True)
-np.save(run / "queries.npy", np.stack([digits.read(asked)[i].transpose(2, 0, 1) for i in range(len(asked))]))
+np.save(
+    run / "queries.npy",
+    np.stack([digits.read(asked)[i].transpose(2, 0, 1) for i in range(len(asked))]),
+)
 
 # %% [markdown]
 # This is the whole service, in a process of its own:
@@ -208,7 +221,9 @@ print(np.round(scores, 2))
 print(ids)
 """
 )
-finished = subprocess.run([sys.executable, service.name], cwd=run, check=True, capture_output=True, text=True)
+finished = subprocess.run(
+    [sys.executable, service.name], cwd=run, check=True, capture_output=True, text=True
+)
 print(finished.stdout)
 
 # %% [markdown]

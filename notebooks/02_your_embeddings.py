@@ -93,13 +93,17 @@ with gpq.RowReader(run / "features.h5") as reader:
 after = faiss.IndexIDMap2(faiss.read_index(str(run / "empty.faiss")))
 after.add_with_ids(item_vectors, item_ids)
 
-query_vectors, has_direction = gpq.Encoder.load(model).embed(np.load(run / "queries.npy"), queries=True)
+query_vectors, has_direction = gpq.Encoder.load(model).embed(
+    np.load(run / "queries.npy"), queries=True
+)
 scores, found_after = after.search(query_vectors, 100)
 print("every query has a direction in every sub-space:", bool(has_direction.all()))
 
 faiss.write_index(after, str(run / "after.faiss"))
 for name, index in (("before", before), ("after", after)):
-    print(f"{name:6} {index.ntotal:,} items, {faiss.downcast_index(index.index).sa_code_size()} bytes each")
+    print(
+        f"{name:6} {index.ntotal:,} items, {faiss.downcast_index(index.index).sa_code_size()} bytes each"
+    )
 
 # %% [markdown]
 # For millions of items, `gpq.index(model, "codes.h5", "index.faiss", memory="2GB")` builds the same index from the codes within a
@@ -144,7 +148,9 @@ for name, found in (
     ("after: our codes", found_after),
 ):
     left.plot(depths, [precision(found, k) for k in depths], label=name)
-    kept = [np.mean([np.isin(near[q], found[q, :k]).mean() for q in range(len(near))]) for k in depths]
+    kept = [
+        np.mean([np.isin(near[q], found[q, :k]).mean() for q in range(len(near))]) for k in depths
+    ]
     right.plot(depths, kept, label=name)
 for axes, text in ((left, "share of the query's class"), (right, "share of the ten nearest found")):
     axes.set(xscale="log", xlabel="first results", ylabel=text, ylim=(0, 1.02))

@@ -123,7 +123,10 @@ print("without any query's first result:", not np.isin(others, ids[:, 0]).any())
 # An index does not change: `remove_ids` and `merge` return another one, which shares its arrays.
 
 # %%
-halves = [gpq.open_index(gpq.index(model, files[i::2], run / f"half-{i}.faiss", overwrite=True)) for i in range(2)]
+halves = [
+    gpq.open_index(gpq.index(model, files[i::2], run / f"half-{i}.faiss", overwrite=True))
+    for i in range(2)
+]
 merged = halves[0].merge(halves[1])
 print(f"{halves[0].ntotal:,} and {halves[1].ntotal:,} items merged to {merged.ntotal:,}")
 print("the same results:", np.array_equal(merged.search(queries, 10)[1], ids))

@@ -38,14 +38,17 @@ for weight in WEIGHTS:
             "training": {"steps": 150, "batch_labelled": 50, "batch_unlabelled": 150},
         }
     )
-    model = gpq.train(digits, run / f"model-{weight}", config=config, labelled="20-per-class", overwrite=True)
+    model = gpq.train(
+        digits, run / f"model-{weight}", config=config, labelled="20-per-class", overwrite=True
+    )
     compare = ("pq", "float") if weight == WEIGHTS[-1] else ()
     found = gpq.evaluate(model, digits, compare=compare)
     rows += [
         {
-            "codes": {found.method: f"feature_weight {weight}", "float": "exact search, no code"}.get(
-                name, name
-            ),
+            "codes": {
+                found.method: f"feature_weight {weight}",
+                "float": "exact search, no code",
+            }.get(name, name),
             "mAP": row.ranking.map,
             "NN10@100": row.neighbour_recall.nn10_at_100,
         }
@@ -60,7 +63,10 @@ display(Markdown(gpq.render(rows, "markdown")))
 ours, others = rows[: len(WEIGHTS)], rows[len(WEIGHTS) :]
 figure, axes = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
 axes.plot(
-    [row["NN10@100"] for row in ours], [row["mAP"] for row in ours], "o-", label="class-posterior codes"
+    [row["NN10@100"] for row in ours],
+    [row["mAP"] for row in ours],
+    "o-",
+    label="class-posterior codes",
 )
 for row, weight in zip(ours, WEIGHTS, strict=True):
     axes.annotate(

@@ -72,7 +72,8 @@ def started_kernel() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
         kernel = KernelManager(kernel_name="python3")
         kernel.start_kernel(
-            cwd=folder, env={**os.environ, "PYTHONPATH": path, "PATH": programs, "IPYTHONDIR": folder}
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path, "PATH": programs, "IPYTHONDIR": folder},
         )
         try:
             yield kernel
@@ -122,7 +123,9 @@ def output_texts(book: NotebookNode) -> list[str]:
     for cell in book.cells:
         for output in cell.get("outputs", []):
             texts += [str(output.get(key, "")) for key in ("text", "evalue")]
-            texts += [str(v) for kind, v in output.get("data", {}).items() if kind.startswith("text/")]
+            texts += [
+                str(v) for kind, v in output.get("data", {}).items() if kind.startswith("text/")
+            ]
     return texts
 
 
@@ -180,7 +183,9 @@ def build(script: Path, kernel: Any) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build or check all notebooks; 0 if all is well."""
     parser = argparse.ArgumentParser(description="Make the notebooks from their scripts.")
-    parser.add_argument("--check", action="store_true", help="run nothing; fail if a notebook is out of step")
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; fail if a notebook is out of step"
+    )
     only_check = parser.parse_args(arguments).check
     failed = False
     for script in scripts():

@@ -17,7 +17,15 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
         if os.environ.get("GPQ_ALONE") == name:
             test(*args, **given)
             return
-        call = [sys.executable, "-m", "pytest", "-q", "--noconftest", "--disable-plugin-autoload", name]
+        call = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--noconftest",
+            "--disable-plugin-autoload",
+            name,
+        ]
         environment = {**os.environ, "GPQ_ALONE": name, "PYTEST_ADDOPTS": "-p no:cacheprovider"}
         done = subprocess.run(call, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -90,7 +90,13 @@ def make_model(
         "multi_label": False,
         "input": input_,
         "training": {
-            **{"steps": 1, "seconds": 0.0, "best_step": None, "validation_map": None, "device": "cpu"},
+            **{
+                "steps": 1,
+                "seconds": 0.0,
+                "best_step": None,
+                "validation_map": None,
+                "device": "cpu",
+            },
             **{"validation_items": 0, "labelled_items": len(class_names), "unlabelled_items": 0},
         },
         "versions": {"gpq_faiss": __version__, "torch": torch.__version__, "numpy": np.__version__},
@@ -102,7 +108,12 @@ def make_model(
 
 
 def random_input(
-    kind: Literal["features", "images"], n: int, *, width: int = 20, image_size: int = 32, seed: int = 0
+    kind: Literal["features", "images"],
+    n: int,
+    *,
+    width: int = 20,
+    image_size: int = 32,
+    seed: int = 0,
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """What such a model takes: features float32 [n, width], or images uint8 [n, 3, image_size, image_size]."""
     rng = np.random.default_rng([seed, n])

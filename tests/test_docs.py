@@ -46,12 +46,18 @@ def test_every_setting_stands_in_the_table_with_its_presets():
             found = [row for row in rows if f"`{name}`" in row[1]]
             assert len(found) == 1, f"{section}.{name}"
             names = re.findall(r"`(\w+)`", found[0][1])
-            for cell, which in zip(map(str.strip, found[0][2:4]), ("paper", "recommended"), strict=True):
-                shown = cell.split(", ")[names.index(name)] if len(names) > 1 and cell != "–" else cell
+            for cell, which in zip(
+                map(str.strip, found[0][2:4]), ("paper", "recommended"), strict=True
+            ):
+                shown = (
+                    cell.split(", ")[names.index(name)] if len(names) > 1 and cell != "–" else cell
+                )
                 value = getattr(getattr(preset(which), section), name)
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 written = list(value) if isinstance(value, tuple) else value
-                same = shown == "–" or (float(shown) == value if number else shown == str(written).lower())
+                same = shown == "–" or (
+                    float(shown) == value if number else shown == str(written).lower()
+                )
                 assert same, f"{section}.{name} in {which}: {shown}"
 
 
@@ -112,7 +118,9 @@ def test_the_python_of_the_page_on_evaluation_runs(model):
     gpq.encode(model, "features:items.npy", "codes.h5")
     names = play("docs/evaluation.md", 0)
     by_index = np.sort(gpq.Index.build(names["packed"], names["Z"]).search(names["xq"], 60)[0])
-    by_tables = np.sort(names["tables"][:, np.arange(len(names["Z"])), names["codes"]].sum(axis=2))[:, -60:]
+    by_tables = np.sort(names["tables"][:, np.arange(len(names["Z"])), names["codes"]].sum(axis=2))[
+        :, -60:
+    ]
     assert np.allclose(by_tables, by_index, atol=1e-4)
     assert names["result"].n_database == 120
     assert 0 < names["result"].map < 1
@@ -121,7 +129,9 @@ def test_the_python_of_the_page_on_evaluation_runs(model):
 def test_the_faiss_example_of_the_readme_runs_without_this_package(model):
     (text,) = (text for _, text in blocks("README.md", "python") if text.startswith("import faiss"))
     gpq.index(model, gpq.encode(model, "features:items.npy", "codes.h5"), "index.faiss")
-    np.save("query_vectors.npy", gpq.Encoder.load(model).embed(np.load("queries.npy"), queries=True)[0])
+    np.save(
+        "query_vectors.npy", gpq.Encoder.load(model).embed(np.load("queries.npy"), queries=True)[0]
+    )
     check = (
         "\nimport sys\nassert not [m for m in sys.modules if m.startswith(('gpq', 'torch'))]"
         "\nassert ids.shape == (3, 10) and (scores[:, :-1] >= scores[:, 1:]).all()"
@@ -133,7 +143,9 @@ def test_the_faiss_example_of_the_readme_runs_without_this_package(model):
 
 def test_the_code_of_the_page_on_extending_is_that_of_the_example_package():
     example = ROOT / "examples" / "gpq-faiss-example"
-    files = [f.read_text() for f in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")]
+    files = [
+        f.read_text() for f in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")
+    ]
     shown = blocks("docs/extending.md", "python|toml")
     assert shown
     for _, block in shown:
@@ -143,14 +155,22 @@ def test_the_code_of_the_page_on_extending_is_that_of_the_example_package():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_and_notebooks_use_the_public_names_alone(page):
     text = page.read_text(encoding="utf-8")
-    code = text if page.suffix == ".py" else "\n".join(block for _, block in blocks(str(page), "python"))
+    code = (
+        text
+        if page.suffix == ".py"
+        else "\n".join(block for _, block in blocks(str(page), "python"))
+    )
     imported, used = [], set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             imported.append(str(node.module))
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "gpq":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "gpq"
+        ):
             used.add(node.attr)
     internal = [name for name in imported if name.split(".")[0] in ("gpq_faiss", "gpq_cli", "cli")]
     assert set(internal) <= {"gpq_faiss"}
@@ -161,7 +181,11 @@ def test_pages_and_notebooks_use_the_public_names_alone(page):
 
 def options_of(command):
     """Of a command, and of those below it."""
-    own = {text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)}
+    own = {
+        text
+        for parameter in command.params
+        for text in (*parameter.opts, *parameter.secondary_opts)
+    }
     return own.union(*map(options_of, getattr(command, "commands", {}).values())) | {"-h", "--help"}
 
 
@@ -174,7 +198,9 @@ def test_commands_are_shown_with_options_that_they_have(page):
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     calls = re.findall(r"\bgpq ([a-z-]+)\b([^`\n#|;&)]*)", text)
     if page.suffix == ".yaml":
-        calls += [("serve", call.replace(",", " ")) for call in re.findall(r"command: \[(.*)\]", text)]
+        calls += [
+            ("serve", call.replace(",", " ")) for call in re.findall(r"command: \[(.*)\]", text)
+        ]
     for name, rest in calls:
         command = cli.get_command(click.Context(cli), name)
         if command is not None:
@@ -187,11 +213,14 @@ def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_th
     listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    rooms = re.findall(r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M)))
+    rooms = re.findall(
+        r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M))
+    )
     here = {
         path.name.removesuffix(".py")
         for path in (ROOT / "gpq_faiss").iterdir()
-        if not path.name.startswith("__") and (path.suffix == ".py" or (path / "__init__.py").exists())
+        if not path.name.startswith("__")
+        and (path.suffix == ".py" or (path / "__init__.py").exists())
     }
     assert {room.strip("/") for room in rooms} == here
     assert len(re.findall(r"^\d\. .*$", text, re.M)) > 20, "files of the walks"
@@ -222,6 +251,19 @@ def test_the_examples_of_a_module_run(file):
 
 def test_the_main_functions_have_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    names = {test.name.rpartition(".")[2] for file in WITH_EXAMPLES for test in finder.find(module_of(file))}
-    assert {"Allow", "Deny", "open_index", "build", "preset", "with_settings", "render", "open_data"} <= names
+    names = {
+        test.name.rpartition(".")[2]
+        for file in WITH_EXAMPLES
+        for test in finder.find(module_of(file))
+    }
+    assert {
+        "Allow",
+        "Deny",
+        "open_index",
+        "build",
+        "preset",
+        "with_settings",
+        "render",
+        "open_data",
+    } <= names
     assert {"rank_codes", "rank_scores", "pack_codes", "inject", "encode"} <= names

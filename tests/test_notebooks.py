@@ -65,7 +65,9 @@ def done(request, tmp_path, kernel):
 def test_the_file_in_the_repository_is_the_script_executed(script):
     assert build.scripts() == SCRIPTS
     assert build.check(script) == []
-    assert any(cell.get("outputs") for cell in build.nbformat.read(script.with_suffix(".ipynb"), 4).cells)
+    assert any(
+        cell.get("outputs") for cell in build.nbformat.read(script.with_suffix(".ipynb"), 4).cells
+    )
 
 
 def executed(test):
@@ -84,7 +86,9 @@ def test_01_from_images_to_faiss(done):
     # What the text says of the figures.
     found = done.column("mAP")
     assert len(found) == 5
-    assert found["posterior"] > max(0.85, 0.1 + max(found[name] for name in found if name != "posterior"))
+    assert found["posterior"] > max(
+        0.85, 0.1 + max(found[name] for name in found if name != "posterior")
+    )
 
 
 @executed
@@ -110,7 +114,11 @@ def test_03_paper_tables(done):
     found = done.column("24")
     for name in ("posterior", "gpq"):
         assert found[name] > 0.1 + max(found["opq"], found["pq"], found["itq"])
-    ids = [line for line in done.printed.splitlines() if line.startswith(("by the tables", "in the file"))]
+    ids = [
+        line
+        for line in done.printed.splitlines()
+        if line.startswith(("by the tables", "in the file"))
+    ]
     assert [line.partition(":")[2].count(",") for line in ids] == [4, 4]
 
 

@@ -64,8 +64,14 @@ def test_arguments_of_another_type_are_converted_or_named(tmp_path):
     gpq.train("digits", out, config=short, protocol=1, labelled=0.5)
     wrong = tmp_path / "m"
     for call, message in (
-        (lambda: gpq.train("digits", wrong, config="recommended"), "is not a Config: give gpq.preset"),
-        (lambda: gpq.preset("paper").with_settings("training.steps=2"), "settings are nested dicts"),
+        (
+            lambda: gpq.train("digits", wrong, config="recommended"),
+            "is not a Config: give gpq.preset",
+        ),
+        (
+            lambda: gpq.preset("paper").with_settings("training.steps=2"),
+            "settings are nested dicts",
+        ),
         (lambda: gpq.Convention(k="10"), "a whole number, at least 1"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -78,7 +84,9 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
         without.delitem(vars(gpq), "train", raising=False)
         without.delitem(sys.modules, "gpq_faiss.stages.train", raising=False)
         without.setitem(sys.modules, "torch", None)
-        with pytest.raises(ModuleNotFoundError, match=r"gpq_faiss.train needs torch: .*gpq-faiss\[train\]'"):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"gpq_faiss.train needs torch: .*gpq-faiss\[train\]'"
+        ):
             _ = gpq.train
         with pytest.raises(
             UsageError, match=r"the network of m needs torch: .*, or give the network in ONNX"

@@ -69,7 +69,9 @@ def check(where, shown, file, rows, column):
         if text and text != "–":
             value = float(committed(file, row, column))
             # Some figures were rounded from the four digits of the files.
-            assert float(text) == pytest.approx(value, abs=0.00056), f"{where}: {file}, {row}, {column}"
+            assert float(text) == pytest.approx(value, abs=0.00056), (
+                f"{where}: {file}, {row}, {column}"
+            )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,11 @@ def check(where, shown, file, rows, column):
     [
         ("README.md", "| | 12 bits |", f"{MAIN} 12 24 48 NN10@100, {FEW} 48"),
         ("docs/results.md", "| | 12 bits | 24 |", f"{MAIN} 12 24 48 NN10@100"),
-        ("docs/results.md", "| | CIFAR-10, 12 bits |", "unseen-classes 12 48, default-transfer 12 48"),
+        (
+            "docs/results.md",
+            "| | CIFAR-10, 12 bits |",
+            "unseen-classes 12 48, default-transfer 12 48",
+        ),
         (
             "docs/recommended.md",
             "| | 12 bits |",
@@ -94,7 +100,9 @@ def test_rows_have_the_committed_figures(page, head, files):
         row = ROWS.get(label, label)
         for text, (of, column) in zip(cells, columns, strict=True):
             file = of
-            if file == MAIN and ((page == "README.md" and "paper's losses" in label) or not cells[3]):
+            if file == MAIN and (
+                (page == "README.md" and "paper's losses" in label) or not cells[3]
+            ):
                 file = ALL  # the row says so, or the page of rows without NN10@100
             check(f"{page}: {label}", text, file, row, column)
 
@@ -108,7 +116,9 @@ def test_the_default_has_the_committed_figures():
     )
     for label, *cells in rows:
         (file,) = re.findall(r"results/([\w-]+)\.md", label)
-        labels = re.findall(r"\((\d+)\)", label)[-1]  # scenes have one table for both numbers of labels
+        labels = re.findall(r"\((\d+)\)", label)[
+            -1
+        ]  # scenes have one table for both numbers of labels
         found = {
             row[""].removesuffix(" (no code)"): row
             for row in tables(file)[0]
@@ -116,7 +126,9 @@ def test_the_default_has_the_committed_figures():
         }
         for text, name, column in zip(cells, names, columns, strict=True):
             if text:
-                assert float(text) == pytest.approx(float(found[name][column].split()[0]), abs=0.00056), label
+                assert float(text) == pytest.approx(
+                    float(found[name][column].split()[0]), abs=0.00056
+                ), label
 
 
 @pytest.mark.parametrize("page", ["docs/results.md", "docs/recommended.md"])
@@ -125,10 +137,14 @@ def test_every_figure_stands_in_a_file_that_its_section_names(page):
     for section in re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.M):
         files = re.findall(r"results/([\w-]+)\.md", section)
         text = "".join((RESULTS / f"{file}.md").read_text(encoding="utf-8") for file in files)
-        known = [float(number.replace(",", "")) for number in re.findall(r"[\d,]*\d(?:\.\d+)?", text)]
+        known = [
+            float(number.replace(",", "")) for number in re.findall(r"[\d,]*\d(?:\.\d+)?", text)
+        ]
         if not files:
             continue
-        for shown in re.findall(r"(?<![\w.,-])[\d,]*\d\.\d+(?![\w.])", re.sub(r"`[^`]*`", "", section)):
+        for shown in re.findall(
+            r"(?<![\w.,-])[\d,]*\d\.\d+(?![\w.])", re.sub(r"`[^`]*`", "", section)
+        ):
             digits = len(shown.split(".")[1])
             figure = float(shown.replace(",", ""))
             near = [value for value in known if abs(figure - value) < 0.56 * 10**-digits]
@@ -159,7 +175,9 @@ def test_searches_have_the_committed_figures():
         assert row["lists in plain Faiss"].startswith(f"{plain} /")
         assert row["build"] == f"{build} s"
         # Two columns have the same name.
-        line = next(line for line in text.splitlines() if line.startswith(f"| {items} |")).split("|")
+        line = next(line for line in text.splitlines() if line.startswith(f"| {items} |")).split(
+            "|"
+        )
         assert [line[8].strip(), line[12].strip()] == [recall, plain_recall]
 
 
@@ -186,4 +204,6 @@ def test_short_trainings_of_the_presets_rank_as_before(tmp_path, name, changes, 
     """On digits, 20 labels per class, 12 bits: cheaper than the presets, but by the same code."""
     config = preset(name).with_settings({"quantizer": {"codebooks": 3}}).with_settings(changes)
     train(open_digits(), tmp_path / "model", config=config, labelled="20-per-class")
-    assert evaluate(tmp_path / "model", open_digits()).ranking.map == pytest.approx(expected, abs=0.02)
+    assert evaluate(tmp_path / "model", open_digits()).ranking.map == pytest.approx(
+        expected, abs=0.02
+    )

@@ -76,7 +76,10 @@ WORKING = [
     "--help",
     *(f"{name} --help" for name in ("search", "index", "info", "export", "evaluate")),
     *(f"{name} --help" for name in ("train", "encode", "serve", "experiment")),
-    *(f"info {name} --format json" for name in ("items.h5", "index.faiss", "encoder.onnx", "items.npy")),
+    *(
+        f"info {name} --format json"
+        for name in ("items.h5", "index.faiss", "encoder.onnx", "items.npy")
+    ),
     "index model items.h5 --kind ivf --out lists.faiss",
     "export-faiss model --out empty.faiss",
     "export model --to numpy --out codebooks.npz",
@@ -138,7 +141,11 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop, tmp_
         (UsageError, "queries only", lambda: gpq.evaluate(mine, f"features:{shop}/queries.npy")),
         (MismatchError, "other codebooks", lambda: gpq.search(mine, index, f"{shop}/queries.npy")),
         (MismatchError, "encode the data again", lambda: gpq.evaluate(mine, own, codes=others)),
-        (UsageError, "leave out --compare", lambda: gpq.evaluate(mine, own, codes=codes, compare=["pq"])),
+        (
+            UsageError,
+            "leave out --compare",
+            lambda: gpq.evaluate(mine, own, codes=codes, compare=["pq"]),
+        ),
     ]
     for error, message, call in calls:
         with pytest.raises(error, match=message):
@@ -167,7 +174,10 @@ def test_a_damaged_onnx_file_is_one_clear_error(shop, tmp_path, capfd):
     said = capfd.readouterr()
     assert said.out + said.err == ""
     path.write_text("not ONNX")
-    for wrong, message in ((path, "not an exported encoder"), (tmp_path / "nothing.onnx", "not found")):
+    for wrong, message in (
+        (path, "not an exported encoder"),
+        (tmp_path / "nothing.onnx", "not found"),
+    ):
         with pytest.raises(DataError, match=message):
             gpq.open_encoder(wrong)
 
@@ -177,4 +187,7 @@ def test_without_faiss_too_the_remedy_is_told(shop):
     calls = ["--help", "index model items.h5 --out never.faiss"]
     helped, built = in_process(shop, f"import sys; sys.modules['faiss'] = None\n{commands}", calls)
     assert (helped[0], built[0]) == (0, 2)
-    assert built[2] == "gpq: gpq index needs Faiss: pip install 'gpq-faiss[search]' or 'gpq-faiss[train]'\n"
+    assert (
+        built[2]
+        == "gpq: gpq index needs Faiss: pip install 'gpq-faiss[search]' or 'gpq-faiss[train]'\n"
+    )

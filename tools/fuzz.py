@@ -116,8 +116,13 @@ def seeds(folder: Path) -> list[Seed]:
     with h5py.File(folder / "features.hdf5", "w") as h5:
         h5.create_dataset("features", data=features, compression="gzip")
     table = {"features": list(features), "label": [f"class {c}" for c in classes], "id": range(N)}
-    pq.write_table(pa.table({name: list(column) for name, column in table.items()}), folder / "features.parquet")
-    (folder / "labels.csv").write_text("id,label\n" + "".join(f"{i},class {i % 3}\n" for i in range(N)))
+    pq.write_table(
+        pa.table({name: list(column) for name, column in table.items()}),
+        folder / "features.parquet",
+    )
+    (folder / "labels.csv").write_text(
+        "id,label\n" + "".join(f"{i},class {i % 3}\n" for i in range(N))
+    )
     (folder / "run.toml").write_text('preset = "paper"\n\n[training]\nsteps = 2\nseed = 3\n')
     (folder / "images").mkdir()
     for number in range(3):
@@ -136,7 +141,10 @@ def seeds(folder: Path) -> list[Seed]:
         *(Seed(path, _search) for path in (index, lists, codes)),
         *(Seed(path, _items) for path in (items_path(index), changes_path(index))),
         *(Seed(path, _describe) for path in (index, lists, codes, model / "split.json")),
-        *(Seed(folder / f"features.{suffix}", _vectors) for suffix in ("npy", "npz", "hdf5", "parquet", "h5")),
+        *(
+            Seed(folder / f"features.{suffix}", _vectors)
+            for suffix in ("npy", "npz", "hdf5", "parquet", "h5")
+        ),
         Seed(folder / "labels.csv", _labels),
         Seed(folder / "images" / "0.png", _images),
         *(Seed(model / name, _model) for name in ("model.safetensors", "config.json")),
@@ -205,8 +213,14 @@ def run(cases: int, first: int = 0) -> Outcome:
     while case < last:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, __file__, "--worker", folder, str(case), str(last)]
-            environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            environment: dict[str, Any] = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+            }
+            ended = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
         for line in ended.stdout.splitlines():
             number, _, text = line.partition(" ")
             if text.startswith("begun "):

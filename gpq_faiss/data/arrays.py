@@ -38,12 +38,17 @@ def npy_header(file: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...],
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
     if dtype.hasobject:
-        remedy = "save an array of numbers or of texts, not of Python objects"
-        raise DataError(f"{where} contains Python objects, which are not loaded: {remedy}")
+        raise DataError(
+            f"{where} contains Python objects, which are not loaded: "
+            "save an array of numbers or of texts, not of Python objects"
+        )
     end = file.tell() + math.prod(shape) * dtype.itemsize
     if size != end:
-        what = f"{size:,} bytes, its array ends at {end:,}"
-        raise DataError(f"{where} is truncated or damaged: {what}; copy it again")
+        raise DataError(
+            f"{where} is truncated or damaged: "
+            f"{size:,} bytes, its array ends at {end:,}"
+            f"; copy it again"
+        )
     return shape, dtype
 
 
@@ -77,27 +82,6 @@ def is_hdf5(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] == "h5py" and hasattr(array, "ndim")
 
 
-@dataclass(frozen=True)
-class OpenRows:
-    """Rows of a data set of an open HDF5 file, which wants the numbers of rows in order."""
-
-    array: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.array.dtype  # type: ignore[no-any-return]
-
-    def __getitem__(self, rows: Any) -> NDArray[Any]:
-        if isinstance(rows, slice):
-            return np.asarray(self.array[rows])
-        wanted, inverse = np.unique(rows, return_inverse=True)
-        return np.asarray(self.array[wanted])[inverse]
-
-
 def npz_member(path: Path, name: str) -> LazyArray:
     """Return an array of an ``.npz``, decompressed when it is read."""
     with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
@@ -121,8 +105,10 @@ class JoinedMatrix:
     def __init__(self, parts: Sequence[Matrix], names: Sequence[object] = ()) -> None:
         for part, name in zip(parts, names, strict=False):
             if len(part.shape) != 2 or part.shape[1] != parts[0].shape[1]:
-                shapes = f"{names[0]} is {list(parts[0].shape)}, {name} {list(part.shape)}"
-                raise DataError(f"{shapes}: rows of one width are needed")
+                raise DataError(
+                    f"{names[0]} is {list(parts[0].shape)}, {name} {list(part.shape)}"
+                    f": rows of one width are needed"
+                )
         self._parts, self.dtype = parts, np.result_type(*(part.dtype for part in parts))
         self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])
         self.shape = (int(self._starts[-1]), parts[0].shape[1])
@@ -175,8 +161,11 @@ def whole_numbers(ids: Any, what: str) -> NDArray[np.int64]:
     if array.dtype.kind == "f":
         whole = bool((np.isfinite(array) & (array == np.floor(array)) & (abs(array) < 2**53)).all())
     if array.ndim != 1 or not whole:
-        kind = f"{array.dtype} {list(array.shape)}"
-        raise DataError(f"{what}: {kind}, expected ids: whole numbers of 64 bits, none missing")
+        raise DataError(
+            f"{what}: "
+            f"{array.dtype} {list(array.shape)}"
+            f", expected ids: whole numbers of 64 bits, none missing"
+        )
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
         raise DataError(f"{what}: {int(array.max())} does not fit signed 64 bits: use smaller ids")
     return array.astype(np.int64, copy=False)

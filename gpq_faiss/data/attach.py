@@ -67,8 +67,10 @@ def with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         elif (
             len(keys) == n and "name" not in dataset.texts and not items.issuperset(map(_key, keys))
         ):
-            remedy = "give labels.to_numpy() for the order of the items"
-            raise DataError(f"labels: the index of the Series is not that of the items: {remedy}")
+            raise DataError(
+                "labels: the index of the Series is not that of the items: "
+                "give labels.to_numpy() for the order of the items"
+            )
         else:
             labels = dict(zip(keys, labels.tolist(), strict=True))
     how, keyed = "in their order", isinstance(labels, Table | Mapping)
@@ -121,8 +123,11 @@ def _lines(file: Path, n: int) -> Any:
         )
     labels = rest if header else lines
     if len(labels) != n:
-        many = f"{len(labels):,} lines of labels, the data has {n:,} items"
-        raise DataError(f"{file} has {many}: give one per item, or a table with ids or names")
+        raise DataError(
+            f"{file} has "
+            f"{len(labels):,} lines of labels, the data has {n:,} items"
+            f": give one per item, or a table with ids or names"
+        )
     classes = [name.strip(' "') for name in re.split("[,;\t]", first)]
     rows = [re.findall("[01]", line) for line in labels] if header and hot else [[]]
     if {len(row) for row in rows} == {len(classes)}:
@@ -146,8 +151,10 @@ def _from_table(dataset: Dataset, table: Table, o: Options) -> tuple[Dataset, An
             values = values if names is None else [names[i] if i >= 0 else None for i in values]
             repeated, count = Counter(map(_key, keys)).most_common(1)[0] if len(keys) else ("", 0)
             if count > 1 and repeated:
-                what = f"{items} {repeated!r} occurs more than once: give each item one line"
-                raise DataError(f"{table.source}: {what}")
+                raise DataError(
+                    f"{table.source}: "
+                    f"{items} {repeated!r} occurs more than once: give each item one line"
+                )
             given = dict(zip(keys, values, strict=True))
             return dataset, *_matched(dataset, given, table.source, repr(items))
         dataset = with_names(dataset, keys)
@@ -187,9 +194,10 @@ def _matched(
         if unique and any(label_texts(labels.get(item)) for item in items):
             break
     else:
-        what = f"no key of a label in {column} is an id or name of the data"
         raise DataError(
-            f"{source}: {what} (it has {list(given)[:1]}, the data {(names or ids)[:1]})"
+            f"{source}: "
+            f"no key of a label in {column} is an id or name of the data"
+            f" (it has {list(given)[:1]}, the data {(names or ids)[:1]})"
         )
     others = len(labels.keys() - {*items})
     how = f"matched by {way} in {column}" + (
@@ -198,8 +206,11 @@ def _matched(
     if way == "id" and "0" not in labels and np.array_equal(dataset.ids, np.arange(len(ids))):
         largest = max(int(key) for key in labels if re.fullmatch(r"\d{1,18}", key))
         if largest == len(ids):
-            what = f"ids from 1 to {largest:,} in {column}, but the items are numbered from 0"
-            raise DataError(f"{source} has {what}: give the ids of the data with --read ids=FILE")
+            raise DataError(
+                f"{source} has "
+                f"ids from 1 to {largest:,} in {column}, but the items are numbered from 0"
+                f": give the ids of the data with --read ids=FILE"
+            )
         how += "; the data has no ids: items are numbered from 0"
     return [labels.get(item) for item in items], how
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import fingerprint
-from ..inputs import check_file, reading
+from ..inputs import reading
 from ..store.hdf5 import as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
@@ -53,8 +53,10 @@ class Dataset(Annotations, ABC):
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
         for what, column in (("ids", self.ids), ("labels", self.labels), *self.texts.items()):
             if column is not None and len(column) != len(self):
-                many = f"{len(column):,} {what}, {self.name} has {len(self):,} items"
-                raise DataError(f"{many}: one each is needed")
+                raise DataError(
+                    f"{len(column):,} {what}, {self.name} has {len(self):,} items"
+                    f": one each is needed"
+                )
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -101,8 +103,11 @@ class Dataset(Annotations, ABC):
     def bad_summary(self) -> str:
         """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``, or nothing."""
         first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        share = f"{len(self.bad):,} of {len(self):,} images cannot be read"
-        return f"{share} ({'; '.join(first)})" if first else ""
+        return (
+            f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})"
+            if first
+            else ""
+        )
 
 
 # Vectors ----------------------------------------------------------------------------------------
@@ -149,8 +154,10 @@ class FeatureDataset(Dataset):
             (numbers[square == 0.0], "are", "all zero (no direction)"),
         ):
             if len(bad):
-                fault = f"{self.name}: {rows_that(bad, verb)} {what}"
-                raise DataError(f"{fault}: repair such rows or leave them out")
+                raise DataError(
+                    f"{self.name}: {rows_that(bad, verb)} {what}"
+                    f": repair such rows or leave them out"
+                )
         return x
 
 
@@ -163,8 +170,9 @@ def features(
     """
     shape, dtype = tuple(matrix.shape), matrix.dtype
     if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or dtype.itemsize > 8:
-        needed = "numbers [N, width] are needed, one row per item"
-        raise DataError(f"{name} is {dtype} {list(shape)}: {needed}")
+        raise DataError(
+            f"{name} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item"
+        )
     own = digest(matrix[:]) if content is None else content
     dataset = FeatureDataset(**vars(known), name=name, fingerprint="", matrix=matrix, content=own)
     dataset = dataset.with_files()
@@ -300,7 +308,8 @@ def images(
         fetch = lambda i: read_piece(archives[i], paths[i])  # noqa: E731
     elif fetch is None:
         paths = [str(Path(path)) for path in paths]
-        archives = [(path, 0, file_size(path)) for path in paths]
+        sizes_of = [os.path.getsize(path) if os.path.isfile(path) else -1 for path in paths]
+        archives = [(path, 0, size) for path, size in zip(paths, sizes_of, strict=True)]
     groups = itertools.groupby(archives, key=lambda piece: None if pieces is None else piece[0])
     content = "".join(sampled_content(group) for _, group in groups)
     sizes = np.array([size for _, _, size in archives] or [0] * len(names), dtype="<i8")
@@ -313,10 +322,3 @@ def images(
         for i in np.flatnonzero(sizes < 0).tolist():
             dataset.add_bad(i, shown(paths[i]), "not found" if fetch is None else "has no image")
     return dataset
-
-
-def file_size(path: str) -> int:
-    """Return the bytes of a regular file, -1 for anything else."""
-    with contextlib.suppress(DataError):
-        return check_file(Path(path), "an image")
-    return -1

@@ -184,10 +184,10 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
         )
     if not names:
         what = "; ".join(notes) or "it is empty"
-        remedy = (
+        raise DataError(
+            f"{name} contains no images ({what}): "
             f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors are read by features:PATH"
         )
-        raise DataError(f"{name} contains no images ({what}): {remedy}")
     order, classes, more = layout_of(names)
     names = [names[i] for i in order]
     if unlabelled := classes.count(None):
@@ -224,8 +224,10 @@ class _Sample:
             [e for e in self.members if f".{e}" in IMAGE_SUFFIXES] if wanted is None else [wanted]
         )
         if len(extensions) > 1:
-            several = f"{self.file}!{shown(self.key)} has several images ({', '.join(sorted(extensions))})"
-            raise DataError(f"{several}: name one with --read image_column")
+            raise DataError(
+                f"{self.file}!{shown(self.key)} has several images ({', '.join(sorted(extensions))})"
+                f": name one with --read image_column"
+            )
         none = composed(self.key), (self.file, 0, -1)
         member, piece = self.members.get(extensions[0] if extensions else "", none)
         return f"{self.file}!{member}", piece
@@ -276,8 +278,9 @@ def open_webdataset(path: str, o: Options = PLAIN) -> ImageDataset:
     samples = [sample for sample in every if wanted & sample.members.keys()]
     pieces = [sample.image(o.image_column) for sample in samples]
     if all(size < 0 for _, (_, _, size) in pieces):
-        what = "tar files of KEY.jpg and KEY.cls (.json, .txt) are expected"
-        raise DataError(f"{name} has no images: {what}")
+        raise DataError(
+            f"{name} has no images: tar files of KEY.jpg and KEY.cls (.json, .txt) are expected"
+        )
     columns = dict.fromkeys((e for sample in samples for e in sample.members), "text")
     described = next((sample for sample in samples if "json" in sample.members), None)
     columns |= dict.fromkeys(described.value(None) if described else (), "text")

@@ -20,7 +20,20 @@ MAX_PIXELS = 64 * 1024 * 1024
 MIN_SIDE = 2
 """Minimum side in pixels; images of one pixel are placeholders of failed downloads."""
 IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm")
+    (
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pnm",
+    )
 )
 """File name extensions of images in folders and archives."""
 
@@ -70,16 +83,22 @@ def decode_image(
         with open_image(source) as image:
             width, height = image.size
             if width * height > max_pixels:
-                raise ValueError(f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
+                raise ValueError(
+                    f"{width} x {height} pixels are more than the {max_pixels:,} allowed"
+                )
             if min(width, height) < MIN_SIDE:
-                raise ValueError(f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed")
+                raise ValueError(
+                    f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed"
+                )
             image.load()
             return _to_rgb(image)
     except FileNotFoundError:
         why = "not found"
     except UnidentifiedImageError:
         why = "not an image, or of an unknown format"
-    except Exception as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
+    except (
+        Exception
+    ) as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
         why = f"cannot be decoded ({one_line(error)})"
     raise BrokenImageError(name, why)
 
@@ -103,10 +122,14 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises ValueError: 32-bit modes, of unknown range."""
     mode, form = image.mode, image.format
     with contextlib.suppress(Exception):  # damaged EXIF data is ignored
-        image = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
+        image = (
+            ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
+        )
     if mode.startswith("I;16") or (mode == "I" and form in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
-        grey = ((np.clip(np.asarray(image), 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+        grey = ((np.clip(np.asarray(image), 0, 65535).astype(np.uint32) + 128) // 257).astype(
+            np.uint8
+        )
         return np.repeat(grey[:, :, None], 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
@@ -145,7 +168,11 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these; for images of
     3 x 3 pixels the last axis is the colour. Other sizes are resized as in training (:func:`resize_square`).
     """
-    if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
+    if (
+        isinstance(values, np.ndarray)
+        and values.dtype == np.uint8
+        and values.shape[1:] == (3, size, size)
+    ):
         return np.require(values, requirements=("C", "W"))  # as torch requires
     if isinstance(values, _ONE):
         values = [values]
@@ -156,7 +183,8 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
         if values.ndim not in (3, 4):
             raise DataError(f"images: {values.dtype} {list(values.shape)}, expected {_PLACES}")
     planes = [
-        resize_square(to_pixels(x, f"image {i}"), size).transpose(2, 0, 1) for i, x in enumerate(values)
+        resize_square(to_pixels(x, f"image {i}"), size).transpose(2, 0, 1)
+        for i, x in enumerate(values)
     ]
     return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
 
@@ -187,8 +215,11 @@ def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
     if array.dtype.kind == "f" and low >= 0 and high <= 1:
         array = np.round(array * 255)
     elif array.dtype != np.uint8:
-        found = f"{array.dtype} from {low:g} to {high:g}"
-        raise DataError(f"{where}: {found}: uint8, or floats from 0 to 1, are needed")
+        raise DataError(
+            f"{where}: "
+            f"{array.dtype} from {low:g} to {high:g}"
+            f": uint8, or floats from 0 to 1, are needed"
+        )
     return np.ascontiguousarray(array, dtype=np.uint8)
 
 

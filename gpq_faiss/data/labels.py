@@ -140,9 +140,9 @@ class Labels:
         limit = MAX_CLASSES if class_names is None else len(class_names)
         wrong = np.flatnonzero((array < -1) | (array >= limit))
         if wrong.size:
-            what = f"label {int(array[wrong[0]]):,} at {named_rows(wrong)} is out of range"
             raise DataError(
-                f"{what}: class numbers are from 0 (-1: none), at most {limit:,} classes"
+                f"label {int(array[wrong[0]]):,} at {named_rows(wrong)} is out of range"
+                f": class numbers are from 0 (-1: none), at most {limit:,} classes"
             )
         array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
@@ -322,8 +322,10 @@ def labels_of(
     with errors_of(source):
         labels = values if isinstance(values, Labels) else _labels(values, class_names)
         if n not in (None, len(labels)):
-            many = f"{len(labels):,} labels, the data has {n:,} items"
-            raise DataError(f"{many}: one each is needed, or a table with ids or names")
+            raise DataError(
+                f"{len(labels):,} labels, the data has {n:,} items"
+                f": one each is needed, or a table with ids or names"
+            )
     return labels
 
 
@@ -353,21 +355,24 @@ def _labels(values: Any, class_names: Sequence[str] | None) -> Labels:
     if all(map(WHOLE.fullmatch, texts)):  # an integer column with gaps becomes float in pandas
         rows = [[text.partition(".")[0] for text in row if text in texts] for row in rows]
     rows = [[text for text in row if text not in ("", "-1")] for row in rows]
-    if class_names is not None:
-        names = dict(zip(map(str, range(len(class_names))), class_names, strict=True))
-        unknown = next((t for row in rows for t in row if t not in names), None)
-        if unknown is not None:
-            raise DataError(f"class {unknown} of {len(names)}: labels do not fit their class names")
-        rows = [[names[text] for text in row] for row in rows]
-    return Labels.from_names(rows, class_names)
+    if class_names is None:
+        return Labels.from_names(rows)
+    numbers = [str(i) for i in range(len(class_names))]
+    if unknown := {text for row in rows for text in row}.difference(numbers):
+        many = f"class {min(unknown)} of {len(numbers)}"
+        raise DataError(f"{many}: labels do not fit their class names")
+    return Labels(Labels.from_names(rows, numbers).packed, _names(class_names, 1))
 
 
 def labels_note(source: str, labels: Labels | None, how: str) -> str:
     """Return the line of the log on the labels of a source, and ``how`` they were matched."""
     if labels is None:
         return "no labels"
-    share = f"{int(labels.has().sum()):,} of {len(labels):,} items labelled"
-    return f"{source}: {share}, {labels.n_classes:,} classes, {how}"
+    return (
+        f"{source}: "
+        f"{int(labels.has().sum()):,} of {len(labels):,} items labelled"
+        f", {labels.n_classes:,} classes, {how}"
+    )
 
 
 def class_notes(labels: Labels) -> list[str]:

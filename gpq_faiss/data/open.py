@@ -94,8 +94,11 @@ def form_of(path: str, image_column: str | None = None) -> str:
         return ("csv" if form == "csv" else "parquet") if is_list else "features"
     if os.path.exists(local):
         file_form(files_of(local)[0])
-        what = f"its ending tells no form ({', '.join([*ENDINGS, '.txt', '.tar'])} do)"
-        raise UsageError(f"{name}: {what}: rename it, or give list:{name}, or give their folder")
+        raise UsageError(
+            f"{name}: "
+            f"its ending tells no form ({', '.join([*ENDINGS, '.txt', '.tar'])} do)"
+            f": rename it, or give list:{name}, or give their folder"
+        )
     if local and "\0" not in local and (ending or "/" in bare):
         raise DataError(
             f"{name} not found: give a path that exists, or a form such as features:FILES"
@@ -196,8 +199,9 @@ def open_data(
         )
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
-        what = "names of columns are needed, each once, without . and /"
-        raise UsageError(f"--read keep={','.join(keep)}: {what}")
+        raise UsageError(
+            f"--read keep={','.join(keep)}: names of columns are needed, each once, without . and /"
+        )
     form, opener, opened = _find(source, read.get("image_column"))
     given = {
         name: os.fspath(v) if isinstance(v, os.PathLike) else v

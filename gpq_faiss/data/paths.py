@@ -6,6 +6,7 @@ and, if available, version: of another one there is another copy.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -66,36 +67,38 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpq-faiss"
 
 
-def _open_remote(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path in it."""
-    import fsspec
+@contextlib.contextmanager
+def _remote(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the fsspec file system of a URL and the path in it.
 
-    options: dict[str, Any] = {}
-    if url.partition(":")[0].lower() in {"http", "https"}:
-        import aiohttp
-
-        # Large files take more than aiohttp's five minutes, but not a minute without data.
-        waiting = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-        options["client_kwargs"] = {"timeout": waiting, "trust_env": True}
-    return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
-
-
-def _remote_error(url: str, error: Exception) -> Exception:
-    """Return a DataError of one line without secrets for any error of a file system."""
+    Raises DataError for any error of a file system, in one line and without secrets.
+    """
     bare = without_secrets(url)
-    if isinstance(error, GpqError):
-        return error
-    if isinstance(error, ImportError):
-        return DataError(
+    options: dict[str, Any] = {}
+    try:
+        import fsspec
+
+        if url.lower().startswith("http"):
+            import aiohttp
+
+            # Large files take more than aiohttp's five minutes, but not a minute without data.
+            waiting = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+            options["client_kwargs"] = {"timeout": waiting, "trust_env": True}
+        yield fsspec.core.url_to_fs(url, **options)
+    except GpqError:
+        raise
+    except ImportError as error:
+        raise DataError(
             f"reading {bare} needs another package: pip install it ({one_line(error)})"
-        )
-    cause = error.__cause__ or error  # HTTP's error says "not found" for everything
-    status = getattr(cause, "status", None)
-    if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
-        return DataError(f"{bare} not found")
-    why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
-    why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda match: without_secrets(match[0]), why)
-    return DataError(f"{bare} cannot be read ({why})")
+        ) from None
+    except Exception as error:  # file systems have errors of their own
+        cause = error.__cause__ or error  # HTTP's error says "not found" for everything
+        status = getattr(cause, "status", 404 if isinstance(cause, FileNotFoundError) else None)
+        if status == 404:
+            raise DataError(f"{bare} not found") from None
+        why = f"{status} {getattr(cause, 'message', '')}" if status else one_line(cause)
+        why = re.sub(_URL.pattern + r"[^\s'\"]+", lambda match: without_secrets(match[0]), why)
+        raise DataError(f"{bare} cannot be read ({why})") from None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -104,8 +107,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     if not is_url(url):
         return Path(url).expanduser()
     bare = without_secrets(url)
-    try:
-        system, remote = _open_remote(url)
+    with _remote(url) as (system, remote):
         info = system.info(remote)
         if info.get("type") == "directory":
             raise DataError(f"{bare} is a folder: name a file")
@@ -117,8 +119,6 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         if not target.is_file():
             with stage(f"copying {bare}"), atomic_path(target) as temporary:
                 system.get_file(remote, str(temporary))
-    except Exception as error:  # file systems have errors of their own
-        raise _remote_error(url, error) from None
     return target
 
 
@@ -155,11 +155,8 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
         if not is_url(part):
             matches = glob.glob(part) if glob.has_magic(part) else matches
         elif "*" in part or "[" in part:  # ? starts a query string
-            try:
-                system, remote = _open_remote(part)
+            with _remote(part) as (system, remote):
                 matches = [system.unstrip_protocol(name) for name in system.glob(remote)]
-            except Exception as error:
-                raise _remote_error(part, error) from None
         names += sorted(matches, key=natural_order)
         if len(names) > _MOST_FILES:
             raise UsageError(f"{without_secrets(text)}: more than {_MOST_FILES:,} files")

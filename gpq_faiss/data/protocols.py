@@ -69,12 +69,16 @@ class Split:
     def __post_init__(self) -> None:
         wrong = np.flatnonzero(~np.isin(self.roles, (0, *_BITS.values(), 12)))
         if wrong.size:
-            raise DataError(f"split {self.name}: {rows_that(wrong, 'have')} roles that exclude each other")
+            raise DataError(
+                f"split {self.name}: {rows_that(wrong, 'have')} roles that exclude each other"
+            )
         for role, bit in _BITS.items():
             object.__setattr__(self, role, np.flatnonzero(self.roles & bit))
 
     @classmethod
-    def of(cls, n: int, name: str, seed: int, seen: tuple[int, ...] | None = None, **rows: Any) -> Split:
+    def of(
+        cls, n: int, name: str, seed: int, seen: tuple[int, ...] | None = None, **rows: Any
+    ) -> Split:
         """The split of ``n`` items with ``rows`` (positions or a mask) in each role."""
         roles = np.zeros(n, dtype=np.uint8)
         for role, at in rows.items():
@@ -115,12 +119,16 @@ def load_split(path: str | Path) -> Split:
     """Read a file written by :meth:`Split.save`."""
     value = read_json(path, "a split")
     try:
-        version, n, seen, stated = (value[key] for key in ("split_format", "n", "seen_classes", "hash"))
+        version, n, seen, stated = (
+            value[key] for key in ("split_format", "n", "seen_classes", "hash")
+        )
         if version != _FORMAT:
             raise DataError(f"{path} has split format {version}, not {_FORMAT}: make it again")
         # Decompresses n bytes at most.
         packed = base64.b64decode(value["roles"], validate=True)
-        roles = np.frombuffer(zlib.decompressobj().decompress(packed, max(1, int(n))), dtype=np.uint8)
+        roles = np.frombuffer(
+            zlib.decompressobj().decompress(packed, max(1, int(n))), dtype=np.uint8
+        )
         seen = None if seen is None else tuple(int(c) for c in seen)
         split = Split(roles, str(value["protocol"]), int(value["seed"]), seen)
     except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
@@ -155,8 +163,10 @@ def _draw(
         order = _permuted(np.flatnonzero(labels.column(c)), seed, stream, c)
         order, number = order[free[order]], wanted(int(counts[c]))
         if lack and len(order) < number:
-            there = f"class '{labels.class_names[c]}' has {counts[c]:,} items, {len(order):,} of them free"
-            raise DataError(f"{there}{lack}")
+            raise DataError(
+                f"class '{labels.class_names[c]}' has {counts[c]:,} items, {len(order):,} of them free"
+                f"{lack}"
+            )
         free[order[:number]] = False
     return np.flatnonzero(before & ~free)
 
@@ -170,17 +180,24 @@ def read_rows(
     """
     values = np.unique(read_ids(path, what))
     if not len(values):
-        raise DataError(f"{what} {path} holds no number: ids or row numbers, one per line, are needed")
+        raise DataError(
+            f"{what} {path} holds no number: ids or row numbers, one per line, are needed"
+        )
     order = np.argsort(ids, kind="stable")
     at = np.searchsorted(ids[order], values)
     known = ids[order][np.minimum(at, len(ids) - 1)] == values
     if not known.all() and not 0 <= values[0] <= values[-1] < len(ids):
-        why = f"{int(values[~known][0])} is neither an id of the data nor a row number below {len(ids):,}"
-        raise DataError(f"{what} {path}: {why} ({int((~known).sum()):,} in all)")
+        raise DataError(
+            f"{what} {path}: "
+            f"{int(values[~known][0])} is neither an id of the data nor a row number below {len(ids):,}"
+            f" ({int((~known).sum()):,} in all)"
+        )
     rows = np.sort(order[at]).astype(np.int64) if known.all() else values
     bare = rows[:0] if labels is None else rows[~labels.has(rows)]
     if bare.size:
-        raise DataError(f"{what} {path}: {rows_that(bare, 'have')} no label in the data: leave such rows out")
+        raise DataError(
+            f"{what} {path}: {rows_that(bare, 'have')} no label in the data: leave such rows out"
+        )
     return rows
 
 
@@ -188,13 +205,17 @@ def _number(spec: str | None, option: str = "--labelled") -> float | None:
     """N of ``N-per-class``, a fraction (0.05 or 5%; None: a twelfth), or None: it names a file. Raises UsageError: another number."""
     match = re.fullmatch(r"(\d+)-per-class", spec or "")
     try:
-        number = int(match[1]) if match else 1 / 12 if spec is None else float(spec.removesuffix("%"))
+        number = (
+            int(match[1]) if match else 1 / 12 if spec is None else float(spec.removesuffix("%"))
+        )
         number /= 100 if spec and spec.endswith("%") else 1
     except ValueError:
         return None
     if not (number >= 1 if match else 0 < number <= 1 and option == "--labelled"):
-        more = "; --labelled also takes a fraction above 0 and at most 1, and all"
-        raise UsageError(f"{option} {spec}: write N-per-class, or name a file{more}")
+        raise UsageError(
+            f"{option} {spec}: write N-per-class, or name a file"
+            "; --labelled also takes a fraction above 0 and at most 1, and all"
+        )
     return number
 
 
@@ -209,8 +230,10 @@ def _labelled(
         rows = read_rows(str(spec), ids, labels=labels)
         clash = rows[~free[rows]]
         if clash.size:
-            what = f"{named_rows(clash)} cannot be used ({reserved}): leave such rows out"
-            raise DataError(f"--labelled {spec}: {what}")
+            raise DataError(
+                f"--labelled {spec}: "
+                f"{named_rows(clash)} cannot be used ({reserved}): leave such rows out"
+            )
     elif str(spec).endswith("-per-class"):
         lack = f" (the others: {reserved}); --labelled {spec} needs {number:,.0f}: lower --labelled"
         rows = _draw(labels, free, lambda _: int(number), seed, _LABELLED, lack)
@@ -221,7 +244,9 @@ def _labelled(
         bare = int(np.flatnonzero(counts == 0)[0])
         remedy = "label one, or leave the class out"
         if not labels.counts()[bare]:
-            remedy = "no item has it: number the classes 0, 1, 2, ... without gaps, or name them in text"
+            remedy = (
+                "no item has it: number the classes 0, 1, 2, ... without gaps, or name them in text"
+            )
         raise DataError(f"no labelled item for class '{labels.class_names[bare]}': {remedy}")
     return rows
 
@@ -232,27 +257,45 @@ def _labelled(
 def _rest_is_database(labels: Labels, query: Any, labelled: Any, name: str, seed: int) -> Split:
     rest = np.ones(len(labels), dtype=bool)
     rest[query] = rest[labelled] = False
-    roles = {"query": query, "labelled": labelled, "unlabelled": rest, "database": rest & labels.has()}
+    roles = {
+        "query": query,
+        "labelled": labelled,
+        "unlabelled": rest,
+        "database": rest & labels.has(),
+    }
     return Split.of(len(labels), name, seed, **roles)
 
 
 def _protocol1(
-    labels: Labels, name: str, seed: int, labelled: str | None, queries: int | str | Path | None, ids: Rows
+    labels: Labels,
+    name: str,
+    seed: int,
+    labelled: str | None,
+    queries: int | str | Path | None,
+    ids: Rows,
 ) -> Split:
     query, reserved, free = np.empty(0, np.int64), "queries", labels.has()
     if isinstance(queries, str | Path):
         query = read_rows(queries, ids, "queries", labels)
     elif name == "1":
         if queries is not None and queries < 1:
-            raise UsageError(f"queries = {queries}: at least 1 of each class is needed (or protocol none)")
+            raise UsageError(
+                f"queries = {queries}: at least 1 of each class is needed (or protocol none)"
+            )
         from_file = labelled != "all" and _number(labelled) is None
         if from_file:
             free[read_rows(str(labelled), ids)] = False
         reserved = "queries" if queries is None else f"{queries:,} queries"
-        lack = "" if queries is None and from_file else f"; {reserved} are requested: lower --queries"
-        query = _draw(labels, free, lambda n: queries or max(n // 60, min(10, n // 10)), seed, _QUERY, lack)
+        lack = (
+            "" if queries is None and from_file else f"; {reserved} are requested: lower --queries"
+        )
+        query = _draw(
+            labels, free, lambda n: queries or max(n // 60, min(10, n // 10)), seed, _QUERY, lack
+        )
     if not len(query) and name == "1":
-        raise DataError(f"{len(labels):,} items are too few to set queries apart: take protocol none")
+        raise DataError(
+            f"{len(labels):,} items are too few to set queries apart: take protocol none"
+        )
     free = labels.has()
     free[query] = False
     chosen = _labelled(labelled, labels, free, seed, ids, reserved)
@@ -269,8 +312,10 @@ def _authors(labels: Labels, seed: int, labelled: str | None) -> Split:
         rows = np.flatnonzero(of_item == c)
         others = np.delete(rows, slice(None, None, 60))
         if len(others) < number:
-            needed = f"needs {int(number):,} besides {len(rows) - len(others)} queries: lower --labelled"
-            raise DataError(f"class '{name}' has {len(rows):,} items; protocol gpq-authors {needed}")
+            raise DataError(
+                f"class '{name}' has {len(rows):,} items; protocol gpq-authors "
+                f"needs {int(number):,} besides {len(rows) - len(others)} queries: lower --labelled"
+            )
         query[rows[::60]] = picked[others[: int(number)]] = True
     return _rest_is_database(labels, query, picked, "gpq-authors", seed)
 
@@ -282,24 +327,32 @@ def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
     if not names:
         drawn = _permuted(np.flatnonzero(present), seed, _CLASSES)
         if len(drawn) < 2:
-            what = f"needs two classes with items, there are {len(drawn)}: use protocol 1"
-            raise DataError(f"protocol {protocol} {what}")
+            raise DataError(
+                f"protocol {protocol} "
+                f"needs two classes with items, there are {len(drawn)}: use protocol 1"
+            )
         return np.sort(drawn[: max(1, int(_SEEN * len(drawn)))])
     unseen = np.zeros(labels.n_classes, dtype=bool)
     for name in names:
         found = np.array([fnmatch.fnmatchcase(known, name) for known in labels.class_names])
         if not found.any():
             known = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")
-            what = f"no class is called '{name}': the {labels.n_classes:,} classes are {known}"
-            raise UsageError(f"protocol {protocol}: {what}")
+            raise UsageError(
+                f"protocol {protocol}: "
+                f"no class is called '{name}': the {labels.n_classes:,} classes are {known}"
+            )
         unseen |= found
     if not (present & unseen).any() or not (present & ~unseen).any():
-        what = "it is needed that some of the classes with items are named, and some are not"
-        raise UsageError(f"protocol {protocol}: {what}")
+        raise UsageError(
+            f"protocol {protocol}: "
+            "it is needed that some of the classes with items are named, and some are not"
+        )
     return np.flatnonzero(present & ~unseen)
 
 
-def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | None, ids: Rows) -> Split:
+def _unseen_classes(
+    labels: Labels, protocol: str, seed: int, labelled: str | None, ids: Rows
+) -> Split:
     seen, has = _seen(labels, protocol, seed), labels.has()
     names = labels.names(seen)
     hidden = labels.over(labels.names(np.delete(np.arange(labels.n_classes), seen))).has()
@@ -313,7 +366,9 @@ def _unseen_classes(labels: Labels, protocol: str, seed: int, labelled: str | No
         first[_permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
     query = hidden & ~first
     if not query.any():
-        raise DataError(f"{len(labels):,} items are too few for protocol {protocol}: no query is left")
+        raise DataError(
+            f"{len(labels):,} items are too few for protocol {protocol}: no query is left"
+        )
     if protocol == "2":
         database, train = has & (hidden == first), has & ~hidden & first
         rest, reserved = train | database | ~has, "not in the seen training half"
@@ -333,8 +388,9 @@ def check_protocol(protocol: str) -> str:
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
     if colon and (name != "transfer" or not given.strip(", ")):
-        what = "only transfer has an argument after a colon, names of classes"
-        raise UsageError(f"protocol {protocol}: {what}")
+        raise UsageError(
+            f"protocol {protocol}: only transfer has an argument after a colon, names of classes"
+        )
     return name
 
 

@@ -92,7 +92,9 @@ class Reader:
             ok = self._ok[rows]
             values = self.array[rows[ok]]
         if len(rows) and not (empty or ok.any()):
-            raise DataError(f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read")
+            raise DataError(
+                f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read"
+            )
         return values, ok
 
     def count_broken(self, rows: NDArray[np.int64]) -> None:
@@ -101,7 +103,9 @@ class Reader:
         if len(new):
             self.dataset.read(new)
 
-    def stream(self, batches: Iterable[NDArray[np.int64]], *, empty: bool = False) -> Iterator[Batch]:
+    def stream(
+        self, batches: Iterable[NDArray[np.int64]], *, empty: bool = False
+    ) -> Iterator[Batch]:
         """:meth:`fetch` each of ``batches`` of rows, two of them ahead; with ``empty`` all items of a batch may be broken."""
         coming = (self._ahead.submit(self.fetch, rows, empty=empty) for rows in batches)
         queue = list(islice(coming, 2))

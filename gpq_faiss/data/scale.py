@@ -53,5 +53,7 @@ def scale_warning(known: Mapping[str, float], found: Mapping[str, float], n: int
         f"norms of about {s['norm']:.3g} and numbers from {s['low']:.3g} to {s['high']:.3g}"
         for s in (found, known)
     ]
-    remedy = "scale and shift them as for the training"
-    return f"the vectors have {texts[0]}, those of the training {texts[1]}: {remedy}"
+    return (
+        f"the vectors have {texts[0]}, those of the training {texts[1]}: "
+        "scale and shift them as for the training"
+    )

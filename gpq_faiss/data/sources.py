@@ -20,7 +20,7 @@ from ..inputs import read_text
 from ..progress import stage
 from ..store.hdf5 import Hdf5Array
 from ..store.rows import RowReader
-from .arrays import Matrix, OpenRows, is_hdf5
+from .arrays import Matrix, is_hdf5
 from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, labels_note, labels_of
@@ -155,8 +155,10 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
             data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
             data.validate(full=True)  # Arrow checks neither offsets nor UTF-8 where it reads
     except Exception as error:  # from pyarrow, json, or datasets
-        why = f"or it is damaged ({one_line(error)})"
-        raise DataError(f"{name} is not a data set that save_to_disk wrote, {why}") from None
+        raise DataError(
+            f"{name} is not a data set that save_to_disk wrote, "
+            f"or it is damaged ({one_line(error)})"
+        ) from None
     if not isinstance(rows, datasets.Dataset):
         raise DataError(f"{name}: {type(rows).__name__} cannot be read by position: give a Dataset")
     kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}
@@ -209,8 +211,9 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
     Relative paths are below ``root`` or the folder of the list; back-slashes are converted.
     """
     if is_url(path) and o.root is None:
-        remedy = "where are its images? Give their folder: --read root=DIR"
-        raise UsageError(f"{without_secrets(path)}: {remedy}")
+        raise UsageError(
+            f"{without_secrets(path)}: where are its images? Give their folder: --read root=DIR"
+        )
     files = files_of(path)
     base = files[0].parent if o.root is None else Path(o.root).expanduser()
     if form == "list" or (form != "csv" and file_form(files[0]) == "text"):
@@ -225,8 +228,11 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
         annotations = table.annotations(o, image)[0]
     paths = [os.path.join(base, name.replace("\\", "/")) for name in listed]
     if not any(map(os.path.exists, paths)):
-        missing = f"none of its {len(paths):,} images exists ({paths[0]}, for one)"
-        raise DataError(f"{files[0]}: {missing}: give their folder with --read root=DIR")
+        raise DataError(
+            f"{files[0]}: "
+            f"none of its {len(paths):,} images exists ({paths[0]}, for one)"
+            f": give their folder with --read root=DIR"
+        )
     name = f"{form}:{without_secrets(path)}"
     return images(name, "image files", listed, paths, annotations, o.max_bad)
 
@@ -265,8 +271,11 @@ def _list(file: Path) -> tuple[list[str], Annotations]:
         labels = _labels_in(line) if columns > 1 else _labels_in(line)[-1:]
         if len(labels) != columns or len(labels[0]) > 18:
             what = f"{columns} labels of 0 or 1" if columns > 1 else "one class number"
-            first = f"expected as in line {lines[0][0]}"
-            raise DataError(f"{file} line {number}: {what} {first}, not {line[-60:]!r}")
+            raise DataError(
+                f"{file} line {number}: {what} "
+                f"expected as in line {lines[0][0]}"
+                f", not {line[-60:]!r}"
+            )
         values.append([int(text) for text in labels])
     beside = file.parent / "classes.txt"
     classes = [name for _, name in read_lines(beside, "class names")] if beside.is_file() else None
@@ -285,20 +294,18 @@ _SAMPLED = 64
 def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     """Open vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W].
 
-    Vectors in an h5py data set are read by rows. Raises DataError: neither vectors nor images.
+    Raises DataError: neither vectors nor images.
     """
-    if is_hdf5(values) and values.ndim == 2:
-        sample = np.unique(np.linspace(0, len(values) - 1, num=1000).astype(np.int64))
-        rows = OpenRows(values)
-        return features("array", rows, Annotations(), digest(rows[sample]))
     array = as_array(values[:] if is_hdf5(values) else values, "the array")
     if array.ndim == 2:
         return features("array", array, Annotations())
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
     if pixels.dtype != np.uint8 or pixels.ndim < 3 or pixels.shape[3:] not in ((), (3,)):
-        what = "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
-        raise DataError(f"array is {array.dtype} {list(array.shape)}: {what}")
+        raise DataError(
+            f"array is {array.dtype} {list(array.shape)}: "
+            "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
+        )
     mark = fingerprint("array", digest(array), str(pixels.shape))
     return ImageDataset(name="array", fingerprint=mark, pixels=pixels)
 

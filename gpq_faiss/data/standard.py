@@ -66,9 +66,12 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
         parts = [kind(str(folder), train=train, download=o.download) for train in (True, False)]
     # RuntimeError is torchvision's, for a missing or altered file; it asserts the rest.
     except (OSError, RuntimeError, AssertionError, ValueError) as error:
-        remedy = f"put {files} in {folder}, or name its folder ({name}:FOLDER)"
-        why = f"{one_line(error)}): {remedy}; images by class are read by folder:PATH"
-        raise DataError(f"{name} is not available, or damaged ({why}") from None
+        raise DataError(
+            f"{name} is not available, or damaged ("
+            f"{one_line(error)}): "
+            f"put {files} in {folder}, or name its folder ({name}:FOLDER)"
+            f"; images by class are read by folder:PATH"
+        ) from None
     finally:
         socket.setdefaulttimeout(before)
     classes = np.concatenate([np.asarray(part.targets) for part in parts])
@@ -92,8 +95,11 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
         path = folder / "Groundtruth/AllLabels" / f"Labels_{name}.txt"
         values = read_text(path, "0 or 1 for each image,").split()
         if len(values) != len(names) or not {"0", "1"}.issuperset(values):
-            what = f"{len(values):,} labels, not 0 or 1 for each of the {len(names):,} images"
-            raise DataError(f"{path} has {what}: damaged or foreign")
+            raise DataError(
+                f"{path} has "
+                f"{len(values):,} labels, not 0 or 1 for each of the {len(names):,} images"
+                f": damaged or foreign"
+            )
         columns.append(np.array(values) == "1")
     if not 1 <= concepts <= len(known):
         raise UsageError(f"--read concepts={concepts}: 1 to {len(known)} are possible")

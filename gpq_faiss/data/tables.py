@@ -293,8 +293,10 @@ class Table:
             columns = ", ".join((lists or list(self.kinds))[:20]) or "none"
             what = f"{', '.join(map(repr, chosen[:5]))}: not vectors of numbers"
             what = what if chosen else "which column holds the vectors?"
-            remedy = "name them with --read vectors=NAME or a pattern, 'f*'"
-            raise DataError(f"{self.source}: {what} (it has {columns}): {remedy}")
+            raise DataError(
+                f"{self.source}: {what} (it has {columns}): "
+                "name them with --read vectors=NAME or a pattern, 'f*'"
+            )
         note = f"vectors are in column {chosen[0]!r}"
         if len(chosen) > 1:
             others = [repr(name) for name in numbers if name not in chosen]
@@ -489,8 +491,11 @@ def arrow_table(
             with errors():
                 part = _rows_of(groups[i].to_table(columns=names), where, starts[i])
             if part.shape[1] != first.shape[1]:
-                what = f"{part.shape[1]} numbers at row {starts[i]}, {first.shape[1]} elsewhere"
-                raise DataError(f"{where} has {what}: one width is needed")
+                raise DataError(
+                    f"{where} has "
+                    f"{part.shape[1]} numbers at row {starts[i]}, {first.shape[1]} elsewhere"
+                    f": one width is needed"
+                )
             return part
 
         shapes = [(size, first.shape[1]) for size in sizes]
@@ -522,8 +527,11 @@ def _rows_of(table: Any, where: str, first: int) -> NDArray[Any]:
     wrong = np.flatnonzero(lengths != width) if width else np.array([0])
     if wrong.size:
         rest = f"{width} elsewhere" if width else "which is no vector"
-        what = f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {rest}"
-        raise DataError(f"{where} has {what}: leave such rows out")
+        raise DataError(
+            f"{where} has "
+            f"{lengths[wrong[0]]} numbers at {named_rows(first + wrong)}, {rest}"
+            f": leave such rows out"
+        )
     return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))
 
 
@@ -590,8 +598,10 @@ def frame_table(source: Any) -> Table:
     try:
         data = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
     except Exception as error:  # from pyarrow, or the table's library
-        what = f"{where} has a column that cannot be converted ({one_line(error)})"
-        raise DataError(f"{what}: leave out those of mixed types") from None
+        raise DataError(
+            f"{where} has a column that cannot be converted ({one_line(error)})"
+            f": leave out those of mixed types"
+        ) from None
     table = in_memory(where, data)
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     table.kinds = {

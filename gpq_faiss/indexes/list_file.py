@@ -8,7 +8,6 @@ the operating system is the memory budget, of the build as of searches.
 
 from __future__ import annotations
 
-import itertools
 import json
 import mmap
 import sys
@@ -144,25 +143,23 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
     """Return the counts of rows by their first two bytes, int64 [65536], and the range of the ids.
 
     Raises:
-        DataError: an id occurs twice.
+        DataError: there are no rows, or an id occurs twice or is -1.
     """
-    counts = np.zeros(1 << 16, np.int64)
-    ranges = []
+    counts, n = np.zeros(1 << 16, np.int64), sum(source.ntotal for source in sources)
+    if not n:
+        raise DataError("no codes: an index needs at least one item")
+    low, high, is_ascending = np.iinfo(np.int64).max, np.iinfo(np.int64).min, True
     for source in sources:
-        low, high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         for block, ids in source.blocks(_ROWS):
             words = first_words(columns_of(block, M, K), LEVELS)
             counts += np.bincount(words, minlength=len(counts))
+            is_ascending &= bool(ids[0] > high and (ids[1:] > ids[:-1]).all())
             low, high = min(low, int(ids.min())), max(high, int(ids.max()))
-        ranges.append((low, high))
-    ranges.sort()
-    # Ids of a source occur once; those of several can repeat only if their ranges overlap.
-    if any(following[0] <= before[1] for before, following in itertools.pairwise(ranges)):
-        n = sum(source.ntotal for source in sources)
+    if not is_ascending or low < 0:
         check_memory(24 * n, f"comparing the ids of {n:,} items")
-        blocks = [ids for source in sources for _, ids in source.blocks(_ROWS)]
-        check_unique(np.concatenate(blocks), "the sources")
-    return counts, ranges[0][0], max(high for _, high in ranges)
+        all_ids = [ids for source in sources for _, ids in source.blocks(_ROWS)]
+        check_unique(np.concatenate(all_ids), "ids")
+    return counts, low, high
 
 
 def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
@@ -236,15 +233,20 @@ def open_lists(path: Path) -> tuple[ListArrays, int]:
             array = np.frombuffer(mapped, kind, count, 8 + length + start)
             arrays[name] = array.reshape(entry["shape"])
         lists = _list_arrays(arrays)
-        rows = int(lists.ends[-1])
+        M, K, _ = lists.codebooks.shape
+        rows, n, T = int(lists.ends[-1]), len(lists.members), M if K > 16 else (M + 1) // 2
         is_consistent = (
-            len(lists.ends) == len(lists.names) + 1
-            and len(lists.blocks) == -(-rows // BLOCK)
-            and len(lists.starts) in (0, rows + 1)
-            and (len(lists.starts) > 0 or len(lists.members) == rows)
+            [array.dtype for array in lists[:4]] == [np.float32, np.uint8, np.int64, np.uint8]
+            and lists.names.shape == (len(lists.ends) - 1, 2)
+            and lists.blocks.shape == (-(-rows // BLOCK), T, BLOCK)
+            and (len(lists.starts) or n + 1) == rows + 1
+            and 0 < rows <= n
+            and lists.ends[0] == 0
+            and bool((np.diff(lists.ends) > 0).all())
+            and 0 <= lists.prefix <= (min(LEVELS, M - 1) if K <= 16 else 0)
         )
-        if not is_consistent or not len(lists.members):
-            raise DataError(f"{path} is damaged: its sizes contradict each other")
+        if not is_consistent:
+            raise DataError("its arrays do not fit together")
         return lists, int(arrays["crc"][0])
 
 

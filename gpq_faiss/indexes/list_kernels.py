@@ -293,14 +293,15 @@ def _sort(scores: Floats, ids: Ids, n: Number) -> None:
 
 
 @inner
-def _finish(queries: Queries, g: Number, D: Floats, I: Ids) -> None:
+def _finish(queries: Queries, g: Number, D: Floats, ids: Ids) -> None:
     """Write the sorted results of a query to float32 and int64 [k]; -inf and -1 where missing."""
-    scores, ids, n, k = queries.scores[g], queries.ids[g], queries.counts[g], queries.k
+    n, k = queries.counts[g], queries.k
     if n > k:
-        _select(scores, ids, n, k)
+        _select(queries.scores[g], queries.ids[g], n, k)
     for i in range(k):
-        D[i], I[i] = (scores[i], ids[i]) if i < n else (-np.inf, -1)
-    _sort(D, I, min(n, k))
+        D[i] = queries.scores[g, i] if i < n else -np.inf
+        ids[i] = queries.ids[g, i] if i < n else -1
+    _sort(D, ids, min(n, k))
 
 
 @inner
@@ -545,7 +546,7 @@ def search(
     many: Number,
     xq: Floats,
     D: Floats,
-    I: Ids,
+    ids: Ids,
     status: Codes,
 ) -> Number:
     """Find the k best members for each query, one query after the other.
@@ -557,7 +558,7 @@ def search(
         many: number of rows. A query among several that reaches more is left to
             :func:`search_together`, which is faster then.
         xq: float32 [Q, M * d].
-        D, I: float32 and int64 [Q, k], filled with the results. The first score of a query that is
+        D, ids: float32 and int64 [Q, k], filled with the results. The first score of a query that is
             left is one that k members reach.
         status: uint8 [Q], filled with :data:`DONE`, :data:`TOGETHER` for a query that is left, or
             :data:`NOT_FINITE` for one without finite scores.
@@ -602,21 +603,22 @@ def search(
                     _scan(lists, queries, _ONLY, start, stop)
                     scanned += stop - start
         if status[q] == DONE:
-            _finish(queries, _ONLY, D[q], I[q])
+            _finish(queries, _ONLY, D[q], ids[q])
         else:
             remaining += 1
     return remaining
 
 
 @compiled
-def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, I: Ids) -> None:
+def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, ids: Ids) -> None:
     """Find the k best members for queries that scan each sub-list together, so it is read once.
 
     Args:
-        D, I: float32 and int64 [Q, k]; the first score of each query is one that k members reach,
+        D, ids: float32 and int64 [Q, k]; the first score of each query is one that k members reach,
             or -inf. They are filled with the results.
     """
-    queries = _new_queries(lists, min(_GROUP, len(xq)), k, 2 * k + 8)
+    size: Number = min(_GROUP, len(xq))
+    queries = _new_queries(lists, size, k, 2 * k + 8)
     for begin in range(0, len(xq), _GROUP):
         size = min(_GROUP, len(xq) - begin)
         for g in range(size):
@@ -631,7 +633,7 @@ def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, I: Ids) -> N
                         _scan(lists, queries, g, start, stop)
                 start = stop
         for g in range(size):
-            _finish(queries, g, D[begin + g], I[begin + g])
+            _finish(queries, g, D[begin + g], ids[begin + g])
 
 
 @compiled
@@ -648,9 +650,9 @@ def range_search(
         queries.counts[_ONLY] = -1
     _quantise_to_threshold(queries, _ONLY)
     for number in range(len(lists.names)):
-        if 0 <= queries.counts[_ONLY] <= limit:
-            if _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]:
-                _scan(lists, queries, _ONLY, lists.ends[number], lists.ends[number + 1])
+        reached = _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]
+        if reached and 0 <= queries.counts[_ONLY] <= limit:
+            _scan(lists, queries, _ONLY, lists.ends[number], lists.ends[number + 1])
     _sort(queries.scores[0], queries.ids[0], queries.counts[_ONLY])
     return queries.scores[0], queries.ids[0], queries.counts[_ONLY]
 

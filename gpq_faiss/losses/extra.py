@@ -49,7 +49,9 @@ def _make(name: str) -> nn.Module:
     plugin = find_plugin("losses", name, _OWN)
     if plugin is None:
         known = ", ".join(plugin_names("losses", _OWN)) or "none"
-        raise UsageError(f"loss.extra.{name}: no package has a loss of that name (installed: {known})")
+        raise UsageError(
+            f"loss.extra.{name}: no package has a loss of that name (installed: {known})"
+        )
     make = plugin.load()
     with plugin.running("be made"):
         made = make()

@@ -26,7 +26,9 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
     chosen = _none(targets)
     for m, words in enumerate(codewords):
         # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
-        distance = left.square().sum(dim=2, keepdim=True) - 2 * left @ words.T + words.square().sum(dim=1)
+        distance = (
+            left.square().sum(dim=2, keepdim=True) - 2 * left @ words.T + words.square().sum(dim=1)
+        )
         _, parent, word, chosen = _best(distance, chosen, beam if m < len(codewords) - 1 else 1)
         left = left.gather(1, parent.expand(-1, -1, left.shape[2])) - words[word]
     return chosen[:, 0]
@@ -62,7 +64,9 @@ def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tens
     K = cost.shape[2]
     least, best = cost.flatten(1).topk(min(beam, cost.shape[1] * K), dim=1, largest=False)
     parent, word = (best // K).unsqueeze(2), best % K
-    extended = torch.cat([chosen.gather(1, parent.expand(-1, -1, chosen.shape[2])), word.unsqueeze(2)], dim=2)
+    extended = torch.cat(
+        [chosen.gather(1, parent.expand(-1, -1, chosen.shape[2])), word.unsqueeze(2)], dim=2
+    )
     return least, parent, word, extended
 
 

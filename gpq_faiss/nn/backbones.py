@@ -30,7 +30,10 @@ class Normalisation(nn.Module):
     unchanged until :meth:`fit`. The statistics are buffers, saved with the weights."""
 
     def __init__(
-        self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+        self,
+        width: int,
+        mean: tuple[float, ...] = IMAGENET_MEAN,
+        std: tuple[float, ...] = IMAGENET_STD,
     ) -> None:
         super().__init__()
         self.mean = nn.Buffer(torch.zeros(width) if width else torch.tensor(mean).view(1, 3, 1, 1))
@@ -54,7 +57,9 @@ class Normalisation(nn.Module):
         std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
         # A constant dimension becomes 0, not noise amplified by a tiny deviation.
         self.mean.copy_(mean)
-        self.std.copy_(torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std))
+        self.std.copy_(
+            torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std)
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,11 @@ class VGG(Backbone):
         width = 3
         for item in (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512):
             if isinstance(item, int):
-                layers += [nn.Conv2d(width, item, 3, padding=1), nn.BatchNorm2d(item), nn.ReLU(inplace=True)]
+                layers += [
+                    nn.Conv2d(width, item, 3, padding=1),
+                    nn.BatchNorm2d(item),
+                    nn.ReLU(inplace=True),
+                ]
                 width = item
             else:
                 layers.append(nn.MaxPool2d(2))
@@ -241,7 +250,9 @@ class Trunk(Backbone):
         if not isinstance(self.trunk, nn.Module):
             raise TypeError(f"a {type(self.trunk).__name__}: a torch.nn.Module is needed")
         # Declared widths are not reliable: run the module.
-        shape = (spec.in_width,) if spec.kind == "features" else (3, spec.image_size, spec.image_size)
+        shape = (
+            (spec.in_width,) if spec.kind == "features" else (3, spec.image_size, spec.image_size)
+        )
         with torch.no_grad():
             out = self.trunk.eval()(torch.zeros(1, *shape))
         self.trunk.train()
@@ -257,7 +268,9 @@ class Trunk(Backbone):
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     """Any timm model without its classifier, with its timm normalisation."""
-    timm = optional("timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'")
+    timm = optional(
+        "timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
+    )
     name = spec.name.removeprefix("timm/")
 
     def make() -> nn.Module:
@@ -271,12 +284,18 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     try:
         made = Trunk(spec, make)
     except Exception as error:  # hub, http and timm errors have no common base
-        wrong = f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
+        wrong = (
+            f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
+        )
         if not pretrained:
             raise UsageError(f"{wrong}: see timm.list_models()") from error
-        raise DataError(f"{wrong}: set network.weights to the path of its weights, or to none") from error
+        raise DataError(
+            f"{wrong}: set network.weights to the path of its weights, or to none"
+        ) from error
     config = getattr(made.trunk, "pretrained_cfg", {})
-    made.input = Normalisation(0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD))
+    made.input = Normalisation(
+        0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
+    )
     return made
 
 
@@ -285,7 +304,9 @@ def backbone_plugin(name: str) -> Plugin | None:
     return find_plugin("backbones", name, (*BACKBONES, "auto"))
 
 
-def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torch.Generator) -> Backbone:
+def build_backbone(
+    spec: BackboneSpec, weights: str = "none", *, generator: torch.Generator
+) -> Backbone:
     """Build a feature extractor, on the CPU and in training mode: float [B, 3, S, S] in [0, 1] or float [B, W] to float [B, D].
 
     Args:
@@ -304,7 +325,9 @@ def build_backbone(spec: BackboneSpec, weights: str = "none", *, generator: torc
         known = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
         raise UsageError(f"no backbone '{name}': choose one of {known}")
     if spec.kind == "features" and plugin is None and not perceptron:
-        raise UsageError(f"backbone {name} takes images, but the data are features: choose mlp or linear")
+        raise UsageError(
+            f"backbone {name} takes images, but the data are features: choose mlp or linear"
+        )
     if weights == "imagenet" and name != "vgg" and not of_timm:
         raise UsageError(
             f"there are no ImageNet weights of backbone {name}: set network.weights to none, or to the path of a file"

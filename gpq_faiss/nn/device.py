@@ -47,7 +47,9 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"device '{name}' is not supported: use cpu, cuda, cuda:N or auto")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise DeviceError(f"device '{name}' was requested, but torch sees no GPU here: use --device cpu")
+        raise DeviceError(
+            f"device '{name}' was requested, but torch sees no GPU here: use --device cpu"
+        )
     if (device.index or 0) >= count:
         raise DeviceError(
             f"device '{name}' was requested, but there are {count} GPUs (cuda:0 to cuda:{count - 1})"

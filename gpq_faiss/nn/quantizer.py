@@ -43,7 +43,9 @@ def intra_normalize(x: Tensor, M: int) -> Tensor:
 
 def zero_subvectors(x: Tensor, M: int) -> Tensor:
     """Which sub-vectors of float [B, M * d], before normalisation, are not finite, or no longer than :data:`NORM_EPS`: bool [B, M]."""
-    norm: Tensor = torch.linalg.vector_norm(at_least_float32(torch.unflatten(x, 1, (M, -1))), dim=-1)
+    norm: Tensor = torch.linalg.vector_norm(
+        at_least_float32(torch.unflatten(x, 1, (M, -1))), dim=-1
+    )
     directed: Tensor = (norm > NORM_EPS) & torch.isfinite(norm)
     return ~directed
 

@@ -35,10 +35,14 @@ def imagenet_state() -> dict[str, Tensor]:
         state: dict[str, Tensor] = weights.get_state_dict(
             progress=False, check_hash=True, weights_only=True, map_location="cpu"
         )
-    except Exception as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
+    except (
+        Exception
+    ) as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
         name = weights.url.rsplit("/", 1)[-1]
         place = Path(torch.hub.get_dir()) / "checkpoints" / name
-        what = f"{place} is damaged" if place.exists() else f"cannot download {name} to {place.parent}"
+        what = (
+            f"{place} is damaged" if place.exists() else f"cannot download {name} to {place.parent}"
+        )
         raise DataError(
             f"{what} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
             "its path, or to none"
@@ -52,7 +56,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict"). Raises DataError: it is none."""
     path = Path(path)
     with reading(path, _WHAT):
-        if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size
+        if zipfile.is_zipfile(
+            path
+        ):  # torch.save's format: if compressed, it could expand to any size
             with zipfile.ZipFile(path) as archive:
                 check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         if path.suffix == ".safetensors":
@@ -79,12 +85,16 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
         DataError: a tensor is missing, has another shape or is not finite; the module is then unchanged.
     """
     own = module.state_dict()
-    needed = [k for k in own if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")]
+    needed = [
+        k for k in own if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")
+    ]
     needed = needed or list(own)
     ends = (needed[0], needed[0].removeprefix("trunk."))
     prefixes = [name.removesuffix(end) for end in ends for name in state if name.endswith(end)]
     spellings = [
-        {k: prefix + k.removeprefix(cut) for k in own} for prefix in ("", *prefixes) for cut in ("", "trunk.")
+        {k: prefix + k.removeprefix(cut) for k in own}
+        for prefix in ("", *prefixes)
+        for cut in ("", "trunk.")
     ]
     names = max(spellings, key=lambda spelling: sum(name in state for name in spelling.values()))
     found: dict[str, Tensor] = {}

@@ -43,7 +43,9 @@ def test_codes_are_the_brute_force_argmax_cosine(M, K):
     assert clear.mean() > 0.99
     assert np.array_equal(assignment[clear], truth.argmax(axis=2)[clear])
     chosen = np.take_along_axis(truth, assignment[..., None].astype(int), axis=2)[..., 0]
-    assert (ordered[..., -1] - chosen).max() < 1e-5  # near ties may go either way, but only near ties
+    assert (
+        ordered[..., -1] - chosen
+    ).max() < 1e-5  # near ties may go either way, but only near ties
     index = inject(Z)
     assert (index.is_trained, index.ntotal) == (True, 0)
     assert np.array_equal(faiss.vector_to_array(index.pq.centroids).reshape(Z.shape), Z)
@@ -62,7 +64,12 @@ def test_the_lowest_of_equal_codewords_wins(K, d):
     assert not assignment[:, 1].any()
 
 
-@given(seed=st.integers(0, 999), scale=st.floats(-37, 37), each=st.booleans(), K=st.sampled_from([4, 16]))
+@given(
+    seed=st.integers(0, 999),
+    scale=st.floats(-37, 37),
+    each=st.booleans(),
+    K=st.sampled_from([4, 16]),
+)
 def test_the_length_of_a_vector_changes_no_code(seed, scale, each, K):
     """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or all but the 1."""
     rng = np.random.default_rng(seed)
@@ -95,7 +102,9 @@ def test_encode_equals_faiss_and_does_not_depend_on_blocks_or_threads(monkeypatc
         encode(x, Z)
 
 
-@given(nbits=st.integers(2, 8), M=st.integers(1, 13), n=st.integers(0, 9), seed=st.integers(0, 1000))
+@given(
+    nbits=st.integers(2, 8), M=st.integers(1, 13), n=st.integers(0, 9), seed=st.integers(0, 1000)
+)
 def test_packing_is_that_of_faiss_and_inverts(nbits, M, n, seed):
     K = 1 << nbits
     assignment = np.random.default_rng(seed).integers(0, K, (n, M))
@@ -104,7 +113,9 @@ def test_packing_is_that_of_faiss_and_inverts(nbits, M, n, seed):
     assert np.array_equal(unpack_codes(codes, M, K), assignment)
     # one number of M * nbits bits per item, least significant bits first
     numbers = [sum(int(a) << (m * nbits) for m, a in enumerate(row)) for row in assignment]
-    assert [bytes(row) for row in codes] == [number.to_bytes(code_size(M, K), "little") for number in numbers]
+    assert [bytes(row) for row in codes] == [
+        number.to_bytes(code_size(M, K), "little") for number in numbers
+    ]
     if n:
         assert np.array_equal(codes, faiss.pack_bitstrings(assignment.astype(np.int32), nbits))
 

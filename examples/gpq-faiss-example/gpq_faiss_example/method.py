@@ -27,7 +27,9 @@ class LSH(BinaryMethod):
         del labels
         self.mean = x.mean(axis=0)
         self.planes = (
-            np.random.default_rng(self.seed).standard_normal((x.shape[1], self.bits)).astype(np.float32)
+            np.random.default_rng(self.seed)
+            .standard_normal((x.shape[1], self.bits))
+            .astype(np.float32)
         )
 
     def _project(self, x: Floats) -> Floats:
