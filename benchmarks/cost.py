@@ -166,11 +166,9 @@ def main() -> None:
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="gpq-cost-") as name:
             scratch = Path(name)
-            rows = (
-                [train_cost(scratch, text) for text in options.trainings]
-                if part == "train"
-                else memory_costs(scratch, options.sizes)
-            )
+            trainings = options.trainings if part == "train" else []
+            rows = [train_cost(scratch, text) for text in trainings]
+            rows = rows or memory_costs(scratch, options.sizes)
         measured = {"rows": rows, "machine": describe_machine(), "command": command_line()}
         results["parts"][part] = measured
         save(results, options.out, markdown)

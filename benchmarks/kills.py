@@ -212,7 +212,7 @@ def prepare(root: Path) -> dict[str, Stage]:
     importlib.import_module("gpq_faiss.stages.index")
     encode = ("encode", model, *data, "--batch-size", "50")
     index, over = ("index", model, codes), ("--overwrite",)
-    run = ("experiment", "run", f"{root}/grid.toml", *data, *often)
+    run = ("experiment", "run", f"{root}/grid.toml", *data)
     return {
         "train": Stage(train, "m", ("--resume",)),
         "train, replacing": Stage((*train, *over), "m", (), (*train, "--seed", "1")),

@@ -10,7 +10,7 @@ import torch
 from model_factory import digits
 
 import gpq_faiss as gpq
-from gpq_faiss import Encoder, RowReader, RunOptions, evaluate, rank_codes, train
+from gpq_faiss import Convention, Encoder, RowReader, RunOptions, evaluate, rank_codes, train
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
@@ -117,8 +117,9 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     out = run(tmp_path, device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
     for k in (None, 50):
+        options = {"convention": Convention(k=k)}
         found, expected = (
-            evaluate(out.model, digits(), k=k, device=device) for device in ("cuda", "cpu")
+            evaluate(out.model, digits(), **options, device=device) for device in ("cuda", "cpu")
         )
         assert found.device == "cuda:0"
         assert found.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
@@ -130,9 +131,7 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     np.testing.assert_allclose(on_gpu, on_cpu, atol=2e-3)
     Z = Encoder.load(out.model).model.codebooks
     M, K, _ = Z.shape
-    differ = unpack_codes(encode_vectors(on_gpu, Z), M, K) != unpack_codes(
-        encode_vectors(on_cpu, Z), M, K
-    )
+    differ = unpack_codes(encode_vectors(on_gpu, Z), M, K) != unpack_codes(encode_vectors(on_cpu, Z), M, K)
     best = np.sort(score_tables(on_cpu, Z), axis=2)
     assert ((best[..., -1] - best[..., -2])[differ] < 1e-2).all()
 

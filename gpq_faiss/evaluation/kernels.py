@@ -42,9 +42,11 @@ def add_entries(tables: NDArray[Any], codes: NDArray[Any]) -> Any:
     """Return the sums of the entries of tables int32 [M, K, q] that codes [U, M] name, [U, q]."""
     sums = np.zeros((len(codes), tables.shape[2]), np.int32)
     for i in range(len(codes)):
+        row = sums[i]
         for m in range(len(tables)):
-            for q in range(tables.shape[2]):
-                sums[i, q] += tables[m, codes[i, m], q]
+            entries = tables[m, codes[i, m]]
+            for q in range(len(row)):
+                row[q] += entries[q]
     return sums
 
 

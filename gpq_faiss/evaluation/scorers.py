@@ -23,6 +23,8 @@ Tables = NDArray[np.float32]
 ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
 """``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better."""
 
+_MAX_JOINED = 64  # codewords of codebooks that are joined in pairs
+
 
 def integer_scores(scorer: Tables | ScoreFunction, codes: Bytes) -> Callable[[Ints], Keys]:
     """Return a function from query rows int64 [q] to the scores of all codes, int32 [q, U].
@@ -41,14 +43,26 @@ def integer_scores(scorer: Tables | ScoreFunction, codes: Bytes) -> Callable[[In
         return lambda queries: _function_scores(scorer, queries, codes)
     tables = np.asarray(scorer)
     exponents = _exponents(tables, codes)
+    M, K = tables.shape[1:]
+    # A look-up in a small table of K^2 entries costs as much as one of K, so pairs of codebooks are
+    # joined; an odd number of them gets a codebook of zeros.
+    odd, joined = M % 2, K <= _MAX_JOINED
+    rows: NDArray[Any] = codes
+    if joined:
+        padded = np.pad(codes, ((0, 0), (0, odd)))
+        rows = padded[:, ::2] * np.uint32(K) + padded[:, 1::2]
 
     def scores(queries: Ints) -> Keys:
         from .kernels import add_entries
 
         scaled = np.ldexp(tables[queries].astype(np.float64), exponents[queries, None, None])
         entries = -np.rint(scaled).astype(np.int32)
+        if joined:
+            entries = np.pad(entries, ((0, 0), (0, odd), (0, 0)))
+            pairs = entries[:, ::2, :, None] + entries[:, 1::2, None]
+            entries = pairs.reshape(len(queries), rows.shape[1], K * K)
         # Queries are the last axis: an item looks up the entries of all of them at once.
-        sums: Keys = add_entries(np.ascontiguousarray(np.moveaxis(entries, 0, 2)), codes)
+        sums: Keys = add_entries(np.ascontiguousarray(np.moveaxis(entries, 0, 2)), rows)
         return np.ascontiguousarray(sums.T)
 
     return scores

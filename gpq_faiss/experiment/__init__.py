@@ -1,5 +1,4 @@
-"""Experiments: a grid of methods, code lengths and seeds ─► one HDF5 file per run ─► a table of
-runs.
+"""Experiments: a grid of methods ─► one HDF5 file per run ─► a table of runs ─► a report.
 
-All tables and figures of a report are derived from that table, which is read from the files.
+All tables and figures of a report are derived from the table, which is read from the files.
 """

@@ -65,7 +65,7 @@ def _title(experiment: Experiment, length: str = "") -> str:
 
 
 def _draw_curves(experiment: Experiment, new_picture: NewPicture) -> None:
-    """Draw mAP over bits and over neighbour recall, and precision and recall at the longest code."""
+    """Draw mAP over bits and over neighbour recall, and precision and recall."""
     length = f"{experiment.bits[-1]} bits"
     title = _title(experiment, length)
     if len(experiment.bits) > 1:

@@ -15,8 +15,8 @@ from ..data.protocols import make_split
 from ..errors import UsageError
 from ..files import fingerprint, versions
 from ..methods.measure import needs_perceptron
-from ..methods.registry import MethodEntry, find_method, make_method, method_names
-from .grid import Grid, Variation, method_config
+from ..methods.registry import find_method, make_method, method_names
+from .grid import Grid, method_config
 
 RUN_FORMAT = 2
 """Version of the run files; part of every identity."""
@@ -80,7 +80,17 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
             if name in left_out or name not in grid.methods_of(variation):
                 continue
             for bits in grid.bits if entry.any_length else (0,):
-                settings = _settings(grid, variation, entry, name, bits, seed, perceptron)
+                if entry.deep:
+                    config = method_config(grid, variation, name, perceptron=perceptron)
+                    M = codebooks_for_bits(bits, config.quantizer.codewords)
+                    fixed = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
+                    settings = to_dict(validate(config.with_settings(fixed)))
+                else:
+                    settings = dict(make_method(name, bits or 32, seed).settings())
+                file = f"{name}_{f'{bits}bits' if bits else 'any'}_seed{seed}"
+                if variation.name:
+                    words = re.sub(r"[^a-z0-9.]+", "-", variation.name.lower()).strip("-.")
+                    file += f"_{words[:40]}-{fingerprint(variation.name)[:4]}"
                 identity = fingerprint(
                     str(RUN_FORMAT),
                     f"{name} {entry.revision}",
@@ -101,39 +111,13 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                     grid.vectors,
                     split_hash,
                     identity,
-                    _file_name(name, bits, seed, variation.name),
+                    file,
                 )
                 specs.setdefault(identity, spec)
     if not specs:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({reasons or 'no method'})")
     return list(specs.values()), left_out
-
-
-def _settings(
-    grid: Grid,
-    variation: Variation,
-    entry: MethodEntry,
-    name: str,
-    bits: int,
-    seed: int,
-    perceptron: bool,
-) -> dict[str, Any]:
-    """Return all settings of a run."""
-    if not entry.deep:
-        return dict(make_method(name, bits or 32, seed).settings())
-    config = method_config(grid, variation, name, perceptron=perceptron)
-    M = codebooks_for_bits(bits, config.quantizer.codewords)
-    changes = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
-    return to_dict(validate(config.with_settings(changes)))
-
-
-def _file_name(method: str, bits: int, seed: int, variation: str) -> str:
-    name = f"{method}_{f'{bits}bits' if bits else 'any'}_seed{seed}"
-    if not variation:
-        return name
-    readable = re.sub(r"[^a-z0-9.]+", "-", variation.lower()).strip("-.")[:40]
-    return f"{name}_{readable}-{fingerprint(variation)[:4]}"
 
 
 def describe_plan(specs: Sequence[RunSpec]) -> str:

@@ -299,10 +299,9 @@ def notes_of(experiment: Experiment) -> list[str]:
 
 def _trainings(experiment: Experiment) -> list[str]:
     """Return lines on the preset and its changes, and on steps, batches and rates by row."""
-    rows: dict[str, dict[str, None]] = {}
+    grid, rows = experiment.description.grid, dict[str, dict[str, None]]()
     for run in experiment.runs:
-        if "training" in run.settings:
-            training = run.settings["training"]
+        if training := run.settings.get("training"):
             text = (
                 f"{run.steps:,} steps of up to {training['batch_labelled']:,} labelled items, and "
                 f"up to {training['batch_unlabelled']:,} unlabelled ones for those that use them, "
@@ -310,19 +309,16 @@ def _trainings(experiment: Experiment) -> list[str]:
                 f"({from_dict(run.settings).schedule})"
             )
             rows.setdefault(text, {})[experiment.row_name(run)] = None
-    if not rows:
-        return []
-    grid = experiment.description.grid
     changes = [
-        f"{section}.{name} = {value}"
+        f", with {section} = {json.dumps(values)}"
         for config in (grid["config"], grid["settings"])
         for section, values in config.items()
-        for name, value in (values.items() if isinstance(values, dict) else ())
     ]
-    preset = ", with ".join(filter(None, (grid["preset"], ", ".join(changes))))
-    usual = max(rows, key=lambda text: len(rows[text]))
-    return [
-        f"Rows that do not say otherwise have the settings of the preset {preset}.",
+    usual = max(rows, key=lambda text: len(rows[text]), default="")
+    notes = [
+        f"Rows that do not say otherwise have the settings of the preset {grid['preset']}"
+        f"{''.join(changes)}.",
         f"Trained methods have {usual}; all have the same split and data.",
         *(f"{', '.join(names)}: {text}." for text, names in rows.items() if text != usual),
     ]
+    return notes if rows else []

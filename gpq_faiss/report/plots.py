@@ -1,4 +1,5 @@
-"""Pictures in one style, written as PNG, SVG or PDF, atomically and without global state; curves of many methods."""
+"""Pictures in one style, written as PNG, SVG or PDF, atomically and without global state; curves of
+many methods."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _DATES: dict[str, dict[str, Any]] = {
 
 
 def check_picture(out: str | Path, *, overwrite: bool) -> Path:
-    """Check an output path. Raises UsageError: not .png, .svg or .pdf; or it exists or cannot be written."""
+    """Check an output path. Raises UsageError: not .png, .svg or .pdf; or it exists or cannot be
+    written."""
     path = Path(out)
     if path.suffix.lower().lstrip(".") not in _DATES:
         raise UsageError(f"{path}: a picture must be .png, .svg or .pdf")
@@ -53,8 +55,8 @@ def picture(
     dpi: int = 160,
     layout: Literal["constrained"] | None = "constrained",
 ) -> Iterator[Figure]:
-    """A figure of this size in inches. At the end it is written in the format of its extension, without dates or random ids, so that files
-    are reproducible.
+    """A figure of this size in inches. At the end it is written in the format of its extension,
+    without dates or random ids, so that files are reproducible.
 
     Raises:
         UsageError: another extension than .png, .svg or .pdf.
@@ -87,7 +89,8 @@ def plot_curves(
 
     Args:
         curves: name -> (x [P], y [P]), or with error bars and ticks at the x (x, y, deviation [P]).
-        x, y: axis labels; ``log_x`` makes the x axis logarithmic, and ``from_zero`` begins the y axis at 0.
+        x, y: axis labels; ``log_x`` makes the x axis logarithmic, and ``from_zero`` begins the y
+            axis at 0.
 
     Raises:
         UsageError, OutputExistsError: as :func:`picture`. DataError: nothing to draw.

@@ -44,7 +44,9 @@ def test_text_is_aligned_and_markdown_escapes_bars():
 
 
 def test_latex_and_html_escape_what_they_must():
-    text = render([{"a_b": "50 % & $x$ {y} \\z", "λ": Spread(0.5, 0.1, 3)}], "latex", digits=1, caption="a_b")
+    text = render(
+        [{"a_b": "50 % & $x$ {y} \\z", "λ": Spread(0.5, 0.1, 3)}], "latex", digits=1, caption="a_b"
+    )
     assert r"50 \% \& \$x\$ \{y\} \textbackslash{}z" in text
     assert r"0.5 $\pm$ 0.1" in text
     assert r"a\_b & $\lambda$ \\" in text
@@ -62,7 +64,9 @@ def test_csv_and_json_read_back_with_all_digits():
     assert float(rows[0]["map_deviation"]) == ROWS[0]["map"].deviation
     assert rows[0]["map_n"] == "2"
     assert (rows[1]["map"], rows[1]["map_deviation"], rows[1]["n"]) == ("0.25", "", "")
-    text = render([*ROWS, {"method": "x", "map": float("nan"), "n": np.int64(3), "c": np.arange(2)}], "json")
+    text = render(
+        [*ROWS, {"method": "x", "map": float("nan"), "n": np.int64(3), "c": np.arange(2)}], "json"
+    )
     rows = json.loads(text, parse_constant=pytest.fail)
     assert rows[0]["map"]["n"] == 2
     assert (rows[2]["map"], rows[2]["n"], rows[2]["c"]) == (None, 3, [0, 1])

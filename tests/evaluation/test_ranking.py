@@ -328,7 +328,8 @@ def test_wrong_scores_are_refused(error, message, scores):
 
 
 def cosine_order(query, items):
-    """Positions by cosine in exact fractions (its square, with its sign), equal ones by position."""
+    """Positions by cosine in exact fractions (its square, with its sign), equal ones by
+    position."""
 
     def key(i):
         dot, square = int(query @ items[i]), int(items[i] @ items[i])
@@ -373,9 +374,7 @@ def test_floats_keep_all_neighbours_and_a_class_code_few():
     r = np.random.default_rng(0)
     centres = 3 * r.standard_normal((5, 16))
     yq, yb = np.arange(40) % 5, np.arange(1000) % 5
-    xq, xb = (
-        (centres[y] + r.standard_normal((len(y), 16))).astype(np.float32) for y in (yq, yb)
-    )
+    xq, xb = ((centres[y] + r.standard_normal((len(y), 16))).astype(np.float32) for y in (yq, yb))
     near = nearest(xq, [xb])
     exact = make_method("float", 32).fit(xb)
     codes = exact.encode(xb)

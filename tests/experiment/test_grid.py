@@ -14,7 +14,7 @@ from gpq_faiss.config import preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
-from gpq_faiss.experiment.plan import plan
+from gpq_faiss.experiment.plan import describe_plan, plan
 from gpq_faiss.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -24,42 +24,53 @@ def specs_of(**changes):
     return plan(small_grid(**changes), DIGITS)[0]
 
 
-def test_packaged_grids_are_those_of_the_paper_and_of_the_page_on_experiments():
+def test_built_in_grids_are_documented_and_valid():
     """Every run of one has settings that can be, and a variation changes something."""
     page = (ROOT / "docs" / "experiments.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == set(built_in_grids())
     for grid, perceptron in itertools.product(map(read_grid, built_in_grids()), (True, False)):
-        found = [
-            (method, validate(method_config(grid, variation, method, perceptron=perceptron)).fingerprint())
+        configs = [
+            (
+                method,
+                validate(
+                    method_config(grid, variation, method, perceptron=perceptron)
+                ).fingerprint(),
+            )
             for variation in grid.variations
             for method in grid.methods_of(variation)
             if METHODS[method].deep
         ]
-        assert 0 < len(found) == len(set(found)), grid.name
+        assert 0 < len(configs) == len(set(configs)), grid.name
     for name, protocol in (("table2", "1"), ("table3", "2")):
         grid = read_grid(name)
-        assert (grid.methods, grid.bits, grid.protocol) == (tuple(METHODS), (12, 24, 32, 48), protocol)
+        assert (grid.methods, grid.bits, grid.protocol) == (
+            tuple(METHODS),
+            (12, 24, 32, 48),
+            protocol,
+        )
     assert len(read_grid("sensitivity").variations) == 25
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     shown = grid_from({"name": "page"} | tomllib.loads(block))
     assert [v.name for v in shown.variations] == ["", "no entropy"]
 
 
-def test_a_grid_from_a_file_and_options_over_it(tmp_path):
+def test_options_change_a_grid_of_a_file(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('methods = ["pq", "gpq"]\nbits = [8]\nlabelled = "0.1"\n[config.training]\nsteps = 7\n')
+    path.write_text(
+        'methods = ["pq", "gpq"]\nbits = [8]\nlabelled = "0.1"\n[config.training]\nsteps = 7\n'
+    )
     grid = read_grid(path)
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
-    other = grid.with_options(bits=(12,), seeds=None, labelled="all")
-    assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), "all")
-    other = other.with_options(settings={"training": {"learning_rate": 0.5}})
-    assert (other.config, other.settings) == (
+    changed = grid.with_options(bits=(12,), seeds=None, labelled="all")
+    assert (changed.bits, changed.seeds, changed.labelled) == ((12,), (0,), "all")
+    changed = changed.with_options(settings={"training": {"learning_rate": 0.5}})
+    assert (changed.config, changed.settings) == (
         {"training": {"steps": 7}},
         {"training": {"learning_rate": 0.5}},
     )
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
     # In the order of the tables, whatever the order in the file.
-    assert other.methods_of(other.variations[0]) == ["gpq", "pq"]
+    assert changed.methods_of(changed.variations[0]) == ["gpq", "pq"]
     # An error names the file.
     (tmp_path / "a.toml").write_text("bits = [0]")
     (tmp_path / "b.toml").write_text("methods = [")
@@ -82,34 +93,45 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path):
         ({"protocol": "3"}, "no protocol '3': choose one of 1, 2, transfer"),
         ({"config": {"loss": {"lambda9": 1}}}, "setting 'loss.lambda9' is unknown"),
         ({"config": {"loss": {"lambda1": float("nan")}}}, "lambda1"),
-        ({"config": {"training": {"seed": 3}}}, r"training\.seed is not changed .* from the grid's seeds"),
+        (
+            {"config": {"training": {"seed": 3}}},
+            r"training\.seed is not changed .* from the grid's seeds",
+        ),
         ({"variation": ["x"]}, "variation.0 = 'x'"),
         ({"variation": [{"nam": "x"}]}, "key 'variation.0.nam' is unknown: did you mean 'name'"),
         ({"variation": [{"name": "x"}, {"name": "x"}]}, "variation has an entry twice"),
         ({"variation": [{"config": {"loss": {"x": 1}}}]}, "setting 'loss.x' is unknown"),
         ({"variation": [{"config": {"preset": "paper"}}]}, "follows from the grid's preset"),
         ({"product": {"lambda1": [1]}}, "lambda1"),
-        ({"product": {"loss.lambda1": 1.0}}, r"product\.loss\.lambda1 = 1.0: input should be a valid array"),
-        ({"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}}, "more than 10,000"),
+        (
+            {"product": {"loss.lambda1": 1.0}},
+            r"product\.loss\.lambda1 = 1.0: input should be a valid array",
+        ),
+        (
+            {"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}},
+            "more than 10,000",
+        ),
     ],
 )
-def test_what_a_grid_cannot_be(values, message):
+def test_invalid_grids_are_refused(values, message):
     with pytest.raises(UsageError, match=message):
         grid_from({"name": "g", "methods": ["pq"]} | values)
 
 
-# Plans ------------------------------------------------------------------------------------------------------------------
+# Plans
+# ------------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice():
-    more = {"name": "more", "config": {"loss": {"lambda2": 0.5}}}
-    specs = specs_of(variation=[{}, more])
-    # A method that keeps no code has one run per seed, and one that is no network none of these settings.
+def test_runs_are_the_whole_grid_with_seeds_outermost():
+    variation = {"name": "more", "config": {"loss": {"lambda2": 0.5}}}
+    specs = specs_of(variation=[{}, variation])
+    # A method that keeps no code has one run per seed, and one that is no network none of these
+    # settings.
     names = ["gpq_12bits", "gpq_24bits", "pq_12bits", "pq_24bits", "float_any"]
     first = [f"{name}_seed0" for name in names]
     assert [c.name[: len(name)] for c, name in zip(specs, first, strict=False)] == first
-    rest = [(c.bits, c.variation) for c in specs[4 : len(specs) // 2]]
-    assert rest == [(0, ""), (12, "more"), (24, "more")]
+    following = [(c.bits, c.variation) for c in specs[4 : len(specs) // 2]]
+    assert following == [(0, ""), (12, "more"), (24, "more")]
     assert [c.seed for c in specs] == sorted(c.seed for c in specs)
     assert len({c.name for c in specs}) == len({c.identity for c in specs}) == len(specs)
     assert all(re.fullmatch(r"[a-z0-9._-]+", c.name) for c in specs)
@@ -118,25 +140,31 @@ def test_runs_are_the_whole_grid_seeds_outermost_and_none_twice():
     assert (settings["training"]["seed"], settings["training"]["steps"]) == (1, 20)
 
 
-def test_a_run_is_another_when_anything_that_matters_is(monkeypatch):
+def test_identities_differ_with_anything_that_matters(monkeypatch):
     def identity(**changes):
-        one = {"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes
-        return specs_of(**one)[0].identity
+        single = {"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes
+        return specs_of(**single)[0].identity
 
-    same = identity()
-    assert identity(title="another title", kind="ablation") == same
+    unchanged = identity()
+    assert identity(title="another title", kind="ablation") == unchanged
     changes = [
-        *({"bits": [24]}, {"seeds": [1]}, {"vectors": 5}, {"methods": ["gpq-h"]}, {"methods": ["pq"]}),
+        *(
+            {"bits": [24]},
+            {"seeds": [1]},
+            {"vectors": 5},
+            {"methods": ["gpq-h"]},
+            {"methods": ["pq"]},
+        ),
         *({"labelled": "10-per-class"}, {"queries": "5-per-class"}, {"preset": "recommended"}),
         *({"protocol": protocol} for protocol in ("2", "transfer", "transfer:8,9")),
         {"config": {"training": {"steps": 21}}},
     ]
-    others = [identity(**change) for change in changes]
+    identities = [identity(**change) for change in changes]
     pq = METHODS["pq"]
     monkeypatch.setitem(METHODS, "pq", dataclasses.replace(pq, revision=pq.revision + 1))
-    assert identity() == same
-    others.append(identity(methods=["pq"]))
-    assert len({same, *others}) == len(others) + 1
+    assert identity() == unchanged
+    identities.append(identity(methods=["pq"]))
+    assert len({unchanged, *identities}) == len(identities) + 1
 
 
 def test_settings_are_layered():
@@ -164,22 +192,38 @@ def test_settings_are_layered():
         (second, False, ()),
         (third, False, (512,)),
     ):
-        other = config("pqn", variation, perceptron=perceptron)
-        assert (other.method, other.network.hidden) == ("gpq", hidden)
+        baseline = config("pqn", variation, perceptron=perceptron)
+        assert (baseline.method, baseline.network.hidden) == ("gpq", hidden)
     # The budget is shared; what is GPQ's own is not.
     theirs = config("pqn", second)
     assert theirs.training == config("gpq", second).training
     assert dataclasses.replace(theirs.loss, lambda2=0.1) == preset("paper").loss
 
 
-def test_cnn_f_sees_small_images_larger_and_what_is_set_counts(tmp_path):
+def test_settings_of_the_command_apply_to_every_row():
+    """Of table 2, one of whose variations sets its own number of steps."""
+    grid = read_grid("table2").with_options(settings={"training": {"steps": 50}})
+    for variation in grid.variations:
+        for method in filter(lambda name: METHODS[name].deep, grid.methods_of(variation)):
+            config = method_config(grid, variation, method, perceptron=True)
+            assert config.training.steps == 50, (variation.name, method)
+
+
+def test_a_plan_says_how_its_number_of_runs_comes_about():
+    assert describe_plan(specs_of(bits=[12, 24], seeds=[0, 1])) == (
+        "10 runs: 2 methods (with variations) x 2 code lengths (12, 24 bits) x 2 seeds, "
+        "and 1 methods (with variations) without codes x 2 seeds"
+    )
+
+
+def test_cnn_f_enlarges_small_images_unless_set(tmp_path):
     """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
     for name, colour in (("a", 50), ("b", 200)):
         (tmp_path / name).mkdir()
         for i in range(6):
             Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
-    one = {"bits": [12], "seeds": [0], "labelled": "2-per-class", "queries": "1-per-class"}
-    grid, images = small_grid(methods=["gpq-f", "gpq"], **one), open_data(f"folder:{tmp_path}")
+    single = {"bits": [12], "seeds": [0], "labelled": "2-per-class", "queries": "1-per-class"}
+    grid, images = small_grid(methods=["gpq-f", "gpq"], **single), open_data(f"folder:{tmp_path}")
     larger = grid.with_options(settings={"network": {"image_size": 100}})
     for asked, expected in ((grid, {"gpq-f": 224, "gpq": 0}), (larger, {"gpq-f": 100, "gpq": 100})):
         specs, _ = plan(asked, images)

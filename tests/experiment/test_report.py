@@ -1,4 +1,5 @@
-"""Reports are derived from the files of runs, in every form; figures show the runs that are there."""
+"""Reports are derived from the files of runs, in every form; figures show the runs that are
+there."""
 
 import csv
 import io
@@ -84,7 +85,7 @@ def test_notes_state_data_budget_convention_and_machine(finished):
         "gpq-f has no row",
         "expected value over random order within ties",
         "20 steps of up to 40 labelled items",
-        "have the settings of the preset paper, with training.steps = 20, ",
+        'have the settings of the preset paper, with training = {"steps": 20, ',
         "protocol 1, labelled 20-per-class: 100 queries, 200 labelled and 1,497 unlabelled",
         "NN10@100: share of a query's 10 nearest items",
         "Machine: ",

@@ -1,4 +1,5 @@
-"""Runs: made once, resumed after an interruption, counted if they fail, and ranked again by file."""
+"""Runs: made once, resumed after an interruption, counted if they fail, and ranked again by
+file."""
 
 import dataclasses
 import logging
@@ -81,7 +82,12 @@ def test_finished_runs_are_skipped(finished):
 
 
 def test_changed_and_overwritten_runs_are_repeated(tmp_path):
-    for changes, overwrite in (({}, False), ({"seeds": [0, 1]}, False), ({"vectors": 3}, False), ({}, True)):
+    for changes, overwrite in (
+        ({}, False),
+        ({"seeds": [0, 1]}, False),
+        ({"vectors": 3}, False),
+        ({}, True),
+    ):
         grid = small_grid(**ONE | changes)
         assert run_experiment(grid, DIGITS, tmp_path, overwrite=overwrite).completed == 1
 
@@ -126,7 +132,11 @@ def test_a_wrong_attribute_is_named(finished, tmp_path, name, value, wrong):
         ({"name": "other"}, {}, "name small, not other"),
         ({"config": {"loss": {"lambda1": 3.0}}}, {}, "}, not {'loss': {'lambda1': 3.0}}: choose"),
         ({"settings": {"loss": {"lambda1": 3.0}}}, {}, "settings unset, not"),
-        ({}, {"data": open_data(np.eye(200, dtype=np.float32), labels=np.arange(200) % 2)}, "differ"),
+        (
+            {},
+            {"data": open_data(np.eye(200, dtype=np.float32), labels=np.arange(200) % 2)},
+            "differ",
+        ),
         ({}, {"jobs": 0}, "0 jobs"),
         ({}, {"jobs": 2}, "give its name"),
     ],

@@ -1,4 +1,5 @@
-"""Plots and galleries: written in every format, with content, wholly or not at all, and without global state."""
+"""Plots and galleries: written in every format, with content, wholly or not at all, and without
+global state."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Several models in one table: the figures of each alone, names that tell them apart, and splits that must agree."""
+"""Several models in one table: the figures of each alone, names that tell them apart, and splits
+that must agree."""
 
 import json
 import shutil
@@ -40,7 +41,8 @@ def models(tmp_path_factory):
 
 
 def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
-    """``gpq`` is a folder where there is one, since no method of that name is fitted here; ``pq`` is always the method."""
+    """``gpq`` is a folder where there is one, since no method of that name is fitted here; ``pq``
+    is always the method."""
     monkeypatch.chdir(models)
     Path("pq").symlink_to("gpq")
     together = evaluate("ours", digits(), compare=["printed", "pq", "gpq", "longer", "float"])
