@@ -83,7 +83,7 @@ class LossConfig(_Section):
 
 @dataclass(frozen=True)
 class PosteriorConfig(_Section):
-    """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
+    """Class networks and codes of class-posterior codes (``method = "posterior"``). Not in the paper."""
 
     networks: Annotated[int, Ge(1), Le(1024)] = 6
     propagation: Weight = 20.0
@@ -109,7 +109,7 @@ class Config(_Section):
     """All settings of one training run. Sections of methods other than ``method`` have no effect."""
 
     preset: str = "paper"
-    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "gpq-soft", "posterior"] = "gpq"
+    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "posterior"] = "gpq"
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -119,12 +119,12 @@ class Config(_Section):
     @property
     def class_networks(self) -> bool:
         """Whether the method has class networks: it is not the paper's, or a variant of that."""
-        return self.method in ("gpq-soft", "posterior")
+        return self.method == "posterior"
 
     @property
     def alpha(self) -> float:
         """Scale of the soft assignment (eq. 1)."""
-        return 8.0 if self.method == "gpq-soft" else 20.0
+        return 20.0
 
     @property
     def beta(self) -> float:
@@ -194,14 +194,6 @@ PRESETS: dict[str, Config] = {
         method="gpq-authors",
         network=NetworkConfig(backbone="vgg", weights="imagenet"),
         training=TrainingConfig(steps=3000, validation=0.0),
-    ),
-    # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
-    "gpq": dataclasses.replace(
-        _RECOMMENDED,
-        preset="gpq",
-        method="gpq-soft",
-        quantizer=QuantizerConfig(subdim=24),
-        loss=LossConfig(lambda1=1.0, lambda2=0.1),
     ),
     "recommended": _RECOMMENDED,
     # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.

@@ -194,14 +194,12 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     perceptron = perceptron or reduce(Config.with_settings, own, config).network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
-    elif entry.changes.keys() & {"loss", "method"}:
-        # GPQ's variants of the paper: the losses as printed, where the preset has class networks with the network of the others.
-        if config.class_networks:
-            config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
-            config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
-    elif (config.method == "posterior") != (method == "posterior"):
-        # Two methods, each with its own preset if the grid has the other's.
-        config = preset("recommended" if method == "posterior" else "gpq")
+    elif method == "posterior":
+        config = config if config.class_networks else preset("recommended")
+    elif config.class_networks:
+        # The paper's losses, with the network and training of the methods that they are compared with.
+        config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
+        config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
     config = reduce(Config.with_settings, own, config)
     if entry.convolutional and not config.network.image_size:
         config = config.with_settings({"network": {"image_size": 224}})

@@ -1,8 +1,4 @@
-"""The losses of pairs: N-pair product quantisation (eq. 2), with labels or with class probabilities, and the triplets of GPQ-T.
-
-Class probabilities, which are not in the paper, give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items
-contribute, too. One-hot rows give the targets of eq. 2.
-"""
+"""The losses of pairs: N-pair product quantisation (eq. 2), and the triplets of GPQ-T."""
 
 from __future__ import annotations
 
@@ -11,21 +7,6 @@ from torch import Tensor
 
 MARGIN = 0.1
 """Required lead of a triplet's positive, the paper's."""
-
-
-def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
-    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, rows normalised to sum to 1; a scalar.
-
-    Scores S are float [A, B], for class probabilities p float [A, C] of queries and r float [B, C] of items. Queries and items with
-    all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
-    """
-    target = p.to(scores.dtype) @ r.to(scores.dtype).T
-    # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
-    logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
-    whole = target.sum(dim=1, keepdim=True)
-    known = whole > 0
-    target = target / torch.where(known, whole, torch.ones_like(whole))
-    return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
 
 
 def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
@@ -40,7 +21,12 @@ def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
         0.3133
     """
     y = multihot(labels, x)
-    return soft_npair(_similarity(x, q), y, y)
+    labelled = y.any(dim=1)
+    # Masks in place of indexing avoid a synchronisation with the GPU; 0 * -inf would be NaN.
+    logits = _similarity(x, q).masked_fill(~labelled, torch.finfo(x.dtype).min / 2)
+    target = y @ y.T
+    target = target / torch.where(labelled, target.sum(dim=1), 1.0)[:, None]
+    return -(target * logits.log_softmax(dim=1)).sum() / labelled.sum().clamp_min(1)
 
 
 def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from ..errors import DataError
 from ..losses.npair import label_pairs
 from ..nn.backbones import make_head
 from .baseline import Baseline, squared_distances, start_small
-from .pq import kmeans
+from .kmeans import kmeans
 from .trainable import TrainingBatch, weighted
 
 EMBEDDING = 128

@@ -153,6 +153,20 @@ def scaled_rows(x: Floats) -> Floats:
     return scaled
 
 
+def dot_rows(xq: Floats, xb: Floats) -> Floats:
+    """Return the inner products float32 [Q, n] of rows, bit-equal for equal rows: BLAS sums in an
+    order that depends on a row's position."""
+    return np.asarray(np.einsum("qd,nd->qn", xq, xb))
+
+
+def hamming_tables(codes: Codes) -> Floats:
+    """Return the negative Hamming distances of each four bits of binary codes uint8 [Q, size] to
+    each number below 16, float32 [Q, 2 size, 16]."""
+    queries = unpack_codes(codes, 2 * codes.shape[1], 16)
+    different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8))
+    return np.asarray(-different.astype(np.float32))
+
+
 class ProductCoder(Coder):
     """Product codes: M codebooks, one per part of the vector, float32 [M, K, d]; the nearest codewords in L2, asymmetric scores:
     ``ip``, inner products with unit-norm codewords, or ``l2``, negative squared distances. Raises DataError: other codebooks.
@@ -208,10 +222,7 @@ class BinaryMethod(Coder):
         return np.packbits(self._project(x) > 0, axis=1, bitorder="little")
 
     def _tables(self, x: Floats) -> Floats:
-        """Negative Hamming distances of each four bits of a query to each number below 16."""
-        queries = unpack_codes(self._encode(x), self.M, self.K)
-        different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(np.float32)
-        return np.asarray(-different)
+        return hamming_tables(self._encode(x))
 
 
 class SignCoder(BinaryMethod):

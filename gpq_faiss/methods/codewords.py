@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ..errors import DataError
 from ..nn.additive import assign, assign_logits
-from .pq import check_rows, kmeans
+from .kmeans import check_rows, kmeans
 
 STARTS = 5
 """Runs of k-means; the best is kept. Missing a class is the costliest failure."""

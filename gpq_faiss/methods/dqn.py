@@ -23,7 +23,7 @@ from torch import Tensor
 from ..losses.npair import multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
-from .pq import fit_codebooks
+from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 PER_CODEWORD = 256

@@ -35,7 +35,7 @@ from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
 from .dqn import PER_CODEWORD
-from .pq import fit_codebooks
+from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 WIDTH = 64

@@ -11,7 +11,7 @@ the authors' released code where that differs from the paper (preset ``authors``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -32,7 +32,6 @@ from ..nn.quantizer import (
     reverse_gradient,
     soft_assign,
 )
-from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
 from .trainable import CodeMethod, TrainingBatch, weighted
 
@@ -82,13 +81,13 @@ class GPQ(CodeMethod):
 
 
 def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeMethod:
-    """An untrained GPQ, GPQ with soft targets, or class-posterior codes, with random weights, or the weights of
-    ``config.network.weights``; ``input_`` as for :func:`.build_extractor`."""
+    """Build an untrained GPQ, or class-posterior codes, with random weights or those of
+    ``config.network.weights``; ``input_`` is that of :func:`.build_extractor`."""
     # One generator for everything, so that the seed determines the initial weights.
     generator = torch.Generator().manual_seed(config.training.seed)
     backbone = build_extractor(config, input_, config.quantizer.width, generator)
-    kinds: dict[str, Callable[..., CodeMethod]] = {"gpq-soft": SoftGPQ, "posterior": PosteriorCodes}
-    return kinds.get(config.method, GPQ)(config, backbone, n_classes, generator)
+    network = PosteriorCodes if config.method == "posterior" else GPQ
+    return network(config, backbone, n_classes, generator)
 
 
 def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:

@@ -105,7 +105,7 @@ class PosteriorCodes(CodeMethod):
         M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
         n, N = config.network, config.posterior.networks
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items better. The entropy needs cosines.
-        few = config.method == "posterior" and C <= _FEW_CLASSES and not config.loss.lambda2
+        few = C <= _FEW_CLASSES and not config.loss.lambda2
         linear = few and not isinstance(backbone, MLP)
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):

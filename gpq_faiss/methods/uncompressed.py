@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data.labels import Labels, rows_that
 from ..errors import DataError
-from .coders import Coder, Codes, Floats
+from .coders import Coder, Codes, Floats, dot_rows
 from .leave_one_out import leave_one_out
 
 _RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
@@ -52,11 +52,6 @@ class FloatFeatures(Coder):
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
         return dot_rows(self._stored(xq), codes.view(np.float32))
-
-
-def dot_rows(xq: Floats, xb: Floats) -> Floats:
-    """Inner products float32 [Q, n] of rows, bit-equal for equal rows: BLAS sums in an order that depends on a row's position."""
-    return np.asarray(np.einsum("qd,nd->qn", xq, xb))
 
 
 class Classifier(FloatFeatures):
