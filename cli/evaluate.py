@@ -41,7 +41,7 @@ Examples:
     "--compare",
     default="",
     metavar="NAMES",
-    help="What to compare with, separated by commas: pq, opq, itq, float, classifier, folders of models.",
+    help="What to compare with, separated by commas: pq, opq, itq, float, classifier, faiss:FACTORY_STRING, folders of models.",
 )
 @click.option(
     "--codes",

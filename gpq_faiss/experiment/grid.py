@@ -98,7 +98,8 @@ class Grid(_Strict):
         for variation in self.variations:
             base = preset(variation.preset or self.preset)
             for name in (*self.methods, *(variation.methods or ())):
-                find_method(name)
+                if find_method(name).module == ".faiss_codec" and name not in METHODS:
+                    raise UsageError(f"{name}: compare with codecs by gpq evaluate --compare")
             for changes in (self.config, variation.config):
                 base.with_settings(changes)
                 for name, key in _OF_THE_GRID.items():

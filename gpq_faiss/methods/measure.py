@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from ..evaluation.scorers import ScoreFunction
 from ..progress import stage
 from .coders import Coder, Codes, Floats
 from .registry import make_method
+
+log = logging.getLogger(__name__)
 
 Rows = NDArray[np.int64]
 
@@ -100,13 +103,13 @@ def fit_and_encode(  # noqa: PLR0913
 ) -> Coded:
     """Fit an array method to the training items of a split, and encode queries and database.
 
-    It is fitted to the features, or to the pixels of images of this size, of all labelled items and of unlabelled ones, about 100,000 in
-    all. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64. Raises DataError: the method
+    It is fitted to the features, or to the pixels of images of this size, of at most 100,000 training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64. Raises DataError: the method
     cannot learn from the data; UsageError: no such array method, or the training matrix is too large.
     """
-    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
-    # Supervised methods see the training labels only.
-    pool = np.union1d(pool[:: -(-len(pool) // _FIT_ROWS)], split.labelled)
+    pool = training_rows(split)
+    total = len(split.labelled) + len(split.unlabelled)
+    if len(pool) < total:
+        log.info("%s is fitted to %d of %d training items", name, len(pool), total)
     width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * image_size**2
     needed = 4 * width * (len(pool) + len(queries))
     if needed > _FIT_BYTES:
@@ -125,6 +128,18 @@ def fit_and_encode(  # noqa: PLR0913
         xq, query_rows = read_inputs(reader, queries)
         found = encode_blocks(coder, database, lambda rows: read_inputs(reader, rows), keep)
     return Coded(coder, query_rows, xq=xq, fit_seconds=fitted, **found)
+
+
+def training_rows(split: Split) -> Rows:
+    """Return the rows that an array method is fitted to, int64, ascending: at most 100,000, of
+    which supervised methods see the labels of the split."""
+    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
+    if len(pool) <= _FIT_ROWS:
+        return pool
+    labelled = split.labelled[:: -(-len(split.labelled) // _FIT_ROWS)]
+    count = min(_FIT_ROWS - len(labelled), len(split.unlabelled))
+    spread = np.linspace(0, len(split.unlabelled), count, endpoint=False).astype(np.int64)
+    return np.union1d(labelled, split.unlabelled[spread])
 
 
 def encode_blocks(

@@ -32,10 +32,13 @@ LEAST_WEIGHT = 0.15
 """Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its time."""
 LEAST_SHARE = 0.85
 """Minimum accuracy of the neighbours on left-out labels, as a share of a linear model's."""
+SAMPLE, LEAST_SHARE_OF_SAMPLE = 20_000, 0.5
+"""Unlabelled items of a sample that is tried first, where there are more than twice as many, and the
+minimum accuracy there: lower than among all items, as fewer neighbours connect the labels."""
 MOST_ITEMS, _MOST_PROBABILITIES = 100_000, 20_000_000
 """Limits of the neighbour search: items, and items times classes (a few arrays of 160 MB)."""
-_CHOICE = 5
-"""Stream of random numbers, beside those of :mod:`gpq_faiss.training.batches`."""
+_CHOICE, _SAMPLE_STREAM = 5, 6
+"""Streams of random numbers, besides those of :mod:`gpq_faiss.training.batches`."""
 NEIGHBOURS, GAMMA = 15, 4
 """k of Iscen et al.'s graph, and γ, the power of the cosine in the weight of a neighbour."""
 ALPHA, ITERATIONS = 0.95, 50
@@ -103,17 +106,25 @@ def propagate_labels(
     if room < len(others):
         log.info("%d of %d unlabelled items take part in label propagation", room, len(others))
         others = np.random.default_rng([seed, _CHOICE]).permutation(others)[:room]
-    rows = np.union1d(labelled, others)
-    x, there = vectors(rows)
-    rows = rows[there]
-    seen = np.isin(labelled, rows)
-    graph, at, y = neighbour_graph(x), np.searchsorted(rows, labelled[seen]), y[seen]
-    found = left_out_accuracy(graph, at, y, seed)
-    if found < LEAST_SHARE * accuracy:
-        log.info("labels are not propagated: neighbours predict only %.0f %% of left-out labels", 100 * found)
-        return None
-    p = propagate(graph, at, y)
-    log.info("labels propagated to %d items, weight %.2f", p.any(axis=1).sum() - len(at), weight)
+    rounds = [(others, LEAST_SHARE)]
+    if len(others) > 2 * SAMPLE:
+        sample = np.random.default_rng([seed, _SAMPLE_STREAM]).permutation(others)[:SAMPLE]
+        rounds.insert(0, (sample, LEAST_SHARE_OF_SAMPLE))
+    for chosen, least_share in rounds:
+        rows = np.union1d(labelled, chosen)
+        x, readable = vectors(rows)
+        rows = rows[readable]
+        usable = np.isin(labelled, rows)
+        graph, positions = neighbour_graph(x), np.searchsorted(rows, labelled[usable])
+        share = left_out_accuracy(graph, positions, y[usable], seed)
+        if share < least_share * accuracy:
+            log.info(
+                "labels are not propagated: neighbours predict only %.0f %% of left-out labels",
+                100 * share,
+            )
+            return None
+    p = propagate(graph, positions, y[usable])
+    log.info("labels propagated to %d items, weight %.2f", p.any(axis=1).sum() - len(positions), weight)
     return PseudoLabels(rows, p, weight)
 
 

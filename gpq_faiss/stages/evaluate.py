@@ -29,7 +29,7 @@ from ..evaluation.ties import RECALL_LEVELS, Convention, Denominator, Ties
 from ..files import versions
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
-from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
+from ..methods.registry import ARRAY_METHODS, find_method, is_array_method, make_method, split_names
 from ..progress import stage
 from ..report.plots import plot_curves
 from ..store.rows import RowReader
@@ -75,7 +75,7 @@ def evaluate(
         UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
     """
     if isinstance(compare, str):
-        compare = [name.strip() for name in compare.split(",") if name.strip()]
+        compare = split_names(compare)
     options: dict[str, Any] = {"ties": ties, "k": k, "denominator": denominator, "ks": list(ks)}
     options["levels"] = RECALL_LEVELS
     Convention(**options)  # before the data are encoded, which may take hours
@@ -119,14 +119,10 @@ def evaluate(
 
 # Split and rows --------------------------------------------------------------------------------------------------------
 
-# Method -> its usual preset, which tables do not name.
-_USUAL_PRESET = {"gpq": "gpq", "posterior": "recommended"}
-
-
 def model_name(description: Mapping[str, Any]) -> str:
-    """Table name of a model, from its ``config.json``: its method, and its preset unless that is the usual one: ``gpq (paper)``."""
+    """Table name of a model, from its ``config.json``: its method, and its preset unless these are the default: ``gpq (paper)``."""
     method, used = str(description.get("method", "gpq")), str(description["config"].get("preset", "paper"))
-    return method if _USUAL_PRESET.get(method) == used else f"{method} ({used})"
+    return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
 
 
 def _trained_on(encoder: Encoder) -> tuple[str, str, str, int]:
@@ -154,7 +150,7 @@ def _open_compared(
     entries: dict[object, tuple[str, Encoder | None]] = {first.source.resolve(): (str(first.source), first)}
     for name in compare:
         folder = Path(name)
-        of_method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
+        of_method = is_array_method(name)
         own = name if of_method else folder.resolve()
         if own in entries:
             raise UsageError(f"--compare {name}: it has a row already: name it once")
@@ -234,7 +230,7 @@ def _rank_all(
         measured[name] = Row(
             coded.rank(labels, **options),
             coded.likeness(neighbours),
-            (encoder or first).bits if encoder or find_method(name).any_length else None,
+            coded.coder.bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
     return measured, of_first.query_rows
