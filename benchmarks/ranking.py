@@ -38,7 +38,7 @@ from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.methods.pq import PQ
+from gpq_faiss.methods.faiss_codec import PQ
 
 QUERIES, DATABASE = 35_272, 85_415
 TITLE = "Whole-ranking mAP at the size of NUS-WIDE, protocol 2"
@@ -218,6 +218,7 @@ def measure(
     assert tables is not None
     yq, yb = labels.take(query), labels.take(base)
     unit = x[query] / np.linalg.norm(x[query], axis=1, keepdims=True)
+    assert method.quantizer is not None
     decoded = product_index(method.quantizer.codebooks).sa_decode(packed)[:, : method.width]
     numpy_way = Numpy(tables, codes, unit, decoded)
     sample = np.random.default_rng([0, bits]).permutation(len(query))[: options.numpy_queries]

@@ -37,6 +37,7 @@ from .coders import Coder, Codes, Floats, ProductCoder, dot_rows, hamming_tables
 from .kmeans import use_all_rows
 from .registry import FAISS
 
+
 class FaissCodec(Coder):
     """A codec of Faiss by its factory string; items are ranked by the distance that Faiss uses.
 
@@ -66,8 +67,9 @@ class FaissCodec(Coder):
         # Parts of product quantisers, and components of ITQ.
         self.parts = math.lcm(*map(int, re.findall(r"(?:PQ|PRQ|PLSQ)(\d+)", text)))
         components = [int(number) for number in re.findall(r"\bITQ(\d+)", text)]
-        self.least_width = max(self.parts, *components, 1)
-        self.least_rows = max((number + 1 for number in components), default=1)
+        self.least_width = max([self.parts, *components])
+        sizes = [2 ** int(nbits) for nbits in re.findall(r"Q[\dx]*x(\d+)", text)]
+        self.least_rows = max([1, *sizes, *(number + 1 for number in components)])
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         try:
@@ -82,9 +84,9 @@ class FaissCodec(Coder):
     def _train(self, x: Floats) -> None:
         width = x.shape[1] + -x.shape[1] % self.parts
         x = np.pad(x, ((0, 0), (0, width - x.shape[1])))
-        index = faiss.index_factory(width, self.description)
+        index: Any = faiss.index_factory(width, self.description)
         self._transforms = []
-        codec = index
+        codec: Any = index
         if isinstance(index, faiss.IndexPreTransform):
             codec = faiss.downcast_index(index.index)
             self._transforms = [

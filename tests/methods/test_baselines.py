@@ -30,7 +30,7 @@ from gpq_faiss.methods.bgdh import BipartiteGraph, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets
-from gpq_faiss.methods.pq import fit_codebooks
+from gpq_faiss.methods.kmeans import fit_codebooks
 from gpq_faiss.methods.ssdh import batch_graph, contrast
 
 
