@@ -56,15 +56,27 @@ NOT_TOML = "run.toml is not TOML"
     ("text", "message"),
     [
         ("[trainin]\nsteps = 1", "setting 'trainin' is unknown: did you mean 'training'?"),
-        ("[training]\nstep = 1", "setting 'training.step' is unknown: did you mean 'training.steps'?"),
+        (
+            "[training]\nstep = 1",
+            "setting 'training.step' is unknown: did you mean 'training.steps'?",
+        ),
         ("[gpq]\nx = 1", "setting 'gpq' is unknown: choose one of preset, method"),
-        ('[training]\nsteps = "many"', "training.steps = 'many': input should be a valid integer, or "),
+        (
+            '[training]\nsteps = "many"',
+            "training.steps = 'many': input should be a valid integer, or ",
+        ),
         ("[training]\nsteps = 1.5", "training.steps = 1.5: .*integer"),
         ("training = 3", "training = 3: "),
-        ('method = "gpq-both"', "method = 'gpq-both': input should be 'gpq', 'gpq-printed', 'gpq-trip"),
+        (
+            'method = "gpq-both"',
+            "method = 'gpq-both': input should be 'gpq', 'gpq-printed', 'gpq-trip",
+        ),
         ("[posterior]\ncommittee = 3", "setting 'posterior.committee' is unknown: "),
         ("[posterior]\npropagation = -1", r"posterior\.propagation = -1"),
-        ("[network]\nhidden = [3, 0]", "network.hidden = 0: input should be greater than or equal to 1"),
+        (
+            "[network]\nhidden = [3, 0]",
+            "network.hidden = 0: input should be greater than or equal to 1",
+        ),
         ("[loss]\nlambda1 = nan", "loss.lambda1 = nan: input should be a finite number"),
         ("[loss.extra]\nmine = -1", "loss.extra = -1: input should be greater than or equal to 0"),
         (
@@ -93,16 +105,29 @@ def test_the_fingerprint_sees_every_setting():
             continue
         for setting in dataclasses.fields(value):
             # Another value, whether it could be or not: no field is left out.
-            changed = dataclasses.replace(value, **{setting.name: f"not {getattr(value, setting.name)}"})
+            changed = dataclasses.replace(
+                value, **{setting.name: f"not {getattr(value, setting.name)}"}
+            )
             seen.add(dataclasses.replace(Config(), **{section.name: changed}).fingerprint())
             count += 1
     assert len(seen) == count + 1
 
 
 def test_settings_on_the_command_line_are_typed_and_checked():
-    texts = ["training.steps=4", "network.backbone=vgg", "network.hidden=[3, 4]", "network.noise=0.25"]
-    config = preset("recommended").with_settings(parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"]))
-    assert (config.training.steps, config.network.backbone, config.network.hidden) == (4, "vgg", (3, 4))
+    texts = [
+        "training.steps=4",
+        "network.backbone=vgg",
+        "network.hidden=[3, 4]",
+        "network.noise=0.25",
+    ]
+    config = preset("recommended").with_settings(
+        parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"])
+    )
+    assert (config.training.steps, config.network.backbone, config.network.hidden) == (
+        4,
+        "vgg",
+        (3, 4),
+    )
     assert (config.network.noise, config.loss.lambda2, config.method) == (0.25, 1.0, "gpq")
     assert parse_settings(["network.weights=a=b"]) == {"network": {"weights": "a=b"}}
     for wrong in ("training.steps", "=3", "training.=3", ".steps=3", "preset=paper", ""):
@@ -115,7 +140,11 @@ def test_settings_on_the_command_line_are_typed_and_checked():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("recommended", {"quantizer": {"subdim": 2}}, "quantizer.subdim = 2: at least 3 are needed"),
+        (
+            "recommended",
+            {"quantizer": {"subdim": 2}},
+            "quantizer.subdim = 2: at least 3 are needed",
+        ),
         ("recommended", {"loss": {"lambda1": 0.0}}, "loss.lambda1 = 0: it must be above 0"),
         ("authors", {"training": {"batch_unlabelled": 1}}, "one item has no batch statistics"),
     ],
@@ -123,7 +152,9 @@ def test_settings_on_the_command_line_are_typed_and_checked():
 def test_settings_that_do_not_go_together_are_refused(name, changes, message):
     with pytest.raises(UsageError, match=message):
         validate(preset(name).with_settings(changes))
-    assert validate(preset("paper").with_settings(changes)), "sections of other methods have no effect"
+    assert validate(preset("paper").with_settings(changes)), (
+        "sections of other methods have no effect"
+    )
 
 
 def test_bits_and_codebooks_agree_or_are_refused():

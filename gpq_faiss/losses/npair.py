@@ -12,8 +12,9 @@ MARGIN = 0.1
 def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy between similarity by label and asymmetric similarity (eq. 2), a scalar.
 
-    Scores are X Qᵀ, summed over the M sub-spaces: unit-norm vectors x against soft-assigned vectors q, float [B, M, d], as in search.
-    Rows without any of the multi-hot labels [B, C] are neither anchors nor in the softmax.
+    Scores are X Qᵀ, summed over the M sub-spaces: unit-norm vectors x against soft-assigned vectors
+    q, float [B, M, d], as in search. Rows without any of the multi-hot labels [B, C] are neither
+    anchors nor in the softmax.
 
     Examples:
         >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
@@ -30,12 +31,14 @@ def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
 
 
 def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-    """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)), a scalar, of the arguments of :func:`npair`.
+    """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)), a
+    scalar, of the arguments of :func:`npair`.
 
-    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search). Positives p share a label with the
-    anchor a, negatives n none; unlabelled rows are ignored. Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p)
-    takes the most similar negative that is less similar than p, or else the least similar one. Mean over all pairs whose anchor has a
-    negative, 0 without any.
+    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in
+    search). Positives p share a label with the anchor a, negatives n none; unlabelled rows are
+    ignored. Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the
+    most similar negative that is less similar than p, or else the least similar one. Mean over all
+    pairs whose anchor has a negative, 0 without any.
     """
     positive, negative = label_pairs(labels, x)
     similarity = _similarity(x, q) / x.shape[1]
@@ -53,15 +56,16 @@ def _similarity(x: Tensor, q: Tensor) -> Tensor:
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:
-    """Labels [B, C] of any dtype as 0/1 with dtype and device of ``like``; values above 0 are labels."""
+    """Labels [B, C] of any dtype as 0/1 with dtype and device of ``like``; values above 0 are
+    labels."""
     return (labels > 0).to(device=like.device, dtype=like.dtype)
 
 
 def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of labelled rows, bool [B, B], of multi-hot labels [B, C]: different rows that share a label, and rows that share none;
-    computed with dtype and device of ``like``."""
+    """Pairs of labelled rows, bool [B, B], of multi-hot labels [B, C]: different rows that share a
+    label, and rows that share none; computed with dtype and device of ``like``."""
     y = multihot(labels, like)
-    known = y.any(dim=1)
+    labelled = y.any(dim=1)
     shared = y @ y.T > 0
     positive = shared & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-    return positive, ~shared & known & known[:, None]
+    return positive, ~shared & labelled & labelled[:, None]

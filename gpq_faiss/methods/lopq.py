@@ -1,17 +1,21 @@
-"""Locally optimised product quantisation (Kalantidis and Avrithis, "Locally Optimized Product Quantization for Approximate Nearest
-Neighbor Search", CVPR 2014): a rotation and codebooks per cell of a coarse quantiser.
+"""Locally optimised product quantisation (Kalantidis and Avrithis, "Locally Optimized Product
+Quantization for Approximate Nearest Neighbor Search", CVPR 2014): a rotation and codebooks per cell
+of a coarse quantiser.
 
-k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal axes R, which are allocated to the M
-parts so that the products of variances are balanced (Ge et al.: axes by falling variance, each to the part with the smallest product that
-has room); a product quantiser is trained on them. The distance of a query to an item is that of the query's residual in the item's cell,
-R (q - c), to the codewords, summed over the parts. Unsupervised.
+k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal
+axes R, which are allocated to the M parts so that the products of variances are balanced (Ge et
+al.: axes by falling variance, each to the part with the smallest product that has room); a product
+quantiser is trained on them. The distance of a query to an item is that of the query's residual in
+the item's cell, R (q - c), to the codewords, summed over the parts. Unsupervised.
 
-**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts the codewords' bits alone; with the
-:attr:`extra_bits` of 64 cells this method has 18 at "12 bits", an advantage. All cells are searched; the paper searches a few, for speed.
+**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts
+the codewords' bits alone; with the :attr:`extra_bits` of 64 cells this method has 18 at "12 bits",
+an advantage. All cells are searched; the paper searches a few, for speed.
 
-Deviations: vectors are scaled to length 1 and padded as by :mod:`gpq_faiss.methods.faiss_codec`; the coarse quantiser is k-means (the paper's
-second one, a multi-index, is for a billion items); there is a cell per 256 training vectors, at most 64 (the paper: 1,024 for a million);
-cells with fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals.
+Deviations: vectors are scaled to length 1 and padded as by :mod:`gpq_faiss.methods.faiss_codec`;
+the coarse quantiser is k-means (the paper's second one, a multi-index, is for a billion items);
+there is a cell per 256 training vectors, at most 64 (the paper: 1,024 for a million); cells with
+fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals.
 """
 
 from __future__ import annotations
@@ -33,9 +37,11 @@ _CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cel
 
 
 class LOPQ(Coder):
-    """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell. Faiss has no such index.
+    """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell.
+    Faiss has no such index.
 
-    ``centroids``: float32 [cells, width]; ``cells``: of each its :func:`local_rotation`, and the quantiser of its rotated residuals.
+    ``centroids``: float32 [cells, width]; ``cells``: of each its :func:`local_rotation`, and the
+    quantiser of its rotated residuals.
     """
 
     name = "lopq"
@@ -93,7 +99,9 @@ class LOPQ(Coder):
     def _score(self, xq: Floats, codes: Codes) -> Floats:
         cell = codes[:, -1]
         if len(cell) and cell.max() >= len(self.cells):
-            raise DataError(f"{self.name}: a code has cell {cell.max()}, but there are {len(self.cells)}")
+            raise DataError(
+                f"{self.name}: a code has cell {cell.max()}, but there are {len(self.cells)}"
+            )
         scores = np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
@@ -103,12 +111,15 @@ class LOPQ(Coder):
 
 
 def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
-    """Principal axes of residuals [n, width], dealt out to M parts of padded / M rows: float32 [padded, width]; unused rows are zero."""
+    """Principal axes of residuals [n, width], dealt out to M parts of padded / M rows: float32
+    [padded, width]; unused rows are zero."""
     centred = residuals - residuals.mean(axis=0, dtype=np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     # Rank-deficient cells have variances of 0, or slightly negative by rounding.
     variances = np.maximum(variances, max(variances[-1], np.finfo(np.float32).tiny) * 1e-9)
-    logs = np.log(variances / variances[0])  # so that the factors of a part's product are at least 1
+    logs = np.log(
+        variances / variances[0]
+    )  # so that the factors of a part's product are at least 1
     size = padded // M
     axes_of: list[list[int]] = [[] for _ in range(M)]
     products = np.zeros(M)

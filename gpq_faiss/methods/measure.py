@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 Rows = NDArray[np.int64]
 
 NO_LIKENESS = (
-    "NN10@100 is not reported for images, whose pixels say little about likeness: use features of them"
+    "NN10@100 is not reported for images, whose pixels say little about likeness: "
+    "use features of them"
 )
 _FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
 # To encode, to read, and to search for neighbours (as float64).
@@ -62,12 +63,14 @@ class Coded:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def score(self, queries: Rows, codes: Codes) -> Floats:
-        """Scores float32 [q, n] of codes uint8 [n, code_size] for the queries at ``queries``, int64 [q]."""
+        """Scores float32 [q, n] of codes uint8 [n, code_size] for the queries at ``queries``, int64
+        [q]."""
         return self.coder.score(self.xq[queries], codes)
 
     @cached_property
     def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
-        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has tables, else a function and codes."""
+        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has
+        tables, else a function and codes."""
         tables = self.coder.score_tables(self.xq)
         if tables is None:
             return self.score, self.codes
@@ -75,14 +78,18 @@ class Coded:
         return tables, unpack_codes(self.codes, M, K)
 
     def rank(self, labels: Labels, base: Labels | None = None, **options: Any) -> RankingResult:
-        """Rank the database, whose data set may have other labels, for every query; ``options`` of :func:`.rank_codes`, but for ``ks`` that
-        are larger than the database."""
-        query, items = labels.take(self.query_rows).packed, (base or labels).take(self.base_rows).packed
+        """Rank the database, whose data set may have other labels, for every query; ``options`` of
+        :func:`.rank_codes`, but for ``ks`` that are larger than the database."""
+        query, items = (
+            labels.take(self.query_rows).packed,
+            (base or labels).take(self.base_rows).packed,
+        )
         options["ks"] = [k for k in options["ks"] if k <= len(self.base_rows)]
         return rank_codes(*self.scorer, query, items, **options)
 
     def likeness(self, neighbours: Rows | None) -> Likeness | None:
-        """Compare the ranking with the input neighbours of :func:`input_neighbours`, if there are any."""
+        """Compare the ranking with the input neighbours of :func:`input_neighbours`, if there are
+        any."""
         if neighbours is None:
             return None
         with stage("likeness"):
@@ -103,8 +110,10 @@ def fit_and_encode(  # noqa: PLR0913
 ) -> Coded:
     """Fit an array method to the training items of a split, and encode queries and database.
 
-    It is fitted to the features, or to the pixels of images of this size, of at most 100,000 training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are kept, are rows in the data set, int64. Raises DataError: the method
-    cannot learn from the data; UsageError: no such array method, or the training matrix is too large.
+    It is fitted to the features, or to the pixels of images of this size, of at most 100,000
+    training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
+    kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the data;
+    UsageError: no such array method, or the training matrix is too large.
     """
     pool = training_rows(split)
     total = len(split.labelled) + len(split.unlabelled)
@@ -114,7 +123,8 @@ def fit_and_encode(  # noqa: PLR0913
     needed = 4 * width * (len(pool) + len(queries))
     if needed > _FIT_BYTES:
         raise UsageError(
-            f"{name}: {len(pool):,} training items of {width:,} numbers each need {needed / 2**30:.0f} GiB of memory: "
+            f"{name}: {len(pool):,} training items of {width:,} numbers each need "
+            f"{needed / 2**30:.0f} GiB of memory: "
             "use features of the images instead"
         )
     coder = make_method(name, bits, seed)
@@ -126,8 +136,8 @@ def fit_and_encode(  # noqa: PLR0913
         fitted = time.perf_counter() - start
         del x
         xq, query_rows = read_inputs(reader, queries)
-        found = encode_blocks(coder, database, lambda rows: read_inputs(reader, rows), keep)
-    return Coded(coder, query_rows, xq=xq, fit_seconds=fitted, **found)
+        encoded = encode_blocks(coder, database, lambda rows: read_inputs(reader, rows), keep)
+    return Coded(coder, query_rows, xq=xq, fit_seconds=fitted, **encoded)
 
 
 def training_rows(split: Split) -> Rows:
@@ -145,8 +155,8 @@ def training_rows(split: Split) -> Rows:
 def encode_blocks(
     coder: Coder, database: Rows, read: Callable[[Rows], tuple[Floats, Rows]], keep: Rows
 ) -> dict[str, Any]:
-    """``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of :class:`Coded`; ``read`` gives the vectors of rows,
-    and the readable rows."""
+    """``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of
+    :class:`Coded`; ``read`` gives the vectors of rows, and the readable rows."""
     parts, seconds = [], 0.0
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), _BLOCK):
@@ -155,11 +165,11 @@ def encode_blocks(
             start = time.perf_counter()
             codes = coder.encode(x)
             seconds += time.perf_counter() - start
-            kept = np.isin(rows, keep)
-            parts.append((rows, codes, x[kept], rows[kept]))
+            keep_mask = np.isin(rows, keep)
+            parts.append((rows, codes, x[keep_mask], rows[keep_mask]))
     names = ("base_rows", "codes", "vectors", "vector_rows")
-    whole = map(np.concatenate, zip(*parts, strict=True))
-    return {**dict(zip(names, whole, strict=True)), "encode_seconds": seconds}
+    arrays = map(np.concatenate, zip(*parts, strict=True))
+    return {**dict(zip(names, arrays, strict=True)), "encode_seconds": seconds}
 
 
 def needs_perceptron(dataset: Dataset) -> bool:
@@ -176,7 +186,8 @@ def native_image_size(dataset: Dataset) -> int:
 
 
 def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
-    """Input of array methods: features, or pixels in [0, 1], float32 [n, width]; and the readable rows int64 [n]."""
+    """Input of array methods: features, or pixels in [0, 1], float32 [n, width]; and the readable
+    rows int64 [n]."""
     parts, readable = [], []
     for start in range(0, len(rows), _READ_ROWS):
         block = rows[start : start + _READ_ROWS]
@@ -187,8 +198,11 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
     return np.concatenate(parts), np.concatenate(readable)
 
 
-def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows) -> Rows | None:
-    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny images; None for larger images."""
+def input_neighbours(
+    dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows
+) -> Rows | None:
+    """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny
+    images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
     rows = query_rows[spaced_queries(len(query_rows))]

@@ -1,10 +1,10 @@
 """All methods by short name, in the order of the paper's tables, for ``--compare`` and experiments.
 
-*Array* methods (:class:`~gpq_faiss.methods.coders.Coder`) learn from a matrix of features; *trained*
-methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks of the training loop
-(:mod:`gpq_faiss.training.loop`). A codec of Faiss is an array method too, by ``faiss:`` and its
-factory string. A method's module is imported when the method is requested, so a list of names needs
-neither Faiss nor torch.
+*Array* methods (:class:`~gpq_faiss.methods.coders.Coder`) learn from a matrix of features;
+*trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks of the
+training loop (:mod:`gpq_faiss.training.loop`). A codec of Faiss is an array method too, by
+``faiss:`` and its factory string. A method's module is imported when the method is requested, so a
+list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
@@ -109,70 +109,161 @@ def _deep(name: str, *args: Any) -> MethodEntry:
 
 def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **options: Any) -> MethodEntry:
     options = {"deep": True, "revision": 6} | options
-    return _array(
-        "gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **options
-    )
+    return _array("gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **options)
 
 
-# fmt: off
 METHODS: dict[str, MethodEntry] = {
-    "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"),
+    "gpq": _gpq(
+        "generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"
+    ),
     "gpq-f": _gpq("gpq with CNN-F as the network", changes={"network": {"backbone": "cnnf"}}),
     "gpq-h": _gpq(
-        "gpq without classifiers and entropy (λ1 = λ2 = 0)", changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}}),
+        "gpq without classifiers and entropy (λ1 = λ2 = 0)",
+        changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}},
+    ),
     "gpq-t": _gpq(
-        "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}),
+        "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}
+    ),
     "posterior": _gpq(
-        "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
-        "this package", departs="not GPQ: class networks come first, their codes after", revision=10),
-    "ssgah": _deep("ssgah", "semi-supervised", "binary",
-        "semi-supervised generative adversarial hashing", "Wang, Hu, Cheng and Hou, ECCV 2018",
-        "the synthetic triplets weigh 0.03"),
-    "bgdh": _deep("bgdh", "semi-supervised", "binary",
-        "deep hashing with a bipartite graph of labelled and unlabelled items", "Yan, Zhang and Li, IJCAI 2017"),
-    "ssdh": _deep("ssdh", "semi-supervised", "binary",
-        "semi-supervised deep hashing: triplet ranking and an online graph", "Zhang and Peng, TCSVT 2017",
-        "its ranking term is halved, and near and far pairs count half each, however many there are"),
-    "pqn": _deep("pqn", "supervised", "quantiser",
-        "product quantisation network: soft assignment, asymmetric triplet loss", "Yu, Yuan, Fang and Jin, ECCV 2018"),
-    "dtq": _deep("dtq", "supervised", "quantiser",
+        "class-posterior codes: codewords that add up to the class probabilities, and to what these "
+        "leave of the features",
+        "this package",
+        departs="not GPQ: class networks come first, their codes after",
+        revision=10,
+    ),
+    "ssgah": _deep(
+        "ssgah",
+        "semi-supervised",
+        "binary",
+        "semi-supervised generative adversarial hashing",
+        "Wang, Hu, Cheng and Hou, ECCV 2018",
+        "the synthetic triplets weigh 0.03",
+    ),
+    "bgdh": _deep(
+        "bgdh",
+        "semi-supervised",
+        "binary",
+        "deep hashing with a bipartite graph of labelled and unlabelled items",
+        "Yan, Zhang and Li, IJCAI 2017",
+    ),
+    "ssdh": _deep(
+        "ssdh",
+        "semi-supervised",
+        "binary",
+        "semi-supervised deep hashing: triplet ranking and an online graph",
+        "Zhang and Peng, TCSVT 2017",
+        "its ranking term is halved, and near and far pairs count half each, however many",
+    ),
+    "pqn": _deep(
+        "pqn",
+        "supervised",
+        "quantiser",
+        "product quantisation network: soft assignment, asymmetric triplet loss",
+        "Yu, Yuan, Fang and Jin, ECCV 2018",
+    ),
+    "dtq": _deep(
+        "dtq",
+        "supervised",
+        "quantiser",
         "deep triplet quantisation: triplets and a composite quantiser with orthogonal codebooks",
-        "Liu, Cao, Long, Wang and Wang, ACM MM 2018", "its codebooks start from residual k-means"),
-    "dqn": _deep("dqn", "supervised", "quantiser",
+        "Liu, Cao, Long, Wang and Wang, ACM MM 2018",
+        "its codebooks start from residual k-means",
+    ),
+    "dqn": _deep(
+        "dqn",
+        "supervised",
+        "quantiser",
         "deep quantisation network: pairwise cosine loss and a product quantisation loss",
-        "Cao, Long, Wang, Zhu and Wen, AAAI 2016"),
-    "subic": _deep("subic", "supervised", "binary",
-        "structured binary code: one-hot blocks with entropy losses", "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
-        "its blocks have K = 16"),
-    "ninh": _deep("ninh", "supervised", "binary",
-        "network in network hashing: triplet ranking, a small layer per bit", "Lai, Pan, Liu and Yan, CVPR 2015"),
-    "cnnh": _deep("cnnh", "supervised", "binary",
+        "Cao, Long, Wang, Zhu and Wen, AAAI 2016",
+    ),
+    "subic": _deep(
+        "subic",
+        "supervised",
+        "binary",
+        "structured binary code: one-hot blocks with entropy losses",
+        "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
+        "its blocks have K = 16",
+    ),
+    "ninh": _deep(
+        "ninh",
+        "supervised",
+        "binary",
+        "network in network hashing: triplet ranking, a small layer per bit",
+        "Lai, Pan, Liu and Yan, CVPR 2015",
+    ),
+    "cnnh": _deep(
+        "cnnh",
+        "supervised",
+        "binary",
         "codes from a factorised similarity matrix, then a network that learns them",
-        "Xia, Pan, Lai, Liu and Yan, AAAI 2014"),
-    "lopq": _array("lopq.LOPQ", "unsupervised", "quantiser",
+        "Xia, Pan, Lai, Liu and Yan, AAAI 2014",
+    ),
+    "lopq": _array(
+        "lopq.LOPQ",
+        "unsupervised",
+        "quantiser",
         "locally optimised product quantisation: a rotation and codebooks per coarse cell",
-        "Kalantidis and Avrithis, CVPR 2014"),
-    "opq": _array("faiss_codec.OPQ", "unsupervised", "quantiser",
-        "optimised product quantisation: a rotation, then PQ", "Ge, He, Ke and Sun, CVPR 2013"),
-    "pq": _array("faiss_codec.PQ", "unsupervised", "quantiser",
-        "product quantisation: k-means in each part of the vector", "Jégou, Douze and Schmid, TPAMI 2011"),
-    "sdh": _array("sdh.SDH", "supervised", "binary",
-        "supervised discrete hashing: bits that a linear classifier can use", "Shen, Shen, Liu and Shen, CVPR 2015"),
-    "itq": _array("faiss_codec.ITQ", "unsupervised", "binary",
+        "Kalantidis and Avrithis, CVPR 2014",
+    ),
+    "opq": _array(
+        "faiss_codec.OPQ",
+        "unsupervised",
+        "quantiser",
+        "optimised product quantisation: a rotation, then PQ",
+        "Ge, He, Ke and Sun, CVPR 2013",
+    ),
+    "pq": _array(
+        "faiss_codec.PQ",
+        "unsupervised",
+        "quantiser",
+        "product quantisation: k-means in each part of the vector",
+        "Jégou, Douze and Schmid, TPAMI 2011",
+    ),
+    "sdh": _array(
+        "sdh.SDH",
+        "supervised",
+        "binary",
+        "supervised discrete hashing: bits that a linear classifier can use",
+        "Shen, Shen, Liu and Shen, CVPR 2015",
+    ),
+    "itq": _array(
+        "faiss_codec.ITQ",
+        "unsupervised",
+        "binary",
         "iterative quantisation: signs of rotated principal components",
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
-        departs="vectors are scaled to length 1 first, as Faiss does it"),
-    "sh": _array("sh.SH", "unsupervised", "binary",
-        "spectral hashing: signs of sines along the principal components", "Weiss, Torralba and Fergus, NIPS 2008"),
-    "float": _array("uncompressed.FloatFeatures", "unsupervised", "none",
-        "the features themselves, exact cosine, no compression", "none"),
-    "classifier": _array("uncompressed.Classifier", "supervised", "none",
+        departs="vectors are scaled to length 1 first, as Faiss does it",
+    ),
+    "sh": _array(
+        "sh.SH",
+        "unsupervised",
+        "binary",
+        "spectral hashing: signs of sines along the principal components",
+        "Weiss, Torralba and Fergus, NIPS 2008",
+    ),
+    "float": _array(
+        "uncompressed.FloatFeatures",
+        "unsupervised",
+        "none",
+        "the features themselves, exact cosine, no compression",
+        "none",
+    ),
+    "classifier": _array(
+        "uncompressed.Classifier",
+        "supervised",
+        "none",
         "class probabilities of a supervised two-layer net, inner product, no compression",
-        "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017"),
-    "classifier-6": _array("uncompressed.SixClassifiers", "supervised", "none",
-        "the mean of six such nets, inner product, no compression", "none"),
+        "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
+    ),
+    "classifier-6": _array(
+        "uncompressed.SixClassifiers",
+        "supervised",
+        "none",
+        "the mean of six such nets, inner product, no compression",
+        "none",
+    ),
 }
-# fmt: on
+
 """Short name -> entry: GPQ and its variants, methods of this package, others in the order of the
 paper's tables, then baselines."""
 
@@ -203,7 +294,8 @@ def find_method(name: str) -> MethodEntry:
         entry = plugin.load()
         if not isinstance(entry, MethodEntry):
             raise plugin.error(
-                f"is a {type(entry).__name__}: a MethodEntry of gpq_faiss.methods.registry is needed"
+                f"is a {type(entry).__name__}: a MethodEntry of gpq_faiss.methods.registry is "
+                "needed"
             )
         return entry
     if name not in METHODS:
@@ -228,7 +320,9 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
     options = {"description": name.removeprefix(FAISS)} if name.startswith(FAISS) else {}
     coder = entry.load()(bits, **options)
     if not isinstance(coder, Coder):
-        raise UsageError(f"{name}: {type(coder).__name__} is not a Coder of gpq_faiss.methods.coders")
+        raise UsageError(
+            f"{name}: {type(coder).__name__} is not a Coder of gpq_faiss.methods.coders"
+        )
     coder.seed = seed
     return coder
 

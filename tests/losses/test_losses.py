@@ -1,4 +1,5 @@
-"""Intra-normalisation, assignments, z' and the losses against naive loops written from the equations (float64), and gradcheck."""
+"""Intra-normalisation, assignments, z' and the losses against naive loops written from the
+equations (float64), and gradcheck."""
 
 import math
 
@@ -31,7 +32,9 @@ def normed(a):
 def naive_assign(x, words, alpha):
     """Eq. 1 for one sub-vector and one codebook."""
     weights = [math.exp(alpha * normed(w) @ x) for w in words]
-    return normed(sum(weight * normed(w) for weight, w in zip(weights, words, strict=True)) / sum(weights))
+    return normed(
+        sum(weight * normed(w) for weight, w in zip(weights, words, strict=True)) / sum(weights)
+    )
 
 
 def naive_soft(scores, p, r):
@@ -54,7 +57,11 @@ def naive_npair(x, q, labels):
 def logits(row, W, variant, beta):
     """Of one row in every sub-space; in the authors' variant one for all sub-spaces."""
     cosines = [torch.stack([normed(w) @ sub for w in own]) for sub, own in zip(row, W, strict=True)]
-    return [beta * c for c in cosines] if variant == "paper" else [beta**2 * sum(cosines) / len(cosines)]
+    return (
+        [beta * c for c in cosines]
+        if variant == "paper"
+        else [beta**2 * sum(cosines) / len(cosines)]
+    )
 
 
 def naive_classification(x, W, labels, variant, beta):
@@ -97,7 +104,9 @@ def test_assignments_and_z_prime_are_the_equations(shape, seed, alpha):
         for b in range(B):
             sub = normed(raw[b, m * d : (m + 1) * d])
             torch.testing.assert_close(x[b, m], sub, rtol=0, atol=1e-9)
-            torch.testing.assert_close(soft[b, m], naive_assign(sub, Z[m], alpha), rtol=0, atol=1e-7)
+            torch.testing.assert_close(
+                soft[b, m], naive_assign(sub, Z[m], alpha), rtol=0, atol=1e-7
+            )
         for k in range(K):
             expected = naive_assign(normed(Z[m, k]), W[m], alpha)
             torch.testing.assert_close(prime[m, k], expected, rtol=0, atol=1e-7)
@@ -111,7 +120,12 @@ def test_sub_vectors_without_direction_are_harmless():
         intra_normalize(torch.ones(3, 25), 2)
     x = torch.ones(4, 6)
     x[1, 3:], x[2, :3], x[3, 4] = 0, 1e-30, math.nan
-    assert zero_subvectors(x, 2).tolist() == [[False, False], [False, True], [True, False], [False, True]]
+    assert zero_subvectors(x, 2).tolist() == [
+        [False, False],
+        [False, True],
+        [True, False],
+        [False, True],
+    ]
     assert zero_subvectors(torch.full((1, 2), math.inf), 1).tolist() == [[True]]
     zero = torch.zeros(1, 6, requires_grad=True)
     out = intra_normalize(zero, 2)
@@ -121,17 +135,21 @@ def test_sub_vectors_without_direction_are_harmless():
 
 
 def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter():
-    a, again, b = (Codebooks(2, 5, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    a, again, b = (
+        Codebooks(2, 5, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)
+    )
     assert torch.equal(a.raw, again.raw)
     assert not torch.equal(a.raw, b.raw)
     with torch.no_grad():
         a.raw.mul_(7)
     torch.testing.assert_close(a(), again.raw)
     x = intra_normalize(torch.ones(3, 24), 2)
-    torch.testing.assert_close(subspace_cosine(x, a.raw), torch.einsum("bmd,mcd->bmc", x, again.raw))
+    torch.testing.assert_close(
+        subspace_cosine(x, a.raw), torch.einsum("bmd,mcd->bmc", x, again.raw)
+    )
 
 
-# Losses ---------------------------------------------------------------------------------------------------------------
+# Losses
 
 
 @st.composite
@@ -163,7 +181,9 @@ def test_losses_are_the_equations(batch, variant, beta):
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_unlabelled_rows_change_neither_losses_nor_gradients(variant):
     generator = torch.Generator().manual_seed(3)
-    x = intra_normalize(torch.randn(6, 8, generator=generator, dtype=torch.float64), 2).requires_grad_()
+    x = intra_normalize(
+        torch.randn(6, 8, generator=generator, dtype=torch.float64), 2
+    ).requires_grad_()
     W = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
     labels = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
     known = labels.any(dim=1)

@@ -49,7 +49,7 @@ def test_zero_vectors_have_a_nearest_codeword_and_no_cosine():
         FloatFeatures(12).fit(X).encode(np.where(np.arange(300)[:, None] == 6, 0, XB))
 
 
-# PQ, OPQ and LOPQ -----------------------------------------------------------------------------------------------------
+# PQ, OPQ and LOPQ
 
 
 @pytest.mark.parametrize("bits", [4, 12, 24])
@@ -80,7 +80,9 @@ def test_opq_of_fewer_vectors_than_they_have_numbers():
     assert quantisation_error(OPQ(16).fit(x), x) < quantisation_error(PQ(16).fit(x), x)
 
 
-@pytest.mark.parametrize("description", ["RQ2x6", "SQ8", "Flat", "RaBitQ", "ITQ12,LSH", "OPQ3,PQ3x4"])
+@pytest.mark.parametrize(
+    "description", ["RQ2x6", "SQ8", "Flat", "RaBitQ", "ITQ12,LSH", "OPQ3,PQ3x4"]
+)
 def test_a_codec_ranks_as_its_index_searches(description):
     coder = make_method(f"faiss:{description}", 12).fit(X)
     scores = coder.score(XQ, coder.encode(XB))
@@ -119,12 +121,16 @@ def long_clusters(n, seed):
     """Four clusters, each long in directions of its own."""
     rng = np.random.default_rng(seed)
     c = rng.integers(0, 4, n)
-    return (CENTRES[c] + np.einsum("nw,nwv->nv", rng.standard_normal((n, 10)), MIXES[c])).astype(np.float32)
+    return (CENTRES[c] + np.einsum("nw,nwv->nv", rng.standard_normal((n, 10)), MIXES[c])).astype(
+        np.float32
+    )
 
 
 def test_lopq_codes_and_scores_by_hand():
     bits = 12  # of 10 dimensions: padded
-    x, base, queries = (scaled_rows(long_clusters(n, seed)) for seed, n in enumerate((1200, 200, 12)))
+    x, base, queries = (
+        scaled_rows(long_clusters(n, seed)) for seed, n in enumerate((1200, 200, 12))
+    )
     method = LOPQ(bits).fit(x)
     codes = method.encode(base)
     assert (method.extra_bits, codes.shape) == (2, (200, (bits + 7) // 8 + 1))
@@ -138,7 +144,9 @@ def test_lopq_codes_and_scores_by_hand():
         to_words = ((local - codebooks) ** 2).sum(axis=2)
         taken = to_words[np.arange(method.M), words]
         np.testing.assert_allclose(taken, to_words.min(axis=1), rtol=1e-3, atol=1e-6)
-        decoded[i] = method.centroids[cell] + codebooks[np.arange(method.M), words].ravel() @ rotation
+        decoded[i] = (
+            method.centroids[cell] + codebooks[np.arange(method.M), words].ravel() @ rotation
+        )
     # Zero rows of the rotation carry codewords of 0: nothing is lost to the padding.
     expected = -((queries[:, None] - decoded) ** 2).sum(axis=2)
     np.testing.assert_allclose(method.score(queries, codes), expected, rtol=1e-3, atol=1e-4)
@@ -150,7 +158,10 @@ def test_lopq_codes_and_scores_by_hand():
         rotation = method.cells[c][0].astype(np.float64)
         np.testing.assert_allclose(rotation.T @ rotation, np.eye(10), atol=1e-5)
         covariance = np.cov(((x[cells == c] - method.centroids[c]) @ rotation.T).T)
-        assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-3 * np.abs(covariance).max()
+        assert (
+            np.abs(covariance - np.diag(np.diag(covariance))).max()
+            < 1e-3 * np.abs(covariance).max()
+        )
     codes[0, -1] = 255
     with pytest.raises(DataError, match="cell 255"):
         method.score(queries, codes)
@@ -174,11 +185,12 @@ def test_eigenvalues_are_dealt_out_evenly():
     x = np.linalg.qr(x - x.mean(axis=0))[0] * np.sqrt(4000 * variances)
     rotation = local_rotation(x.astype(np.float32), 2, 6)
     got = [np.sort(np.round((x @ rotation[p].T).var(axis=0))) for p in (slice(0, 3), slice(3, 6))]
-    # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is full.
+    # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is
+    # full.
     assert sorted(part.tolist() for part in got) == [[1, 16, 32], [2, 4, 64]]
 
 
-# Bits -----------------------------------------------------------------------------------------------------------------
+# Bits
 
 
 @pytest.mark.parametrize("bits", [5, 12, 16])
@@ -187,7 +199,9 @@ def test_itq_codes_are_signs_near_the_rotated_components(bits):
     (transform,) = method._transforms
     rotation = faiss.vector_to_array(transform.pca_then_itq.A).reshape(bits, WIDTH)
     y = scaled_rows(X - X.mean(axis=0))
-    np.testing.assert_array_equal(method.encode(X), np.packbits(method._transformed(X) > 0, axis=1, bitorder="little"))
+    np.testing.assert_array_equal(
+        method.encode(X), np.packbits(method._transformed(X) > 0, axis=1, bitorder="little")
+    )
     np.testing.assert_allclose(method._transformed(X), y @ rotation.T, atol=1e-4)
     _, _, axes = np.linalg.svd(y - y.mean(axis=0), full_matrices=False)
 
@@ -216,15 +230,20 @@ def test_sh_bits_are_signs_of_sines_along_principal_axes(bits):
     method = SH(bits).fit(X[:, :10] + 5)
     pca = PCA(min(bits, 10), svd_solver="full").fit(train)
     train, base = pca.transform(train), pca.transform(base)
-    # The sign of an axis is free, and a sine of even k does not change with it, one of odd k turns over.
+    # The sign of an axis is free, and a sine of even k does not change with it, one of odd k turns
+    # over.
     turn = np.sign((pca.components_[: len(method.axes)] * method.axes).sum(axis=1))
     train, base = (a[:, : len(turn)] * turn for a in (train, base))
     low, high = train.min(axis=0), train.max(axis=0)
     codes = method.encode(XB[:, :10] + 5)
     for bit, (axis, k) in enumerate(smallest_modes(high - low, bits).tolist()):
-        value = np.sin(np.pi / 2 + k * np.pi / (high[axis] - low[axis]) * (base[:, axis] - low[axis]))
+        value = np.sin(
+            np.pi / 2 + k * np.pi / (high[axis] - low[axis]) * (base[:, axis] - low[axis])
+        )
         clear = np.abs(value) > 1e-2
-        np.testing.assert_array_equal((codes[:, bit // 8] >> (bit % 8) & 1)[clear], (value > 0)[clear])
+        np.testing.assert_array_equal(
+            (codes[:, bit // 8] >> (bit % 8) & 1)[clear], (value > 0)[clear]
+        )
     assert method.modes[0].tolist() == [0, 1], "the first bit halves the longest axis' range"
     # An axis without extent has no bit.
     flat = X.copy()
@@ -268,14 +287,18 @@ def test_sdh_by_hand_and_of_labelled_rows_alone():
     np.testing.assert_array_equal(method.encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB))
 
 
-# float and classifier -------------------------------------------------------------------------------------------------
+# float and classifier
 
 
 def test_float_is_the_cosine():
     method = FloatFeatures(1).fit(X)
     assert method.bits == 32 * WIDTH
-    expected = np.array([[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ])
-    np.testing.assert_allclose(method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5)
+    expected = np.array(
+        [[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ]
+    )
+    np.testing.assert_allclose(
+        method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("width", [1, 3, 256, 9000])

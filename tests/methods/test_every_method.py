@@ -1,4 +1,5 @@
-"""What every method must do: rank by class, score as Faiss does, give equal codes equal scores, repeat itself, refuse bad input."""
+"""What every method must do: rank by class, score as Faiss does, give equal codes equal scores,
+repeat itself, refuse bad input."""
 
 import json
 from functools import cache
@@ -8,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 from array_data import XB, XQ, YB, YQ, X, Y, assert_faiss_ranks_alike, quick
-from deep_training import codes_of, digits, features, fitted, made, quick_config, split_of, trained, vectors
+from deep_training import (
+    codes_of,
+    digits,
+    features,
+    fitted,
+    made,
+    quick_config,
+    split_of,
+    trained,
+    vectors,
+)
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import unpack_codes
@@ -70,14 +81,18 @@ def case(name, bits):
 def test_the_score_is_a_sum_of_tables_and_that_of_faiss(name, bits):
     coder, xq, xb, *_ = case(name, bits)
     tables = coder.score_tables(xq)
-    assert (tables is None) == (name in ("lopq", "float", "classifier", "classifier-6", "faiss:RQ2x6", "faiss:RaBitQ"))
+    assert (tables is None) == (
+        name in ("lopq", "float", "classifier", "classifier-6", "faiss:RQ2x6", "faiss:RaBitQ")
+    )
     if tables is None:
         return
     codes = coder.encode(xb)
     chosen = unpack_codes(codes, coder.M, coder.K)
     summed = tables[:, np.arange(coder.M), chosen].sum(axis=2)
     np.testing.assert_allclose(coder.score(xq, codes), summed, rtol=1e-5, atol=2e-5)
-    assert isinstance(coder, BinaryMethod) == (find_method(name).code == "binary" and name not in ("subic", "itq"))
+    assert isinstance(coder, BinaryMethod) == (
+        find_method(name).code == "binary" and name not in ("subic", "itq")
+    )
     assert_faiss_ranks_alike(coder, xq, xb)
 
 
@@ -94,7 +109,9 @@ def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name, bits):
     assert coder.score(xq, codes[:0]).shape == (len(xq), 0)
     parts = np.concatenate([coder.encode(xb[:0]), coder.encode(xb[:1]), coder.encode(xb[1:])])
     if name.startswith("class"):  # torch's sums follow the batch in the last bits
-        np.testing.assert_allclose(parts.view(np.float32), codes.view(np.float32), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            parts.view(np.float32), codes.view(np.float32), rtol=1e-4, atol=1e-6
+        )
     else:
         assert (parts != codes).any(axis=1).mean() <= 0.01
 
@@ -129,7 +146,10 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name
         if step == 5:
             raise InterruptedError
 
-    config, often = quick_config(12, 8, validation=0.2), {"checkpoint_seconds": 0.0, "validate_every": 4}
+    config, often = (
+        quick_config(12, 8, validation=0.2),
+        {"checkpoint_seconds": 0.0, "validate_every": 4},
+    )
     whole = fitted(name, digits(), config, tmp_path / "whole", validate_every=4)
     with pytest.raises(InterruptedError):
         fitted(name, digits(), config, tmp_path / "cut", progress=cut, **often)
@@ -140,7 +160,9 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
     codes = codes_of(whole.method, digits())
     np.testing.assert_array_equal(codes, codes_of(again.method, digits()))
-    other = fitted(name, digits(), config.with_settings({"training": {"seed": 2}}), tmp_path / "other")
+    other = fitted(
+        name, digits(), config.with_settings({"training": {"seed": 2}}), tmp_path / "other"
+    )
     assert (codes != codes_of(other.method, digits())).any()
 
 
@@ -168,13 +190,18 @@ def test_refuses_what_cannot_be(name):
     assert METHODS[name].any_length == (method.bits == 12)
     with pytest.raises(DataError, match=r"expected numbers \[n, 20\]"):
         method.encode(XB[:, :19])
-    for codes in (np.zeros((3, method.code_size + 1), np.uint8), np.zeros((3, method.code_size), np.int64)):
+    for codes in (
+        np.zeros((3, method.code_size + 1), np.uint8),
+        np.zeros((3, method.code_size), np.int64),
+    ):
         with pytest.raises(MismatchError, match="codes of"):
             method.score(XQ, codes)
 
 
 def test_names_are_of_methods_that_are_described_and_tested_here():
-    assert set(DEEP) == {name for name, entry in METHODS.items() if entry.deep and entry.module != ".gpq"}
+    assert set(DEEP) == {
+        name for name, entry in METHODS.items() if entry.deep and entry.module != ".gpq"
+    }
     for name, entry in METHODS.items():
         assert entry.summary
         assert entry.citation

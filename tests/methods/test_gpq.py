@@ -37,7 +37,7 @@ def floats(parts):
     return {name: value.item() for name, value in parts.items()}
 
 
-# Variants -------------------------------------------------------------------------------------------------------------
+# Variants
 
 
 @pytest.mark.parametrize("base", [preset("paper"), own_settings()], ids=["paper", "own settings"])
@@ -62,20 +62,23 @@ def test_a_variant_is_its_losses(variant, base):
         # Raised by the classifier, lowered by the network (eq. 4).
         for parameter, sign in ((W, 1), (net.backbone.head.weight, -1)):
             ours, plain = (
-                torch.autograd.grad(v["entropy"], parameter, retain_graph=True)[0] for v in (parts, expected)
+                torch.autograd.grad(v["entropy"], parameter, retain_graph=True)[0]
+                for v in (parts, expected)
             )
             torch.testing.assert_close(ours, sign * plain)
             assert plain.any()
     for name, value in expected.items():
         torch.testing.assert_close(parts[name], value)
     assert set(parts) == {"total", *weights}
-    torch.testing.assert_close(parts["total"], sum(weight * parts[name] for name, weight in weights.items()))
+    torch.testing.assert_close(
+        parts["total"], sum(weight * parts[name] for name, weight in weights.items())
+    )
     parts["total"].backward()
     # Without a classifier the sub-prototypes still carry z' = s(z; α, W).
     assert net.classifier.raw.grad.any()
 
 
-# The preset "authors" -------------------------------------------------------------------------------------------------
+# The preset "authors"
 
 D, HIDDEN = 5, 6
 
@@ -98,12 +101,16 @@ def small(variant="gpq-authors"):
 
 
 def by_hand(gpq, parts):
-    """The perceptron's output, each of ``parts`` normalised by its own mean and deviation, and the averages that move with each."""
+    """The perceptron's output, each of ``parts`` normalised by its own mean and deviation, and the
+    averages that move with each."""
     state = {k: v.double().numpy() for k, v in gpq.backbone.state_dict().items()}
     out, mean, variance = [], np.zeros(HIDDEN), np.ones(HIDDEN)
     for x in parts:
         h = x @ state["layers.0.weight"].T + state["layers.0.bias"]
-        mean, variance = 0.9 * mean + 0.1 * h.mean(axis=0), 0.9 * variance + 0.1 * h.var(axis=0, ddof=1)
+        mean, variance = (
+            0.9 * mean + 0.1 * h.mean(axis=0),
+            0.9 * variance + 0.1 * h.var(axis=0, ddof=1),
+        )
         h = (h - h.mean(axis=0)) / np.sqrt(h.var(axis=0) + 1e-5)
         h = np.maximum(h * state["layers.1.weight"] + state["layers.1.bias"], 0)
         out.append(h @ state["head.weight"].T + state["head.bias"])
@@ -142,9 +149,13 @@ def test_without_unlabelled_items_there_is_one_batch():
     assert floats(apart) == floats(joint)
 
 
-def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(tmp_path, monkeypatch):
+def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(
+    tmp_path, monkeypatch
+):
     ids = np.arange(60) % 2
-    pixels = np.random.default_rng(0).integers(0, 180, (60, 16, 16, 3)) + 60 * ids[:, None, None, None]
+    pixels = (
+        np.random.default_rng(0).integers(0, 180, (60, 16, 16, 3)) + 60 * ids[:, None, None, None]
+    )
     pictures = open_data(pixels.astype(np.uint8), labels=ids)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     place = tmp_path / "torch" / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
@@ -167,8 +178,12 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
     trained = load_file(model / "model.safetensors")
     for name, tensor in state.items():
         if "running" not in name and "num_batches" not in name:
-            torch.testing.assert_close(trained[f"network.backbone.{name}"], tensor, atol=1e-7, rtol=0)
-    assert int(trained["network.backbone.features.1.num_batches_tracked"]) == 2, "a batch each, one step"
+            torch.testing.assert_close(
+                trained[f"network.backbone.{name}"], tensor, atol=1e-7, rtol=0
+            )
+    assert int(trained["network.backbone.features.1.num_batches_tracked"]) == 2, (
+        "a batch each, one step"
+    )
     backbone = Encoder.load(model).model.network.get_submodule("backbone")
     assert (type(backbone), backbone.spec.tap) == (VGG, "pool"), "as it was trained"
     assert evaluate(model, pictures).method == "gpq (authors)"

@@ -22,9 +22,9 @@ def naive(image, dy, dx, flip, pad, colour):
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("typed", [torch.uint8, torch.float32])
 def test_batch_equals_loop(size, flip, typed):
-    images = torch.randint(0, 256, (9, 3, size, size), generator=torch.Generator().manual_seed(size)).to(
-        typed
-    )
+    images = torch.randint(
+        0, 256, (9, 3, size, size), generator=torch.Generator().manual_seed(size)
+    ).to(typed)
     for colour in (None, torch.tensor([3.0, 200.0, 7.0])):
         found = random_flip_crop(images, torch.Generator().manual_seed(1), flip=flip, colour=colour)
         assert found.dtype == typed

@@ -1,4 +1,5 @@
-"""Backbones: torchvision's shapes and values, weights from files, sizes, exports, and what is refused."""
+"""Backbones: torchvision's shapes and values, weights from files, sizes, exports, and what is
+refused."""
 
 import sys
 import urllib.error
@@ -37,8 +38,9 @@ def build(name, weights="none", seed=0, **more):
 
 @pytest.fixture(scope="module")
 def vgg16_bn():
-    """torchvision's features with random values in every tensor, batch norm's statistics included: a tensor left out would show. The 500 MB
-    of its classifier are shrunk, since no mapping may need them."""
+    """torchvision's features with random values in every tensor, batch norm's statistics included:
+    a tensor left out would show. The 500 MB of its classifier are shrunk, since no mapping may need
+    them."""
     with torch.device("meta"):
         whole = torchvision.models.vgg16_bn(weights=None)
     whole.classifier = nn.Sequential(nn.Linear(8, 8))
@@ -71,7 +73,9 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"vgg16_bn-6c64b313\.pth is damaged .* delete"):
         build("vgg", "imagenet")
     # The real file is older than num_batches_tracked.
-    theirs = {k: v for k, v in vgg16_bn.state_dict().items() if not k.endswith("num_batches_tracked")}
+    theirs = {
+        k: v for k, v in vgg16_bn.state_dict().items() if not k.endswith("num_batches_tracked")
+    }
     torch.save(theirs, place)
     vgg, pooled = (build("vgg", "imagenet", seed=2, tap=tap).eval() for tap in ("block", "pool"))
     features = vgg16_bn.get_submodule("features")
@@ -82,7 +86,9 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
     assert torch.equal(vgg.head.weight, build("vgg", seed=2).head.weight)
     for size in (16, 45):
         x = images(2, size)
-        low = features[:23](torchvision.transforms.functional.normalize(x, IMAGENET_MEAN, IMAGENET_STD))
+        low = features[:23](
+            torchvision.transforms.functional.normalize(x, IMAGENET_MEAN, IMAGENET_STD)
+        )
         high = features[23:33](low)
         for net, third in ((vgg, low), (pooled, torch.nn.functional.max_pool2d(low, 2))):
             want = torch.cat([third.mean((2, 3)), high.mean((2, 3))], dim=1)
@@ -97,7 +103,8 @@ def test_cnnf_has_the_published_shapes_and_normalisation():
         before, x = x, layer(x)
         sides.append(x.shape[-1])
         if isinstance(layer, nn.LocalResponseNorm) and len(sides) < 4:
-            # MatConvNet's formula, channel by channel: y_i = x_i (κ + α Σ_j x_j²)^-β over 5 neighbours.
+            # MatConvNet's formula, channel by channel: y_i = x_i (κ + α Σ_j x_j²)^-β over 5
+            # neighbours.
             for i in (0, 1, 30, 63):
                 near = before[:, max(0, i - 2) : i + 3].pow(2).sum(1)
                 torch.testing.assert_close(x[:, i], before[:, i] / (2 + 1e-4 * near) ** 0.75)
@@ -141,8 +148,12 @@ def test_standardisation_has_one_deviation_for_all_dimensions():
     found = build("linear", in_width=5).input
     assert torch.equal(found(x), x)
     found.fit(x)
-    torch.testing.assert_close(found(x).double().mean(0), torch.zeros(5).double(), atol=2e-3, rtol=0)
-    torch.testing.assert_close(found.std, x.double().var(0, correction=0).mean().sqrt().float().expand(5))
+    torch.testing.assert_close(
+        found(x).double().mean(0), torch.zeros(5).double(), atol=2e-3, rtol=0
+    )
+    torch.testing.assert_close(
+        found.std, x.double().var(0, correction=0).mean().sqrt().float().expand(5)
+    )
     found.fit(torch.full((9, 5), 7.7))  # constant dimensions are not blown up
     assert found(torch.full((9, 5), 7.7)).abs().max() < 1e-5
 
@@ -153,7 +164,9 @@ def test_standardisation_has_one_deviation_for_all_dimensions():
 def test_own_weights_come_back_from_a_file(suffix, prefix, tmp_path):
     net = build("mlp", in_width=4, seed=1)
     net.input.fit(torch.rand(9, 4, generator=torch.Generator().manual_seed(0)))
-    state = {prefix + k: v for k, v in net.state_dict().items()} | {"codebooks": torch.zeros(2, 4, 12)}
+    state = {prefix + k: v for k, v in net.state_dict().items()} | {
+        "codebooks": torch.zeros(2, 4, 12)
+    }
     path = tmp_path / f"weights{suffix}"
     if suffix == ".pth":
         torch.save({"state_dict": state}, path)
@@ -178,10 +191,15 @@ def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
             "features.7.weight": torch.zeros(1),
         },
         r"'features\.4\.running_mean' is missing": {
-            k: v for k, v in before.items() if k not in ("features.4.running_mean", "features.30.bias")
+            k: v
+            for k, v in before.items()
+            if k not in ("features.4.running_mean", "features.30.bias")
         },
         r"'features\.0\.weight' is missing": {"conv1.weight": torch.zeros(3)},
-        r"'features\.1\.bias' holds NaN": {**before, "features.1.bias": torch.full((64,), torch.nan)},
+        r"'features\.1\.bias' holds NaN": {
+            **before,
+            "features.1.bias": torch.full((64,), torch.nan),
+        },
     }
     for message, broken in cases.items():
         with pytest.raises(DataError, match=f"^file.pth: tensor {message}"):
@@ -204,7 +222,9 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypat
     for path in tmp_path.glob("*.*"):
         with pytest.raises(DataError, match=rf"{path.name} is not a weights file"):
             read_weights(path)
-    with pytest.raises(DataError, match=r"nothing\.pth not found: a weights file \(network\.weights takes"):
+    with pytest.raises(
+        DataError, match=r"nothing\.pth not found: a weights file \(network\.weights takes"
+    ):
         read_weights(tmp_path / "nothing.pth")
     assert not (tmp_path / "evil-was-here").exists()
 
@@ -220,7 +240,11 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypat
         ({"name": "cnnf", "weights": "imagenet"}, None, "no ImageNet weights of backbone cnnf"),
         ({"name": "vgg"}, torch.zeros(1, 3, 16, 16).byte(), r"float \[B, 3, S, S\] is needed"),
         ({"name": "vgg"}, torch.zeros(1, 1, 16, 16), r"float \[B, 3, S, S\] is needed"),
-        ({"name": "linear", "in_width": 6}, torch.ones(1, 7), r"\[1, 7\]: float \[B, 6\] is needed"),
+        (
+            {"name": "linear", "in_width": 6},
+            torch.ones(1, 7),
+            r"\[1, 7\]: float \[B, 6\] is needed",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, x, message):
@@ -232,10 +256,13 @@ def test_timm_models_by_name(tmp_path, monkeypatch):
     timm = pytest.importorskip("timm")
     net = build("timm/test_resnet", image_size=32).eval()
     assert net(images(2, 32)).shape == (2, 12)
-    # timm's own file names the tensors without our prefix, and has a classifier that is of no use here.
+    # timm's own file names the tensors without our prefix, and has a classifier that is of no use
+    # here.
     theirs = timm.create_model("test_resnet", num_classes=10).state_dict()
     save_file(theirs, tmp_path / "timm.safetensors")
-    torch.save({f"network.backbone.{k}": v for k, v in net.state_dict().items()}, tmp_path / "own.pth")
+    torch.save(
+        {f"network.backbone.{k}": v for k, v in net.state_dict().items()}, tmp_path / "own.pth"
+    )
     loaded, own = (
         build_backbone(net.spec, str(tmp_path / name), generator=torch.Generator()).state_dict()
         for name in ("timm.safetensors", "own.pth")

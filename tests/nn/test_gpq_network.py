@@ -62,7 +62,9 @@ def test_dropout_leaves_out_the_same_hidden_units_for_all_items(dropout):
     assert not torch.equal(*outs)
 
 
-CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"own settings": own_settings()}
+CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {
+    "own settings": own_settings()
+}
 """Every preset for features, and every setting of the network without class networks."""
 
 
@@ -100,7 +102,9 @@ def test_vectors_of_bf16_are_float32_unit_norm_and_close(name):
         rounded = net.finish(net.raw(x, queries=queries, amp=True))
         assert rounded.dtype == torch.float32
         torch.testing.assert_close(exact, net.queries(x) if queries else net(x), rtol=0, atol=1e-6)
-        torch.testing.assert_close(rounded.reshape(20, net.M, -1).norm(dim=2), torch.ones(20, net.M))
+        torch.testing.assert_close(
+            rounded.reshape(20, net.M, -1).norm(dim=2), torch.ones(20, net.M)
+        )
         cosine = (exact * rounded).sum(dim=1) / net.M
         if isinstance(net, PosteriorCodes) and not queries:
             # Items are codewords, which a small error changes only where two are nearly as good.
