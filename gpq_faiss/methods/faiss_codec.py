@@ -88,13 +88,15 @@ class FaissCodec(Coder):
         self._transforms = []
         codec: Any = index
         if isinstance(index, faiss.IndexPreTransform):
+            chain: Any = index.chain
             codec = faiss.downcast_index(index.index)
             self._transforms = [
-                faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())
+                faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())
             ]
         self._owner, self._codec, self.quantizer = index, codec, None
         if isinstance(codec, faiss.IndexPQ):
-            codec.do_polysemous_training = False  # which only orders the codewords
+            pq_index: Any = codec  # whose stubs lack the next attribute
+            pq_index.do_polysemous_training = False  # which only orders the codewords
             use_all_rows(codec.pq, self.seed)
         elif isinstance(codec, faiss.IndexResidualQuantizer):
             codec.rq.cp.seed = self.seed + 1

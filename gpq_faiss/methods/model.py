@@ -7,7 +7,6 @@ indexing can read them without torch.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..config import MOST_SIDE, from_dict
 from ..data.protocols import Split
@@ -64,13 +62,12 @@ def save_model(
     *,
     extra: Mapping[str, str],
     split: Split,
-    overwrite: bool,
 ) -> None:
     """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description``
     has further entries of ``config.json``, ``extra`` further texts by file name.
 
     Raises:
-        DataError: the folder cannot be written; or it is not empty, and ``overwrite`` is false.
+        DataError: the folder cannot be written.
     """
     state = {
         f"network.{k}": v.detach().cpu().contiguous().clone()
@@ -92,8 +89,6 @@ def save_model(
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")
         split.save(folder / "split.json")
-        if not overwrite and out.is_dir() and any(out.iterdir()):
-            raise DataError(f"{out} was created meanwhile: choose another --out, or --overwrite it")
 
 
 @dataclass(frozen=True)
@@ -106,27 +101,6 @@ class Model(ModelHeader):
     @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.description["class_names"])
-
-
-_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.randn, torch.eye)
-
-
-class _Within(TorchFunctionMode):
-    """Context in which torch makes no more numbers than a file of ``numbers`` needs: a damaged
-    width could request all memory."""
-
-    def __init__(self, numbers: int) -> None:
-        super().__init__()
-        self.left = 2 * numbers + (1 << 20)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _MAKERS:
-            self.left -= math.prod(
-                n for size in args for n in (size if isinstance(size, tuple) else (size,))
-            )
-            if self.left < 0:
-                raise ValueError(f"its network is larger than its weights: {list(args)}")
-        return func(*args, **(kwargs or {}))
 
 
 def _rebuilt(
@@ -149,8 +123,7 @@ def _rebuilt(
         raise ValueError(f"input.{key} is {input_[key]!r}: it must be 1 to {limit:,}")
     if len(config.network.hidden) > len(weights):
         raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
-    with _Within(sum(tensor.numel() for tensor in weights.values())):
-        built = build_network(config, input_, len(description["class_names"]))
+    built = build_network(config, input_, len(description["class_names"]))
     built.load_state_dict(weights)
     return built.eval()
 

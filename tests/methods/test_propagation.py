@@ -2,6 +2,7 @@
 and scikit-learn, and in trainings."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from gpq_faiss.config import preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.losses.classification import subspace_classification
-from gpq_faiss.methods import propagation
+from gpq_faiss.methods import measure, propagation
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.leave_one_out import least_error, leave_one_out
 from gpq_faiss.methods.propagation import (
@@ -371,3 +372,28 @@ def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_s
     for network in ({"noise": 0.5}, {"hidden": [16, 4]}):  # behind a layer it is not the input's
         made = prepared(data, config_of(**network), np.arange(12), np.arange(12, 400))
         assert made.backbone.head.noise == 0.5
+
+
+def test_a_sample_ends_a_hopeless_propagation_early(monkeypatch, caplog):
+    monkeypatch.setattr(propagation, "SAMPLE", 100)
+    rng = np.random.default_rng(0)
+    x, sizes = rng.standard_normal((1000, 8)).astype(np.float32), []
+
+    def vectors(rows):
+        sizes.append(len(rows))
+        return x[rows], np.ones(len(rows), bool)
+
+    labelled, y = np.arange(40), np.eye(4, dtype=np.float32)[rng.integers(0, 4, 40)]
+    options = {"labels_per_class": 20.0, "accuracy": 0.9, "seed": 0}
+    pseudo = propagation.propagate_labels(vectors, labelled, y, np.arange(40, 1000), **options)
+    assert (pseudo, sizes) == (None, [140])
+
+
+def test_array_methods_are_fitted_to_a_limited_number_of_items(monkeypatch):
+    monkeypatch.setattr(measure, "_FIT_ROWS", 50)
+    for n_labelled, n_unlabelled in ((10, 200), (120, 7), (20, 30), (60, 0)):
+        rows = np.arange(n_labelled + n_unlabelled)
+        split = SimpleNamespace(labelled=rows[:n_labelled], unlabelled=rows[n_labelled:])
+        chosen = measure.training_rows(split)
+        assert len(chosen) == len(set(chosen)) <= 50
+        assert n_labelled > 50 or np.isin(split.labelled, chosen).all()
