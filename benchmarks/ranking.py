@@ -35,7 +35,7 @@ from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.methods.pq import PQ
+from gpq_faiss.methods.faiss_codec import PQ
 
 QUERIES, DATABASE, CONCEPTS = 35_272, 85_415, 21
 WIDTH, NOISE = 96, 1.5

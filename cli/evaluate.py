@@ -44,7 +44,8 @@ Examples:
     "--compare",
     default="",
     metavar="NAMES",
-    help="Rows to add, separated by commas: pq, opq, itq, float, classifier, folders of models.",
+    help="Rows to add, separated by commas: pq, opq, itq, float, classifier, faiss:FACTORY_STRING, "
+    "folders of models.",
 )
 @click.option(
     "--codes",

@@ -35,7 +35,7 @@ Examples:
 @click.argument("data")
 @common.out_option
 @click.option(
-    "--preset", help="Base settings: recommended (default), gpq, unseen-classes, paper or authors."
+    "--preset", help="Base settings: recommended (default), unseen-classes, paper or authors."
 )
 @click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
 @common.set_option

@@ -1,7 +1,9 @@
-"""Settings of a training run: a preset, of which a TOML file and then the command line change single fields.
+"""Settings of a training run: a preset, of which a TOML file and then the command line change
+single fields.
 
-docs/settings.md says what each means. Types and ranges are declared with the fields; pydantic checks them and refuses unknown names.
-The fingerprint covers every field, so that a checkpoint of another configuration is never used by mistake.
+docs/settings.md says what each means. Types and ranges are declared with the fields; pydantic
+checks them and refuses unknown names. The fingerprint covers every field, so that a checkpoint of
+another configuration is never used by mistake.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class LossConfig(_Section):
 
 @dataclass(frozen=True)
 class PosteriorConfig(_Section):
-    """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
+    """Class networks and codes of class-posterior codes (``method = "posterior"``). Not in the
+    paper."""
 
     networks: Annotated[int, Ge(1), Le(1024)] = 6
     propagation: Weight = 20.0
@@ -106,12 +109,10 @@ class TrainingConfig(_Section):
 
 @dataclass(frozen=True)
 class Config(_Section):
-    """All settings of one training run. Sections of methods other than ``method`` have no effect."""
+    """All settings of a training run. Sections of methods other than ``method`` have no effect."""
 
     preset: str = "paper"
-    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "gpq-soft", "posterior"] = (
-        "gpq"
-    )
+    method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "posterior"] = "gpq"
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -121,12 +122,12 @@ class Config(_Section):
     @property
     def class_networks(self) -> bool:
         """Whether the method has class networks: it is not the paper's, or a variant of that."""
-        return self.method in ("gpq-soft", "posterior")
+        return self.method == "posterior"
 
     @property
     def alpha(self) -> float:
         """Scale of the soft assignment (eq. 1)."""
-        return 8.0 if self.method == "gpq-soft" else 20.0
+        return 20.0
 
     @property
     def beta(self) -> float:
@@ -140,7 +141,8 @@ class Config(_Section):
 
     @property
     def schedule(self) -> Literal["step", "cosine"]:
-        """Of the learning rate: the paper's steps where the network learns without noise, as the paper's does."""
+        """Of the learning rate: the paper's steps where the network learns without noise, as the
+        paper's does."""
         return "cosine" if self.network.noise else "step"
 
     @property
@@ -156,7 +158,8 @@ class Config(_Section):
         """A copy with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
 
         Raises:
-            UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
+            UsageError: an unknown key, or a value of the wrong kind or out of range; the message
+                gives its dotted name.
 
         Examples:
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
@@ -167,7 +170,8 @@ class Config(_Section):
                 f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}"
             )
         try:
-            # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
+            # Through JSON, where a list becomes a tuple and an object a section, and nothing else
+            # is converted.
             return _adapter().validate_json(
                 json.dumps(updated(to_dict(self), changes), default=str)
             )
@@ -187,30 +191,25 @@ _RECOMMENDED = Config(
     quantizer=QuantizerConfig(subdim=18),
     network=NetworkConfig(noise="auto"),
     loss=LossConfig(lambda1=1.0, lambda2=0.0),
-    # Every label is learnt from: with a falling rate there is little to choose among the last steps.
+    # Every label is learnt from: with a falling rate there is little to choose among the last
+    # steps.
     training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, validation=0.0),
 )
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
-    # The recipe of the authors' released code, as far as it is known here; docs/settings.md says what is not. ImageNet weights or an
-    # error: from random weights it would be another recipe under the same name.
+    # The recipe of the authors' released code, as far as it is known here; docs/settings.md says
+    # what is not. ImageNet weights or an error: from random weights it would be another recipe
+    # under the same name.
     "authors": Config(
         preset="authors",
         method="gpq-authors",
         network=NetworkConfig(backbone="vgg", weights="imagenet"),
         training=TrainingConfig(steps=3000, validation=0.0),
     ),
-    # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
-    "gpq": dataclasses.replace(
-        _RECOMMENDED,
-        preset="gpq",
-        method="gpq-soft",
-        quantizer=QuantizerConfig(subdim=24),
-        loss=LossConfig(lambda1=1.0, lambda2=0.1),
-    ),
     "recommended": _RECOMMENDED,
-    # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
+    # Half of what is to be found is of classes that no label names: similar features count more
+    # than class probabilities.
     "unseen-classes": dataclasses.replace(
         _RECOMMENDED,
         preset="unseen-classes",
@@ -234,7 +233,8 @@ def preset(name: str) -> Config:
 
 
 def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
-    """M for a code of ``bits`` bits. Raises UsageError: they are not a multiple of ``log2 codewords``.
+    """M for a code of ``bits`` bits. Raises UsageError: they are not a multiple of ``log2
+    codewords``.
 
     Examples:
         >>> codebooks_for_bits(48)
@@ -243,7 +243,8 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
     per_codebook = codewords.bit_length() - 1
     if bits <= 0 or per_codebook <= 0 or bits % per_codebook:
         raise UsageError(
-            f"{bits} bits do not divide into codebooks of {codewords} codewords ({per_codebook} bits each)"
+            f"{bits} bits do not divide into codebooks of {codewords} codewords "
+            f"({per_codebook} bits each)"
         )
     return bits // per_codebook
 
@@ -271,20 +272,20 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def _message(error: ValidationError) -> str:
     """One line on the first setting that is wrong: its name, and what it may be."""
     errors = error.errors(include_url=False)
-    first, at = errors[0], errors[0]["loc"][:2]
-    name = ".".join(map(str, at))
+    first, location = errors[0], errors[0]["loc"][:2]
+    name = ".".join(map(str, location))
     if first["type"] == "unexpected_keyword_argument":
-        section: Any = Config() if len(at) == 1 else getattr(Config(), str(at[0]))
-        known = [".".join([*map(str, at[:-1]), setting]) for setting in vars(section)]
-        return unknown(f"setting '{name}'", name, known)
+        section: Any = Config() if len(location) == 1 else getattr(Config(), str(location[0]))
+        names = [".".join([*map(str, location[:-1]), setting]) for setting in vars(section)]
+        return unknown(f"setting '{name}'", name, names)
     # Of a setting of several types there is one error for each.
-    of_it = [one["msg"].lower() for one in errors if one["loc"][:2] == at]
+    of_it = [failure["msg"].lower() for failure in errors if failure["loc"][:2] == location]
     return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(of_it)}"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Nested changes of ``section.key=value`` texts, for :meth:`Config.with_settings`; values as in TOML, or plain text. The last of a
-    name counts.
+    """Nested changes of ``section.key=value`` texts, for :meth:`Config.with_settings`; values as in
+    TOML, or plain text. The last of a name counts.
 
     Raises:
         UsageError: a text of another form.
@@ -322,7 +323,8 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def read_toml(path: str | Path, base: Config) -> Config:
-    """Read a run's TOML, which changes its ``preset``, or without one ``base``. Raises DataError: not TOML."""
+    """Read a run's TOML, which changes its ``preset``, or without one ``base``. Raises DataError:
+    not TOML."""
     values = read_input(Path(path), "the settings of a run (--config)")
     try:
         return (preset(str(values["preset"])) if "preset" in values else base).with_settings(values)
@@ -331,7 +333,8 @@ def read_toml(path: str | Path, base: Config) -> Config:
 
 
 def validate(config: Config) -> Config:
-    """Return ``config`` if all settings are in range and go together. Raises UsageError, naming the setting and its range."""
+    """Return ``config`` if all settings are in range and go together. Raises UsageError, naming the
+    setting and its range."""
     if not isinstance(config, Config):
         raise UsageError(
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
@@ -340,9 +343,15 @@ def validate(config: Config) -> Config:
     method, wrong = config.method, None
     if not config.class_networks:
         if method == "gpq-authors" and config.training.batch_unlabelled == 1:
-            wrong = "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no batch statistics"
+            wrong = (
+                "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
+                "batch statistics"
+            )
     elif config.quantizer.subdim < 3:
-        wrong = f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with method = {method}"
+        wrong = (
+            f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with "
+            f"method = {method}"
+        )
     elif not config.loss.lambda1:
         wrong = f"loss.lambda1 = 0: it must be above 0 with method = {method}"
     if wrong:

@@ -78,7 +78,7 @@ print(sorted(file.name for file in model.iterdir()))
 # `metrics.jsonl` has the losses, one line every `validate_every` steps. Class networks are trained on images with and
 # without a label, and on the labels that propagate to the nearest neighbours of labelled images. In the end the codewords
 # are fitted so that their sums are the class probabilities of the images, and what these leave of the features.
-# These are class-posterior codes, the default. (`gpq.preset("paper")` is GPQ as printed, `gpq.preset("gpq")` GPQ with soft targets.)
+# These are class-posterior codes, the default. (`gpq.preset("paper")` is GPQ as printed.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]

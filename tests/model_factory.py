@@ -103,7 +103,7 @@ def make_model(
     }
     metrics = {"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"}
     out = Path(folder)
-    save_model(out, network, description, extra=metrics, split=split, overwrite=False)
+    save_model(out, network, description, extra=metrics, split=split)
     return out
 
 

@@ -28,7 +28,7 @@ def test_every_preset_is_valid_and_survives_json(name):
 
 
 def test_settings_that_this_version_does_not_have_are_named():
-    saved = to_dict(preset("gpq"))
+    saved = to_dict(preset("paper"))
     for section, value, message in (
         ("loss", {"lambda1": "x"}, "lambda1 = 'x'"),
         ("loss", 3, "loss = 3: "),
@@ -83,7 +83,7 @@ NOT_TOML = "run.toml is not TOML"
             "[quantizer]\ncodewords = 12",
             "quantizer.codewords = 12: input should be 4, 8, 16, 32, 64, 128 or 256",
         ),
-        ('method = "pq"', "method = 'pq': input should be 'gpq', .*, 'gpq-soft' or 'posterior'"),
+        ('method = "pq"', "method = 'pq': input should be 'gpq', .*, 'gpq-authors' or 'posterior'"),
         ('preset = "best"', "no preset 'best'"),
         ("[training]\nsteps = " + "9" * 5000, f"{NOT_TOML}: a whole number of more than 64 bits$"),
         ("[training]\nsteps = " + "9" * 25, f"{NOT_TOML}: a whole number of more than 64 bits$"),
@@ -140,7 +140,11 @@ def test_settings_on_the_command_line_are_typed_and_checked():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("gpq", {"quantizer": {"subdim": 2}}, "quantizer.subdim = 2: at least 3 are needed"),
+        (
+            "recommended",
+            {"quantizer": {"subdim": 2}},
+            "quantizer.subdim = 2: at least 3 are needed",
+        ),
         ("recommended", {"loss": {"lambda1": 0.0}}, "loss.lambda1 = 0: it must be above 0"),
         ("authors", {"training": {"batch_unlabelled": 1}}, "one item has no batch statistics"),
     ],

@@ -131,7 +131,9 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     np.testing.assert_allclose(on_gpu, on_cpu, atol=2e-3)
     Z = Encoder.load(out.model).model.codebooks
     M, K, _ = Z.shape
-    differ = unpack_codes(encode_vectors(on_gpu, Z), M, K) != unpack_codes(encode_vectors(on_cpu, Z), M, K)
+    differ = unpack_codes(encode_vectors(on_gpu, Z), M, K) != unpack_codes(
+        encode_vectors(on_cpu, Z), M, K
+    )
     best = np.sort(score_tables(on_cpu, Z), axis=2)
     assert ((best[..., -1] - best[..., -2])[differ] < 1e-2).all()
 

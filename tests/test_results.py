@@ -22,7 +22,6 @@ ROWS = {
     "GPQ, the paper's losses with the network and training of the others": "gpq (preset paper, network and training of the others)",
     "GPQ, the paper's losses, network of the others": "gpq (preset paper, network and training of the others)",
     "GPQ, preset `paper`": "gpq (preset paper)",
-    "GPQ with soft targets, preset `gpq`": "gpq",
     "OPQ": "opq",
     "*exact float features*": "float",
     "*classifier; six of them: class probabilities, no code*": "classifier; classifier-6",

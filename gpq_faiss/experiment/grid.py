@@ -106,7 +106,8 @@ class Grid(BaseModel, **_STRICT):
                 raise UsageError(f"grid {self.name}: {key} has an entry twice")
         for variation in self.variations:
             for name in (*self.methods, *(variation.methods or ())):
-                find_method(name)
+                if find_method(name).module == ".faiss_codec" and name not in METHODS:
+                    raise UsageError(f"{name}: compare with codecs by gpq evaluate --compare")
             base = preset(variation.preset or self.preset)
             for changes in (self.config, variation.config, self.settings):
                 base.with_settings(changes)
@@ -218,15 +219,12 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     perceptron = perceptron or backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
-    elif entry.changes.keys() & {"loss", "method"}:
-        # The paper's variants of GPQ have its losses as printed, and instead of class networks the
-        # network of the other methods.
-        if config.class_networks:
-            config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
-            config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
-    elif (config.method == "posterior") != (method == "posterior"):
-        # Two methods, each with a preset that is used if the grid has that of the other.
-        config = preset("recommended" if method == "posterior" else "gpq")
+    elif method == "posterior":
+        config = config if config.class_networks else preset("recommended")
+    elif config.class_networks:
+        # The paper's losses, with the network and training of the compared methods.
+        config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
+        config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
     config = reduce(Config.with_settings, layers, config)
     if entry.convolutional and not config.network.image_size:
         config = config.with_settings({"network": {"image_size": 224}})

@@ -1,4 +1,5 @@
-"""What the trained methods of other papers share: the extractor of all methods, a function of its output, and refitted codebooks."""
+"""What the trained methods of other papers share: the extractor of all methods, a function of its
+output, and refitted codebooks."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from .trainable import TrainableMethod, TrainingBatch
 
 
 class Baseline(TrainableMethod):
-    """A trained method, coded by the signs of its network's outputs unless it has another coder; a :data:`.registry.Builder`.
+    """A trained method, coded by the signs of its network's outputs unless it has another coder; a
+    :data:`.registry.Builder`.
 
-    Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own parts in :meth:`build`, with initial
-    weights from ``draws``, which the extractor used first. ``rows``: of the labelled items, for methods that have something for each.
+    Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own
+    parts in :meth:`build`, with initial weights from ``draws``, which the extractor used first.
+    ``rows``: of the labelled items, for methods that have something for each.
     """
 
     uses_unlabelled = False
@@ -75,11 +78,12 @@ class Baseline(TrainableMethod):
 
 
 class Alternating(Baseline):
-    """A method that refits its codebooks between steps: after each pass over the labelled items, to the network's outputs of that pass, and
-    after the last step. Vectors are tanh of the extractor's output.
+    """A method that refits its codebooks between steps: after each pass over the labelled items, to
+    the network's outputs of that pass, and after the last step. Vectors are tanh of the extractor's
+    output.
 
-    In the state, for checkpoints: ``kept``, the latest vector of each labelled item, if it was ``seen``; and the ``codewords``, random
-    until they are ``fitted``.
+    In the state, for checkpoints: ``kept``, the latest vector of each labelled item, if it was
+    ``seen``; and the ``codewords``, random until they are ``fitted``.
     """
 
     def build(self) -> None:
@@ -92,8 +96,9 @@ class Alternating(Baseline):
         """Random codewords."""
         raise NotImplementedError
 
-    def refit(self, at: Tensor, x: Floats) -> Floats:
-        """New codewords for vectors ``x`` float32 [n, width] of the labelled items ``at`` int64 [n]."""
+    def refit(self, positions: Tensor, x: Floats) -> Floats:
+        """New codewords for vectors ``x`` float32 [n, width] of the labelled items ``at`` int64
+        [n]."""
         raise NotImplementedError
 
     def vectors(self, raw: Tensor) -> Tensor:
@@ -113,17 +118,21 @@ class Alternating(Baseline):
         """The vectors of the labelled items, float32 [B, width], which are kept."""
         z = self.vectors(self.raw(batch, amp))
         if len(self.rows):
-            at, done = self.positions(batch), batch.step + 1
-            self.kept[at] = z.detach()
-            self.seen[at] = True
-            self._due = done == batch.steps or done % -(-len(self.rows) // len(z)) == 0
+            positions, steps_taken = self.positions(batch), batch.step + 1
+            self.kept[positions] = z.detach()
+            self.seen[positions] = True
+            self._due = (
+                steps_taken == batch.steps or steps_taken % -(-len(self.rows) // len(z)) == 0
+            )
         return z
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         if self._due:
-            at = self.seen.nonzero()[:, 0]
-            self.codewords.copy_(torch.from_numpy(self.refit(at, self.kept[at].cpu().numpy())))
+            positions = self.seen.nonzero()[:, 0]
+            self.codewords.copy_(
+                torch.from_numpy(self.refit(positions, self.kept[positions].cpu().numpy()))
+            )
             self.fitted.fill_(True)
 
 
@@ -134,10 +143,12 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, of distances float [B, B] and multi-hot labels [B, C]; 0 without any.
+    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, of distances float [B, B] and
+    multi-hot labels [B, C]; 0 without any.
 
-    p is another row that shares a label with a, n a labelled one that shares none. Those of an anchor's sorted negatives within the margin
-    come first, so their sum is a prefix sum: O(B²) memory and O(B² log B) time for B³ triplets.
+    p is another row that shares a label with a, n a labelled one that shares none. Those of an
+    anchor's sorted negatives within the margin come first, so their sum is a prefix sum: O(B²)
+    memory and O(B² log B) time for B³ triplets.
     """
     positive, negative = label_pairs(labels, distances)
     ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values
@@ -150,13 +161,15 @@ def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
 
 
 def triplet_margin(to_positive: Tensor, to_negative: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, margin + ||a - p||² - ||a - n||²), of the differences a - p and a - n, float [T, D] each; 0 without any."""
+    """Mean of max(0, margin + ||a - p||² - ||a - n||²), of the differences a - p and a - n, float
+    [T, D] each; 0 without any."""
     lead = to_positive.square().sum(dim=1) - to_negative.square().sum(dim=1)
     return (lead + margin).relu().sum() / max(1, len(lead))
 
 
 def start_small(layer: nn.Linear, draws: torch.Generator) -> None:
-    """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do: larger ones give random codes,
-    which the losses first have to undo (BGDH, CIFAR-10 features, 48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these)."""
+    """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of
+    SSDH do: larger ones give random codes, which the losses first have to undo (BGDH, CIFAR-10
+    features, 48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these)."""
     nn.init.normal_(layer.weight, std=0.005, generator=draws)
     nn.init.zeros_(layer.bias)

@@ -1,26 +1,34 @@
 """BGDH, semi-supervised deep hashing with a bipartite graph between the data and anchors.
 
-Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its inductive variant: an embedding e(x), trained
-to predict the context of x in the graph, is fed to the hash layer together with the deep features. The loss is
+Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its
+inductive variant: an embedding e(x), trained to predict the context of x in the graph, is fed to
+the hash layer together with the deep features. The loss is
 
-* for the labelled items the negative log-likelihood of pairwise similarity, log(1 + exp θ_ij) - s_ij θ_ij with θ_ij = u_i·u_j / 2,
-  and η times the quantisation error ||u_i - sign u_i||² (Li et al., "Feature Learning based Deep Supervised Hashing with Pairwise
-  Labels", IJCAI 2016);
-* for all items λ times the graph term, -log σ(γ w_c·e_i) (Yang et al., "Revisiting Semi-Supervised Learning with Graph Embeddings",
-  ICML 2016): γ = 1 for a context c reached by a random walk from i, -1 for a random one.
+* for the labelled items the negative log-likelihood of pairwise similarity, log(1 + exp θ_ij) -
+  s_ij θ_ij with θ_ij = u_i·u_j / 2, and η times the quantisation error ||u_i - sign u_i||² (Li et
+  al., "Feature Learning based Deep Supervised Hashing with Pairwise Labels", IJCAI 2016);
+* for all items λ times the graph term, -log σ(γ w_c·e_i) (Yang et al., "Revisiting Semi-Supervised
+  Learning with Graph Embeddings", ICML 2016): γ = 1 for a context c reached by a random walk from
+  i, -1 for a random one.
 
-The graph (Liu et al., "Hashing with Graphs", ICML 2011): anchors are the k-means centres of a sample of the training items; an item is
-linked to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1, by which walks alternate between items and anchors.
-Its features are the (standardised) embeddings; for images those of a copy of the network, frozen after a third of the steps (at the
-first with pretrained weights), as random weights tell nothing. Until then there is no graph term.
+The graph (Liu et al., "Hashing with Graphs", ICML 2011): anchors are the k-means centres of a
+sample of the training items; an item is linked to its s nearest anchors with weights z ~ exp(-||x -
+a||² / t) that sum to 1, by which walks alternate between items and anchors. Its features are the
+(standardised) embeddings; for images those of a copy of the network, frozen after a third of the
+steps (at the first with pretrained weights), as random weights tell nothing. Until then there is no
+graph term.
 
-The full paper was not available: the terms follow its abstract and the works it builds on. Deviations, and why:
+The full paper was not available: the terms follow its abstract and the works it builds on.
+Deviations, and why:
 
-* The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data set. Items along the walk are summed out
-  exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
-* Pairs are those of the mini-batch, and sums are means, with equal weight for similar and dissimilar pairs (as in Cao et al., "HashNet",
-  ICCV 2017): with nine dissimilar pairs to a similar one the plain mean learns next to nothing in 500 steps.
-* The hash layer starts with small weights. λ, η, the number of anchors and the walk were chosen on the CIFAR-10 features.
+* The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data
+  set. Items along the walk are summed out exactly: the step from anchor to anchor has the
+  probabilities T = Λ⁻¹ ZᵀZ over the sample.
+* Pairs are those of the mini-batch, and sums are means, with equal weight for similar and
+  dissimilar pairs (as in Cao et al., "HashNet", ICCV 2017): with nine dissimilar pairs to a similar
+  one the plain mean learns next to nothing in 500 steps.
+* The hash layer starts with small weights. λ, η, the number of anchors and the walk were chosen on
+  the CIFAR-10 features.
 """
 
 from __future__ import annotations
@@ -37,7 +45,7 @@ from ..errors import DataError
 from ..losses.npair import label_pairs
 from ..nn.backbones import make_head
 from .baseline import Baseline, squared_distances, start_small
-from .pq import kmeans
+from .kmeans import kmeans
 from .trainable import TrainingBatch, weighted
 
 EMBEDDING = 128
@@ -45,10 +53,12 @@ EMBEDDING = 128
 
 
 class BipartiteGraph(nn.Module):
-    """Graph of items with features [n, W] and at most A anchors, ``nearest`` per item; memory O(A·W + A²) for any number of items.
+    """Graph of items with features [n, W] and at most A anchors, ``nearest`` per item; memory O(A·W
+    + A²) for any number of items.
 
-    Buffers, so that a resumed training uses the same graph: the number of anchors ``used``, int64 [], 0 before :meth:`fit`; ``anchors``
-    float32 [A, W]; ``bandwidth`` t, float32 []; ``steps`` T, float32 [A, A], transition probabilities from anchor to anchor via an item.
+    Buffers, so that a resumed training uses the same graph: the number of anchors ``used``, int64
+    [], 0 before :meth:`fit`; ``anchors`` float32 [A, W]; ``bandwidth`` t, float32 []; ``steps`` T,
+    float32 [A, A], transition probabilities from anchor to anchor via an item.
     """
 
     def __init__(self, anchors: int, width: int, nearest: int) -> None:
@@ -61,14 +71,18 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
-        """Fit the graph to a sample float [n, W]. Raises DataError: fewer items than anchors per item."""
+        """Fit the graph to a sample float [n, W]. Raises DataError: fewer items than anchors per
+        item."""
         if len(sample) < self.nearest:
             raise DataError(
-                f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are too few"
+                f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are "
+                "too few"
             )
         used = min(len(self.anchors), len(sample))
         self.used.fill_(used)
-        self.anchors[:used].copy_(torch.from_numpy(kmeans(sample.cpu().numpy(), used, seed, niter=15)))
+        self.anchors[:used].copy_(
+            torch.from_numpy(kmeans(sample.cpu().numpy(), used, seed, niter=15))
+        )
         d = squared_distances(sample, self.anchors[:used]).topk(self.nearest, largest=False).values
         self.bandwidth.copy_(d.mean().clamp_min(1e-12))
         Z = sample.new_zeros(len(sample), len(self.anchors))
@@ -80,26 +94,30 @@ class BipartiteGraph(nn.Module):
         self.steps.copy_(T / T.sum(1, keepdim=True))
 
     def joined(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Anchors of items [n, W], int64 [n, s], and their weights z, float [n, s], which sum to 1."""
-        d, near = squared_distances(x, self.anchors[: int(self.used)]).topk(self.nearest, largest=False)
+        """Return the anchors of items [n, W], int64 [n, s], and their weights, float [n, s]."""
+        d, near = squared_distances(x, self.anchors[: int(self.used)]).topk(
+            self.nearest, largest=False
+        )
         return near, (-d / self.bandwidth).softmax(dim=1)
 
     @torch.no_grad()
     def walk(self, x: Tensor, longest: int, generator: torch.Generator) -> Tensor:
-        """A context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest`` visits, int64 [n], on the CPU."""
+        """A context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest``
+        visits, int64 [n], on the CPU."""
         near, weight = (t.cpu() for t in self.joined(x))
-        at = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
-        visits = torch.randint(longest, at.shape, generator=generator)
+        anchor = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
+        visits = torch.randint(longest, anchor.shape, generator=generator)
         steps = self.steps.cpu()
         for visit in range(1, longest):
-            following = torch.multinomial(steps[at], 1, generator=generator)[:, 0]
-            at = torch.where(visit <= visits, following, at)
-        return at
+            following = torch.multinomial(steps[anchor], 1, generator=generator)[:, 0]
+            anchor = torch.where(visit <= visits, following, anchor)
+        return anchor
 
 
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
-    """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over those that do not, a scalar, for u float
-    [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j / 2, i != j."""
+    """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over
+    those that do not, a scalar, for u float [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j /
+    2, i != j."""
     positive, negative = label_pairs(labels, u)
     theta = u @ u.T / 2
     means = []
@@ -109,15 +127,16 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
 
 
 def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    """Mean of -log σ(γ w_c·e_i), a scalar, for e float [n, E] and contexts w float [A, E]: γ = 1 for the right context of each item,
-    int64 [n], -1 for its wrong ones, int64 [n, R]."""
+    """Mean of -log σ(γ w_c·e_i), a scalar, for e float [n, E] and contexts w float [A, E]: γ = 1
+    for the right context of each item, int64 [n], -1 for its wrong ones, int64 [n, R]."""
     chosen = contexts[torch.cat([right[:, None], wrong], dim=1)]
     scores = torch.einsum("nre,ne->nr", chosen, e)
     return -(F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()) / scores.numel()
 
 
 class BGDH(Baseline):
-    """See the module docstring. The embedding is the extractor's output; the sign of the hash layer's output u is the code."""
+    """See the module docstring. The embedding is the extractor's output; the sign of the hash
+    layer's output u is the code."""
 
     uses_unlabelled = True
     weight, quantisation = 1.0, 0.1
@@ -134,11 +153,18 @@ class BGDH(Baseline):
         self.hash = nn.Linear(deep + EMBEDDING, self.bits)
         start_small(self.hash, self.draws)
         self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
-        # What the graph sees: the input, or a frozen copy, as features of the network in training would drift away from the anchors.
-        self.view = copy.deepcopy(backbone).requires_grad_(False) if backbone.spec.kind == "images" else None
+        # What the graph sees: the input, or a frozen copy, as features of the network in training
+        # would drift away from the anchors.
+        self.view = (
+            copy.deepcopy(backbone).requires_grad_(False)
+            if backbone.spec.kind == "images"
+            else None
+        )
         anchors = max(self.nearest, min(500, self.items // 10))
         self.graph = BipartiteGraph(anchors, backbone.spec.in_width or deep, self.nearest)
-        self.contexts = nn.Parameter(torch.randn(anchors, EMBEDDING, generator=self.draws) / EMBEDDING**0.5)
+        self.contexts = nn.Parameter(
+            torch.randn(anchors, EMBEDDING, generator=self.draws) / EMBEDDING**0.5
+        )
 
     def output_width(self) -> int:
         return EMBEDDING
@@ -158,7 +184,9 @@ class BGDH(Baseline):
             return
         if self.view is not None:
             self.view.load_state_dict(self.extractor.state_dict())
-        self.graph.fit(torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed)
+        self.graph.fit(
+            torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed
+        )
 
     @torch.no_grad()
     def seen(self, x: Tensor) -> Tensor:

@@ -1,19 +1,25 @@
-"""Convolutional network hashing (Xia, Pan, Lai, Liu and Yan, "Supervised Hashing for Image Retrieval via Image Representation
-Learning", AAAI 2014): codes first, then a network that predicts them.
+"""Convolutional network hashing (Xia, Pan, Lai, Liu and Yan, "Supervised Hashing for Image
+Retrieval via Image Representation Learning", AAAI 2014): codes first, then a network that predicts
+them.
 
-*Stage 1.* S_ij is 1 for labelled items that share a label and -1 for others. Codes H of all labelled items approximate it:
+*Stage 1.* S_ij is 1 for labelled items that share a label and -1 for others. Codes H of all
+labelled items approximate it:
 
     min over H   ||S - H Hᵀ / q||²_F,      H in [-1, 1]^(n x q),  q bits,
 
-by coordinate descent from a random H: five passes over all entries in random order, with Newton's step on f = ||H Hᵀ - q S||²,
+by coordinate descent from a random H: five passes over all entries in random order, with Newton's
+step on f = ||H Hᵀ - q S||²,
 
-    d = -f' / f'',  clipped so that it stays in [-1, 1],   f' = 4 (L H)_ij,   f'' = 4 (H_·jᵀ H_·j + H_ij² + L_ii),   L = H Hᵀ - q S,
+    d = -f' / f'',  clipped so that H stays in [-1, 1],     L = H Hᵀ - q S,
+    f' = 4 (L H)_ij,     f'' = 4 (H_·jᵀ H_·j + H_ij² + L_ii),
 
-and finally H is replaced by its signs. Where the paper keeps the n x n matrix L, items with equal labels share a row of S here, and
-(L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels.
+and finally H is replaced by its signs. Where the paper keeps the n x n matrix L, items with equal
+labels share a row of S here, and (L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from
+q + U numbers, for U distinct sets of labels.
 
-*Stage 2.* The network's q tanh outputs are regressed on H (mean squared error); a bit is the sign of an output. Supervised. Deviations:
-the shared backbone replaces the paper's; columns are visited in random order, and the items within each.
+*Stage 2.* The network's q tanh outputs are regressed on H (mean squared error); a bit is the sign
+of an output. Supervised. Deviations: the shared backbone replaces the paper's; columns are visited
+in random order, and the items within each.
 """
 
 from __future__ import annotations
@@ -28,7 +34,9 @@ from .baseline import Baseline
 from .trainable import TrainingBatch
 
 
-def descend(y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np.random.Generator) -> None:
+def descend(
+    y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np.random.Generator
+) -> None:
     """Coordinate descent on H [n, q], in place, for multi-hot labels y [n, C]."""
     n, q = H.shape
     sets, inverse = np.unique(y > 0, axis=0, return_inverse=True)
@@ -40,7 +48,9 @@ def descend(y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np
     for _ in range(sweeps):
         for j in rng.permutation(q).tolist():
             inner = H.T @ H[:, j]  # Hᵀ H_·j
-            pulled = S @ np.bincount(sets_of, weights=H[:, j]) * q  # q S H_·j, one number per set of labels
+            pulled = (
+                S @ np.bincount(sets_of, weights=H[:, j]) * q
+            )  # q S H_·j, one number per set of labels
             for i in rng.permutation(n).tolist():
                 h, u = H[i], group[i]
                 old = float(h[j])
@@ -59,7 +69,8 @@ def descend(y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np
 
 
 def factorise(y: NDArray[np.float32], bits: int, *, seed: int = 0) -> NDArray[np.int8]:
-    """Stage 1: codes ±1, int8 [n, bits], of items with multi-hot labels [n, C], after five passes over all entries."""
+    """Stage 1: codes ±1, int8 [n, bits], of items with multi-hot labels [n, C], after five passes
+    over all entries."""
     rng = np.random.default_rng([seed, 1])
     H = rng.uniform(-1, 1, (len(y), bits))
     descend(y, H, 5, rng)
@@ -67,14 +78,19 @@ def factorise(y: NDArray[np.float32], bits: int, *, seed: int = 0) -> NDArray[np
 
 
 class CNNH(Baseline):
-    """Codes by matrix factorisation and a network regressed on them. A bit is 1 if its output is above 0."""
+    """Codes by matrix factorisation and a network regressed on them. A bit is 1 if its output is
+    above 0."""
 
     def build(self) -> None:
         # Not in a checkpoint: a resumed run computes the same codes again.
         self.targets: Tensor = nn.Buffer(torch.empty(0, self.bits), persistent=False)
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+        self,
+        reader: Reader,
+        rows: NDArray[np.int64],
+        y: NDArray[np.float32],
+        unlabelled: NDArray[np.int64],
     ) -> None:
         self.rows = rows
         self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()

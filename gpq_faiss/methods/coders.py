@@ -1,7 +1,8 @@
-"""Coders turn vectors (features, pixels, or outputs of a trained network) into byte codes: fit, encode, score.
+"""Coders turn vectors (features, pixels, or outputs of a trained network) into byte codes: fit,
+encode, score.
 
-Higher scores mean nearer items. A score depends only on the query and the bytes of the code: equal codes have bit-equal scores, so a
-ranking scores each distinct code once. No torch.
+Higher scores mean nearer items. A score depends only on the query and the bytes of the code: equal
+codes have bit-equal scores, so a ranking scores each distinct code once. No torch.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ _BLOCK_BYTES = 32 << 20  # of temporary arrays
 
 
 class Coder(ABC):
-    """Codes of ``bits`` bits for similarity search, fitted by ``seed``. Raises UsageError: a number of bits that the method cannot have.
+    """Codes of ``bits`` bits for similarity search, fitted by ``seed``. Raises UsageError: a number
+    of bits that the method cannot have.
 
-    Sub-classes implement ``_fit`` (unless their codewords are given), ``_encode``, and ``_tables`` (if the score of a code is a sum of M
-    entries of the query's table [M, K]) or ``_score``. Their arguments are checked, and scaled if the method is :attr:`unit`.
+    Sub-classes implement ``_fit`` (unless their codewords are given), ``_encode``, and ``_tables``
+    (if the score of a code is a sum of M entries of the query's table [M, K]) or ``_score``. Their
+    arguments are checked, and scaled if the method is :attr:`unit`.
     """
 
     name: str = ""
     """Short name, as in :data:`gpq_faiss.methods.registry.METHODS`."""
     unit: bool = False
-    """Whether vectors are scaled to length 1 first, so that L2 ranks like the cosine; zero vectors stay zero."""
+    """Whether vectors are scaled to length 1 first, so that L2 ranks like the cosine; zero vectors
+    stay zero."""
     least_rows: int = 1
     least_width: int = 1
     """What :meth:`fit` needs."""
@@ -56,7 +60,8 @@ class Coder(ABC):
         self.code_size = (bits + 7) // 8
 
     def fit(self, x: NDArray[Any], labels: Labels | None = None) -> Self:
-        """Learn from labelled and unlabelled rows float32 [N, width]; unsupervised methods ignore the labels.
+        """Learn from labelled and unlabelled rows float32 [N, width]; unsupervised methods ignore
+        the labels.
 
         Raises:
             DataError: rows that are not finite, too few rows, or missing labels.
@@ -65,11 +70,13 @@ class Coder(ABC):
         x = check_vectors(x, np.atleast_1d(x).shape[-1], what=f"{self.name}: training vectors")
         if x.shape[1] < self.least_width:
             raise UsageError(
-                f"{self.name}: {self.bits} bits need vectors of width {self.least_width} or more, but theirs is {x.shape[1]}"
+                f"{self.name}: {self.bits} bits need vectors of width {self.least_width} or more, "
+                f"but theirs is {x.shape[1]}"
             )
         if len(x) < self.least_rows:
             raise DataError(
-                f"{self.name}: {len(x)} training vectors are too few: give at least {self.least_rows}"
+                f"{self.name}: {len(x)} training vectors are too few: "
+                f"give at least {self.least_rows}"
             )
         if labels is not None and len(labels) != len(x):
             raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
@@ -83,12 +90,14 @@ class Coder(ABC):
 
         Raises:
             UsageError: not fitted yet.
-            DataError: rows of another width, not finite, or that cannot be coded (a zero vector has no cosine).
+            DataError: rows of another width, not finite, or that cannot be coded (a zero vector has
+                no cosine).
         """
         return self._encode(self._prepared(x, "vectors"))
 
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
-        """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width]; higher is nearer.
+        """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width];
+        higher is nearer.
 
         Raises:
             UsageError, DataError: as for :meth:`encode`.
@@ -97,17 +106,20 @@ class Coder(ABC):
         prepared, codes = self._prepared(xq, "queries"), np.asarray(codes)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != self.code_size:
             raise MismatchError(
-                f"{self.name}: codes of {codes.dtype} {list(codes.shape)}, but this coder's are uint8 [n, {self.code_size}]: "
+                f"{self.name}: codes of {codes.dtype} {list(codes.shape)}, but this coder's are "
+                f"uint8 [n, {self.code_size}]: "
                 "use codes from this coder"
             )
         return self._score(prepared, np.ascontiguousarray(codes))
 
     def score_tables(self, xq: NDArray[Any]) -> Floats | None:
-        """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M entries; else None."""
+        """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M
+        entries; else None."""
         return self._tables(self._prepared(xq, "queries"))
 
     def settings(self) -> dict[str, Any]:
-        """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see ``revision`` in the registry)."""
+        """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see
+        ``revision`` in the registry)."""
         return {"method": self.name, "bits": self.bits, "seed": self.seed}
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
@@ -128,18 +140,19 @@ class Coder(ABC):
             scores += tables[:, m, chosen[:, m]]
         return scores
 
-    def _prepared(self, x: NDArray[Any], what: str) -> Floats:
+    def _prepared(self, x: NDArray[Any], subject: str) -> Floats:
         """``x`` as finite, C-contiguous float32 [n, width], and scaled."""
         if not self.width:
             raise UsageError(f"{self.name} is not fitted: call fit first")
-        x = check_vectors(x, self.width, what=f"{self.name}: {what}")
+        x = check_vectors(x, self.width, what=f"{self.name}: {subject}")
         return scaled_rows(x) if self.unit else x
 
     def _labelled(self, labels: Labels | None) -> tuple[NDArray[np.int64], Labels]:
         """Rows with labels, ascending, and the labels. Raises DataError: there are none."""
         if labels is None or not labels.has().any():
             raise DataError(
-                f"{self.name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
+                f"{self.name}: it learns from labels alone, but no item has one: label some items, "
+                "or leave the method out"
             )
         return np.flatnonzero(labels.has()), labels
 
@@ -153,9 +166,24 @@ def scaled_rows(x: Floats) -> Floats:
     return scaled
 
 
+def dot_rows(xq: Floats, xb: Floats) -> Floats:
+    """Return the inner products float32 [Q, n] of rows, bit-equal for equal rows: BLAS sums in an
+    order that depends on a row's position."""
+    return np.asarray(np.einsum("qd,nd->qn", xq, xb))
+
+
+def hamming_tables(codes: Codes) -> Floats:
+    """Return the negative Hamming distances of each four bits of binary codes uint8 [Q, size] to
+    each number below 16, float32 [Q, 2 size, 16]."""
+    queries = unpack_codes(codes, 2 * codes.shape[1], 16)
+    different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8))
+    return np.asarray(-different.astype(np.float32))
+
+
 class ProductCoder(Coder):
-    """Product codes: M codebooks, one per part of the vector, float32 [M, K, d]; the nearest codewords in L2, asymmetric scores:
-    ``ip``, inner products with unit-norm codewords, or ``l2``, negative squared distances. Raises DataError: other codebooks.
+    """Product codes: M codebooks, one per part of the vector, float32 [M, K, d]; the nearest
+    codewords in L2, asymmetric scores: ``ip``, inner products with unit-norm codewords, or ``l2``,
+    negative squared distances. Raises DataError: other codebooks.
     """
 
     name = "product codes"
@@ -181,17 +209,20 @@ class ProductCoder(Coder):
         parts = x.reshape(len(x), self.M, 1, self.d)
         block = max(1, _BLOCK_BYTES // self.codebooks.nbytes)
         for i in range(0, len(x), block):
-            # From differences: x² - 2xc + c² would lose precision for small distances, and vary with the block.
+            # From differences: x² - 2xc + c² would lose precision for small distances, and vary
+            # with the block.
             difference = parts[i : i + block] - self.codebooks
             np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return np.negative(tables, out=tables)
 
 
 class BinaryMethod(Coder):
-    """A method whose codes are bits, compared by Hamming distance; sub-classes implement ``_fit`` and ``_project``.
+    """A method whose codes are bits, compared by Hamming distance; sub-classes implement ``_fit``
+    and ``_project``.
 
-    Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them; padding bits are 0. Four
-    bits are a number below K = 16, so binary codes are ranked like product codes, by sums of integers.
+    Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as
+    Faiss packs them; padding bits are 0. Four bits are a number below K = 16, so binary codes are
+    ranked like product codes, by sums of integers.
     """
 
     K = 16
@@ -208,10 +239,7 @@ class BinaryMethod(Coder):
         return np.packbits(self._project(x) > 0, axis=1, bitorder="little")
 
     def _tables(self, x: Floats) -> Floats:
-        """Negative Hamming distances of each four bits of a query to each number below 16."""
-        queries = unpack_codes(self._encode(x), self.M, self.K)
-        different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(np.float32)
-        return np.asarray(-different)
+        return hamming_tables(self._encode(x))
 
 
 class SignCoder(BinaryMethod):

@@ -1,16 +1,20 @@
-"""Codewords whose sums approximate given vectors, and the class codebooks of class-posterior codes. Not in the paper.
+"""Codewords whose sums approximate given vectors, and the class codebooks of class-posterior codes.
+Not in the paper.
 
-Every codebook starts with the same k-means centroids, each at a smaller scale than the one before, like the digits of a number; or, where
-centroids merge classes, with those of what the codebooks before it leave, as a residual quantiser (Chen, Guan and Wang, "Approximate
-nearest neighbor search by residual vector quantization", Sensors 2010). Then codes (beam search) and codewords are updated alternately
-(Babenko and Lempitsky, "Additive quantization", CVPR 2014). For classes they are
+Every codebook starts with the same k-means centroids, each at a smaller scale than the one before,
+like the digits of a number; or, where centroids merge classes, with those of what the codebooks
+before it leave, as a residual quantiser (Chen, Guan and Wang, "Approximate nearest neighbor search
+by residual vector quantization", Sensors 2010). Then codes (beam search) and codewords are updated
+alternately (Babenko and Lempitsky, "Additive quantization", CVPR 2014). For classes they are
 
-*sums of probabilities*, if classes are few beside the codewords: M codewords add up to the tempered posterior (least
-squares), and the score is Σ_m p_q·S_m;
+*sums of probabilities*, if classes are few beside the codewords: M codewords add up to the tempered
+posterior (least squares), and the score is Σ_m p_q·S_m;
 
-*sums of logits* otherwise: codewords add up to logits (codes by the least cross entropy), so that they multiply probabilities, as the
-digits of an error-correcting code do. Their score tables are then fitted to the codes by logistic regression: pairs of items are similar
-with the probability p_i·p_j. (The N-pair loss, eq. 2, asks for their order among the items of a query alone, and ranks worse.)
+*sums of logits* otherwise: codewords add up to logits (codes by the least cross entropy), so that
+they multiply probabilities, as the digits of an error-correcting code do. Their score tables are
+then fitted to the codes by logistic regression: pairs of items are similar with the probability
+p_i·p_j. (The N-pair loss, eq. 2, asks for their order among the items of a query alone, and ranks
+worse.)
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from torch.nn import functional
 
 from ..errors import DataError
 from ..nn.additive import assign, assign_logits
-from .pq import check_rows, kmeans
+from .kmeans import check_rows, kmeans
 
 STARTS = 5
 """Runs of k-means; the best is kept. Missing a class is the costliest failure."""
@@ -34,7 +38,8 @@ PLACE = 0.4
 _ITERATIONS = 10
 """Alternations of codes and codewords."""
 _RIDGE = 1e-3
-"""Ridge weight. Codewords are determined only up to shifts between codebooks: the shortest are chosen."""
+"""Ridge weight. Codewords are determined only up to shifts between codebooks: the shortest are
+chosen."""
 _ITEMS = 10_000
 """Items for fitting logit codewords and tables."""
 _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
@@ -50,8 +55,9 @@ _NUMBERS = 1 << 24
 
 
 def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool = False) -> Tensor:
-    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets`` float [n, E]; ``seed`` of k-means;
-    ``residual``: they start as a residual quantiser, as they should where K centroids merge what must be told apart."""
+    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets``
+    float [n, E]; ``seed`` of k-means; ``residual``: they start as a residual quantiser, as they
+    should where K centroids merge what must be told apart."""
     x = targets.float().cpu()
     if residual:
         codewords = _residual_codewords(x, M, K, seed=seed)
@@ -65,7 +71,8 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool 
 
 
 def _residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
-    """M codebooks of K codewords, float32 [M, K, E], of a residual quantiser of x float32 [n, E]: k-means of what those before it leave."""
+    """M codebooks of K codewords, float32 [M, K, E], of a residual quantiser of x float32 [n, E]:
+    k-means of what those before it leave."""
     words: list[Tensor] = []
     for _ in range(M):
         words.append(torch.from_numpy(kmeans(x.numpy(), K, seed, nredo=STARTS)))
@@ -75,11 +82,15 @@ def _residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
 
 
 def least_squares(targets: Tensor, codes: Tensor, K: int) -> Tensor:
-    """Codewords float [M, K, E] whose sums by the codes int64 [n, M] have the least squared difference from ``targets`` float [n, E].
+    """Codewords float [M, K, E] whose sums by the codes int64 [n, M] have the least squared
+    difference from ``targets`` float [n, E].
 
-    All codebooks are solved jointly, as E is small (:func:`.dtq.update_codebooks` solves them one at a time)."""
+    All codebooks are solved jointly, as E is small (:func:`.dtq.update_codebooks` solves them one
+    at a time)."""
     chosen = functional.one_hot(codes, K).flatten(1).double()
-    gram = chosen.T @ chosen + _RIDGE * torch.eye(chosen.shape[1], dtype=torch.double, device=chosen.device)
+    gram = chosen.T @ chosen + _RIDGE * torch.eye(
+        chosen.shape[1], dtype=torch.double, device=chosen.device
+    )
     solved: Tensor = torch.linalg.solve(gram, chosen.T @ targets.double())
     return solved.reshape(codes.shape[1], K, -1).to(targets.dtype)
 
@@ -92,8 +103,9 @@ def check_targets(x: Tensor, K: int) -> None:
 
 
 class ClassCodebooks(NamedTuple):
-    """Codebooks of the class part of a code: codes are chosen ``by_logits`` (cross entropy), float32 [A, K, C], or by ``tables`` (least
-    squares), the score tables float32 [A, K, C] for query posteriors."""
+    """Codebooks of the class part of a code: codes are chosen ``by_logits`` (cross entropy),
+    float32 [A, K, C], or by ``tables`` (least squares), the score tables float32 [A, K, C] for
+    query posteriors."""
 
     by_logits: bool
     logits: Tensor
@@ -106,30 +118,37 @@ class ClassCodebooks(NamedTuple):
         return torch.cat([choose(block, words) for block in torch.split(tempered, size)])
 
 
-def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
-    """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the ``tempered`` ones are coded."""
+def fit_class_codebooks(
+    posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int
+) -> ClassCodebooks:
+    """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the
+    ``tempered`` ones are coded."""
     p, t = posterior.float().cpu(), tempered.float().cpu()
-    # One codebook has a codeword for every second class, or all have two for each class. Sums of logits are better for more: Omniglot
-    # features of 50 classes have 0.75 mAP with 12 bits, by sums of probabilities 0.62.
+    # One codebook has a codeword for every second class, or all have two for each class. Sums of
+    # logits are better for more: Omniglot features of 50 classes have 0.75 mAP with 12 bits, by
+    # sums of probabilities 0.62.
     if p.shape[1] <= K * max(2, A / 2):
         words = fit_codewords(t, A, K, seed=seed, residual=p.shape[1] > K)
         return ClassCodebooks(False, words, words)
-    every = -(-len(p) // _ITEMS)
-    p, t = p[::every], t[::every]
+    stride = -(-len(p) // _ITEMS)
+    p, t = p[::stride], t[::stride]
     logits = fit_logit_codewords(t, A, K, seed=seed)
-    found = ClassCodebooks(True, logits, logits)
-    return found._replace(tables=fit_tables(p, found.assign(t), logits, seed=seed))
+    class_codebooks = ClassCodebooks(True, logits, logits)
+    return class_codebooks._replace(
+        tables=fit_tables(p, class_codebooks.assign(t), logits, seed=seed)
+    )
 
 
 def weights_of_parts(
-    found: ClassCodebooks,
+    class_codebooks: ClassCodebooks,
     feature_codewords: Tensor,
     posterior: Tensor,
     tempered: Tensor,
     residual: Tensor,
     feature_weight: float,
 ) -> Tensor:
-    """Weights float [2] of the class and feature parts of a query, normalised by the standard deviation of their scores.
+    """Weights float [2] of the class and feature parts of a query, normalised by the standard
+    deviation of their scores.
 
     Args:
         found: the class codebooks.
@@ -142,7 +161,12 @@ def weights_of_parts(
         return torch.tensor([1.0, 0.0])
     queries, items = slice(0, _WEIGHT_QUERIES), slice(0, _WEIGHT_ITEMS)
     parts = (
-        (1 - feature_weight, posterior, found.tables, found.assign(tempered[items])),
+        (
+            1 - feature_weight,
+            posterior,
+            class_codebooks.tables,
+            class_codebooks.assign(tempered[items]),
+        ),
         (feature_weight, residual, feature_codewords, assign(residual[items], feature_codewords)),
     )
     weights = []
@@ -154,8 +178,9 @@ def weights_of_parts(
 
 
 def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
-    """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float [n, C]: codes
-    (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated alternately."""
+    """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float
+    [n, C]: codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated
+    alternately."""
     logits = (targets + _FLOOR).log()
     logits = logits - logits.mean(dim=1, keepdim=True)
     codewords = _residual_codewords(logits, M, K, seed=seed)
@@ -176,14 +201,17 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
 
 
 def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) -> Tensor:
-    """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float [n, C], from ``start`` on: the logistic
-    function of a score and an offset is the probability p_i·p_j that two items share a class. In batches by ``seed``."""
+    """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float
+    [n, C], from ``start`` on: the logistic function of a score and an offset is the probability
+    p_i·p_j that two items share a class. In batches by ``seed``."""
     tables = start.clone().requires_grad_(True)
     generator = torch.Generator().manual_seed(seed)
 
     def pairs() -> tuple[Tensor, Tensor]:
         """Scores of random pairs, and the probabilities that they share a class."""
-        q, i = torch.randint(len(posterior), (2, min(_TABLE_BATCH, len(posterior))), generator=generator)
+        q, i = torch.randint(
+            len(posterior), (2, min(_TABLE_BATCH, len(posterior))), generator=generator
+        )
         return posterior[q] @ _add_codewords(tables, codes[i]).T, posterior[q] @ posterior[i].T
 
     with torch.no_grad():
@@ -192,7 +220,9 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
         offset = shared.mean().log() - scores.flatten().logsumexp(dim=0) + math.log(scores.numel())
     optimizer = torch.optim.Adam([tables, offset.requires_grad_(True)], lr=_TABLE_RATE)
     for step in range(_TABLE_STEPS):
-        optimizer.param_groups[0]["lr"] = _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
+        optimizer.param_groups[0]["lr"] = (
+            _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
+        )
         scores, shared = pairs()
         loss = functional.binary_cross_entropy_with_logits(scores + offset, shared)
         optimizer.zero_grad()
@@ -204,4 +234,6 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
 def _add_codewords(codewords: Tensor, codes: Tensor) -> Tensor:
     """Sums float [n, C] of the codewords [M, K, C] selected by codes int64 [n, M]."""
     M, K, C = codewords.shape
-    return functional.embedding_bag(codes + K * torch.arange(M), codewords.reshape(M * K, C), mode="sum")
+    return functional.embedding_bag(
+        codes + K * torch.arange(M), codewords.reshape(M * K, C), mode="sum"
+    )

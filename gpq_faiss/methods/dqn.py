@@ -1,17 +1,21 @@
-"""Deep Quantization Network: Cao, Long, Wang, Zhu and Wen, "Deep Quantization Network for Efficient Image Retrieval", AAAI 2016.
+"""Deep Quantization Network: Cao, Long, Wang, Zhu and Wen, "Deep Quantization Network for Efficient
+Image Retrieval", AAAI 2016.
 
-A bottleneck z = tanh(W f + b) is trained on pairs of labelled items and kept close to its product quantisation::
+A bottleneck z = tanh(W f + b) is trained on pairs of labelled items and kept close to its product
+quantisation::
 
-    L = Σ_ij (s_ij - cos(z_i, z_j))²,  s_ij = 1 where the two share a label, else -1        pairwise cosine loss
-    Q = Σ_i ||z_i - C h_i||²,  C block diagonal, h_i one codeword of each block             product quantisation loss
+    L = Σ_ij (s_ij - cos(z_i, z_j))²     s_ij = 1 where the two share a label, else -1
+    Q = Σ_i ||z_i - C h_i||²             C block diagonal, h_i a codeword of each block
     min L + λ Q
 
-alternately: the network by gradient, C and h by k-means in each part of z. Search uses the asymmetric quantiser distance,
-Σ_m ||z_qm - C_m h_m||². Both sums are means (over pairs; over items and dimensions), so that λ depends neither on the batch nor on D.
+alternately: the network by gradient, C and h by k-means in each part of z. Search uses the
+asymmetric quantiser distance, Σ_m ||z_qm - C_m h_m||². Both sums are means (over pairs; over items
+and dimensions), so that λ depends neither on the batch nor on D.
 
-Deviations: codebooks are refitted after each pass over the labelled items, to the network's outputs of that pass, and after the last step;
-λ applies from the first fit on. h of a batch is the currently nearest codeword, not that of the last pass. λ = 0.03, chosen on held-out
-items; with ten times as much the vectors shrink, and the ranking gets worse.
+Deviations: codebooks are refitted after each pass over the labelled items, to the network's outputs
+of that pass, and after the last step; λ applies from the first fit on. h of a batch is the
+currently nearest codeword, not that of the last pass. λ = 0.03, chosen on held-out items; with ten
+times as much the vectors shrink, and the ranking gets worse.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from torch import Tensor
 from ..losses.npair import multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
-from .pq import fit_codebooks
+from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 PER_CODEWORD = 256
@@ -31,12 +35,13 @@ PER_CODEWORD = 256
 
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
-    """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with multi-hot labels [B, C]; 0 without."""
+    """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with
+    multi-hot labels [B, C]; 0 without."""
     y = multihot(labels, z)
-    known = y.any(dim=1).to(z.dtype)
+    labelled = y.any(dim=1).to(z.dtype)
     unit = F.normalize(z, dim=1)
     target = 2 * (y @ y.T > 0).to(z.dtype) - 1
-    pairs = known[:, None] * known[None, :]
+    pairs = labelled[:, None] * labelled[None, :]
     return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
 
 
@@ -53,7 +58,7 @@ class DQN(Alternating):
         return torch.rand(self.M, self.K, self.d, generator=draws) * 2 - 1
 
     def nearest(self, z: Tensor) -> Tensor:
-        """Quantised z float [B, M * d]: the nearest codewords C h, concatenated, float [B, M * d]."""
+        """Return the nearest codewords C h, concatenated, float [B, M * d], of z [B, M * d]."""
         parts = z.reshape(len(z), self.M, self.d)
         half = 0.5 * self.codewords.square().sum(dim=2)
         best = (torch.einsum("bmd,mkd->bmk", parts, self.codewords) - half).argmax(dim=2)
@@ -66,7 +71,7 @@ class DQN(Alternating):
         parts["quantisation"] = (z - self.nearest(z.detach())).square().mean() * self.fitted
         return weighted(parts, quantisation=self.weight)
 
-    def refit(self, at: Tensor, x: Floats) -> Floats:
+    def refit(self, positions: Tensor, x: Floats) -> Floats:
         """k-means from the present codebooks on."""
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
         return fit_codebooks(x, self.M, self.K, start=start, rows=PER_CODEWORD, seed=self.seed)

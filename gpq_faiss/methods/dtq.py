@@ -1,22 +1,26 @@
-"""Deep Triplet Quantization: Liu, Cao, Long, Wang and Wang, "Deep Triplet Quantization", ACM Multimedia 2018.
+"""Deep Triplet Quantization: Liu, Cao, Long, Wang and Wang, "Deep Triplet Quantization", ACM
+Multimedia 2018.
 
-Vectors z = tanh(W f + b) are trained on triplets of anchor, positive and negative, and kept close to sums of M full-width
-codewords, one from each codebook::
+Vectors z = tanh(W f + b) are trained on triplets of anchor, positive and negative, and kept close
+to sums of M full-width codewords, one from each codebook::
 
-    L = Σ max(0, ||z_a - z_p||² - ||z_a - z_n||² + δ)                                       triplet loss
-    Q = Σ_i ||z_i - Σ_m C_m b_im||² + γ Σ_{m≠m'} ||C_mᵀ C_m'||²                              with weak orthogonality
+    L = Σ max(0, ||z_a - z_p||² - ||z_a - z_n||² + δ)               triplet loss
+    Q = Σ_i ||z_i - Σ_m C_m b_im||² + γ Σ_{m≠m'} ||C_mᵀ C_m'||²     with weak orthogonality
     min L + λ Q
 
-alternately: the network by gradient, the codes b by iterated conditional modes, each codebook in closed form. *Group hard* selects
-triplets: within a group of items, every pair of anchor and positive takes one random negative among those that violate the margin.
-Search maximises the inner product of the query with Σ_m C_m b_m. Both sums are means (over triplets; over items).
+alternately: the network by gradient, the codes b by iterated conditional modes, each codebook in
+closed form. *Group hard* selects triplets: within a group of items, every pair of anchor and
+positive takes one random negative among those that violate the margin. Search maximises the inner
+product of the query with Σ_m C_m b_m. Both sums are means (over triplets; over items).
 
 Deviations:
 
 * Groups are parts of the batch, of at most ``group`` items, not of the whole training set.
-* Codebooks are initialised by residual k-means. Codes and codebooks are refitted after each pass over the labelled items, to the network's
-  outputs of that pass, and after the last step; λ applies from the first fit on.
-* Weak orthogonality is imposed between different codebooks. The paper's exact equation was not available.
+* Codebooks are initialised by residual k-means. Codes and codebooks are refitted after each pass
+  over the labelled items, to the network's outputs of that pass, and after the last step; λ applies
+  from the first fit on.
+* Weak orthogonality is imposed between different codebooks. The paper's exact equation was not
+  available.
 * δ = 15, chosen on held-out items; 30 in the authors' published code for D = 64.
 """
 
@@ -35,7 +39,7 @@ from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
 from .dqn import PER_CODEWORD
-from .pq import fit_codebooks
+from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 WIDTH = 64
@@ -46,30 +50,34 @@ _BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 def group_hard_triplets(
     z: Tensor, labels: Tensor, margin: float, generator: torch.Generator, group: int = 250
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of anchors, positives and negatives, int64 [T] each, of vectors float [B, D] with multi-hot labels [B, C]: in a group of
-    consecutive rows every ordered pair that shares a label takes a random one, if any, of the negatives that violate the margin:
-    ||z_a - z_p||² - ||z_a - z_n||² + margin > 0. ``generator`` is on the CPU."""
+    """Rows of anchors, positives and negatives, int64 [T] each, of vectors float [B, D] with
+    multi-hot labels [B, C]: in a group of consecutive rows every ordered pair that shares a label
+    takes a random one, if any, of the negatives that violate the margin: ||z_a - z_p||² - ||z_a -
+    z_n||² + margin > 0. ``generator`` is on the CPU."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     start = 0
-    for zg, yg in zip(*(t.chunk(max(1, -(-len(z) // group))) for t in (z.detach(), labels)), strict=True):
+    for zg, yg in zip(
+        *(t.chunk(max(1, -(-len(z) // group))) for t in (z.detach(), labels)), strict=True
+    ):
         distance = torch.cdist(zg, zg).square()
         positive, negative = label_pairs(yg, zg)
         a, p = positive.nonzero(as_tuple=True)
         hard = negative[a] & (distance[a, p][:, None] - distance[a] + margin > 0)
         draw = torch.rand(hard.shape, generator=generator).to(z.device)
         best, n = draw.masked_fill(~hard, -1).max(dim=1) if len(a) else (draw.new_empty(0), a)
-        there = best >= 0
-        parts.append((start + a[there], start + p[there], start + n[there]))
+        exists = best >= 0
+        parts.append((start + a[exists], start + p[exists], start + n[exists]))
         start += len(zg)
     a, p, n = (torch.cat(column) for column in zip(*parts, strict=True))
     return a, p, n
 
 
 def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArray[np.uint8]:
-    """Codes uint8 [n, M] of vectors float32 [n, D] by codebooks float32 [M, K, D]: a local minimum of ||x - Σ_m C[m, b_m]||².
+    """Codes uint8 [n, M] of vectors float32 [n, D] by codebooks float32 [M, K, D]: a local minimum
+    of ||x - Σ_m C[m, b_m]||².
 
-    Each b_m in turn is set to its best value with the others fixed. The first sweep starts from zero, which is residual quantisation; at
-    most ``sweeps`` follow, until nothing changes.
+    Each b_m in turn is set to its best value with the others fixed. The first sweep starts from
+    zero, which is residual quantisation; at most ``sweeps`` follow, until nothing changes.
     """
     half = 0.5 * np.einsum("mkd,mkd->mk", C, C)
     codes = np.zeros((len(x), len(C)), np.uint8)
@@ -88,11 +96,14 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
     return codes
 
 
-def update_codebooks(x: Floats, assignment: Codes, C: Floats, gamma: float, rounds: int = 3) -> Floats:
-    """Codebooks C float32 [M, K, D] refitted to vectors float32 [n, D] with fixed ``assignment`` uint8 [n, M].
+def update_codebooks(
+    x: Floats, assignment: Codes, C: Floats, gamma: float, rounds: int = 3
+) -> Floats:
+    """Codebooks C float32 [M, K, D] refitted to vectors float32 [n, D] with fixed ``assignment``
+    uint8 [n, M].
 
-    Lowers (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||², in ``rounds`` passes over the codebooks, each in closed form
-    with the others fixed. An unused codeword goes to zero.
+    Lowers (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||², in ``rounds`` passes
+    over the codebooks, each in closed form with the others fixed. An unused codeword goes to zero.
     """
     M, K, D = C.shape
     out = C.astype(np.float64)
@@ -104,9 +115,10 @@ def update_codebooks(x: Floats, assignment: Codes, C: Floats, gamma: float, roun
             residual += out[m, assignment[:, m]]
             sums = np.zeros((K, D))
             np.add.at(sums, assignment[:, m], residual)
-            # (n_k/n + 2γ S) c_k = Σ residual / n, S the scatter of all other codewords; both orders of (m, m') count.
-            others = np.delete(out, m, axis=0).reshape(-1, D)
-            values, basis = np.linalg.eigh(others.T @ others)
+            # (n_k/n + 2γ S) c_k = Σ residual / n, S the scatter of all other codewords; both orders
+            # of (m, m') count.
+            other_codewords = np.delete(out, m, axis=0).reshape(-1, D)
+            values, basis = np.linalg.eigh(other_codewords.T @ other_codewords)
             scale = counts[m][:, None] + 2 * gamma * np.maximum(values, 0)
             solved = (sums / n @ basis) / np.maximum(scale, 1e-12) @ basis.T
             out[m] = np.where((counts[m] > 0)[:, None], solved, 0.0)
@@ -115,7 +127,8 @@ def update_codebooks(x: Floats, assignment: Codes, C: Floats, gamma: float, roun
 
 
 class AdditiveCoder(Coder):
-    """Items are sums of M full-width codewords, one of each codebook float32 [M, K, D], scored by inner product with the query."""
+    """Items are sums of M full-width codewords, one of each codebook float32 [M, K, D], scored by
+    inner product with the query."""
 
     name = "additive codes"
 
@@ -128,7 +141,9 @@ class AdditiveCoder(Coder):
         return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
 
     def _tables(self, x: Floats) -> Floats:
-        tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(len(x), self.M, self.K)
+        tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(
+            len(x), self.M, self.K
+        )
         return tables
 
 
@@ -163,14 +178,14 @@ class DTQ(Alternating):
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
         return weighted(parts, triplets=0.0, quantisation=self.weight)
 
-    def refit(self, at: Tensor, x: Floats) -> Floats:
+    def refit(self, positions: Tensor, x: Floats) -> Floats:
         """Codes and codebooks in turns."""
         C = self.codewords.cpu().numpy() if bool(self.fitted) else self._first_codebooks(x)
         for _ in range(3):
             codes = iterated_conditional_modes(x, C, sweeps=3)
             C = update_codebooks(x, codes, C, self.orthogonality)
         codes = iterated_conditional_modes(x, C, sweeps=3)
-        self.codes[at] = torch.from_numpy(codes).to(self.codes.device)
+        self.codes[positions] = torch.from_numpy(codes).to(self.codes.device)
         return C
 
     def _first_codebooks(self, x: Floats) -> Floats:

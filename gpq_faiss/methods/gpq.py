@@ -1,17 +1,19 @@
 """Generalized Product Quantization (Jang and Cho, CVPR 2020): L_NPQ + λ1 L_cls - λ2 L_SEM.
 
-Labelled items pull the soft-assigned codewords towards their classes (N-pair, eq. 2) and train a cosine classifier in each sub-space
-(eq. 3). Unlabelled items enter through the entropy of that classifier, which the classifier maximises and the network, through a
-gradient reversal layer, minimises (eq. 4).
+Labelled items pull the soft-assigned codewords towards their classes (N-pair, eq. 2) and train a
+cosine classifier in each sub-space (eq. 3). Unlabelled items enter through the entropy of that
+classifier, which the classifier maximises and the network, through a gradient reversal layer,
+minimises (eq. 4).
 
-The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1 = loss.lambda2 = 0``, and GPQ-T
-uses the triplet loss with margin 0.1 instead of the N-pair loss, ``method = "gpq-triplet"``. With ``method = "gpq-authors"`` it follows
-the authors' released code where that differs from the paper (preset ``authors``).
+The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1
+= loss.lambda2 = 0``, and GPQ-T uses the triplet loss with margin 0.1 instead of the N-pair loss,
+``method = "gpq-triplet"``. With ``method = "gpq-authors"`` it follows the authors' released code
+where that differs from the paper (preset ``authors``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -32,16 +34,17 @@ from ..nn.quantizer import (
     reverse_gradient,
     soft_assign,
 )
-from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
 from .trainable import CodeMethod, TrainingBatch, weighted
 
 
 class GPQ(CodeMethod):
-    """The method of the paper over any backbone, which gives float [B, M·d]: codewords Z, and the sub-prototypes W of C classes;
-    ``generator`` draws the initial ones."""
+    """The method of the paper over any backbone, which gives float [B, M·d]: codewords Z, and the
+    sub-prototypes W of C classes; ``generator`` draws the initial ones."""
 
-    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
+    ) -> None:
         super().__init__(config)
         q = config.quantizer
         self.backbone = backbone
@@ -54,7 +57,8 @@ class GPQ(CodeMethod):
         return reexpress(self.codewords.raw, self.classifier.raw, self.config.alpha)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        # No more than the backbone: cosines times α = 20 need more than eight bits. An exported graph has no such region.
+        # No more than the backbone: cosines times α = 20 need more than eight bits. An exported
+        # graph has no such region.
         with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
             return at_least_float32(self.backbone(x))
 
@@ -63,7 +67,11 @@ class GPQ(CodeMethod):
         loss, beta, n = self.config.loss, self.config.beta, len(batch.y)
         method = self.config.method
         # The authors run labelled and unlabelled items as two batches.
-        sizes = [n, len(batch.x) - n] if method == "gpq-authors" and len(batch.x) > n else [len(batch.x)]
+        sizes = (
+            [n, len(batch.x) - n]
+            if method == "gpq-authors" and len(batch.x) > n
+            else [len(batch.x)]
+        )
         raw = torch.cat([self.raw(x, amp=amp) for x in torch.split(batch.x, sizes)])
         labelled, W = intra_normalize(raw[:n], self.M), self.classifier.raw
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
@@ -77,18 +85,18 @@ class GPQ(CodeMethod):
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
             kind = "code" if method == "gpq-authors" else "paper"
             parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
-        found = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
-        return self.extra_losses.add(found, raw, batch.y)
+        losses = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
+        return self.extra_losses.add(losses, raw, batch.y)
 
 
 def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeMethod:
-    """An untrained GPQ, GPQ with soft targets, or class-posterior codes, with random weights, or the weights of
-    ``config.network.weights``; ``input_`` as for :func:`.build_extractor`."""
+    """Build an untrained GPQ, or class-posterior codes, with random weights or those of
+    ``config.network.weights``; ``input_`` is that of :func:`.build_extractor`."""
     # One generator for everything, so that the seed determines the initial weights.
     generator = torch.Generator().manual_seed(config.training.seed)
     backbone = build_extractor(config, input_, config.quantizer.width, generator)
-    kinds: dict[str, Callable[..., CodeMethod]] = {"gpq-soft": SoftGPQ, "posterior": PosteriorCodes}
-    return kinds.get(config.method, GPQ)(config, backbone, n_classes, generator)
+    network = PosteriorCodes if config.method == "posterior" else GPQ
+    return network(config, backbone, n_classes, generator)
 
 
 def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CodeMethod:

@@ -1,17 +1,21 @@
-"""Locally optimised product quantisation (Kalantidis and Avrithis, "Locally Optimized Product Quantization for Approximate Nearest
-Neighbor Search", CVPR 2014): a rotation and codebooks per cell of a coarse quantiser.
+"""Locally optimised product quantisation (Kalantidis and Avrithis, "Locally Optimized Product
+Quantization for Approximate Nearest Neighbor Search", CVPR 2014): a rotation and codebooks per cell
+of a coarse quantiser.
 
-k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal axes R, which are allocated to the M
-parts so that the products of variances are balanced (Ge et al.: axes by falling variance, each to the part with the smallest product that
-has room); a product quantiser is trained on them. The distance of a query to an item is that of the query's residual in the item's cell,
-R (q - c), to the codewords, summed over the parts. Unsupervised.
+k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal
+axes R, which are allocated to the M parts so that the products of variances are balanced (Ge et
+al.: axes by falling variance, each to the part with the smallest product that has room); a product
+quantiser is trained on them. The distance of a query to an item is that of the query's residual in
+the item's cell, R (q - c), to the codewords, summed over the parts. Unsupervised.
 
-**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts the codewords' bits alone; with the
-:attr:`extra_bits` of 64 cells this method has 18 at "12 bits", an advantage. All cells are searched; the paper searches a few, for speed.
+**Code format.** ``bits`` of codewords, followed by the cell number in one byte. The paper counts
+the codewords' bits alone; with the :attr:`extra_bits` of 64 cells this method has 18 at "12 bits",
+an advantage. All cells are searched; the paper searches a few, for speed.
 
-Deviations: vectors are scaled to length 1 and padded as for :mod:`gpq_faiss.methods.pq`; the coarse quantiser is k-means (the paper's
-second one, a multi-index, is for a billion items); there is a cell per 256 training vectors, at most 64 (the paper: 1,024 for a million);
-cells with fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals.
+Deviations: vectors are scaled to length 1 and padded as by :mod:`gpq_faiss.methods.faiss_codec`;
+the coarse quantiser is k-means (the paper's second one, a multi-index, is for a billion items);
+there is a cell per 256 training vectors, at most 64 (the paper: 1,024 for a million); cells with
+fewer than :data:`LEAST` vectors use the rotation and codebooks of all residuals.
 """
 
 from __future__ import annotations
@@ -21,27 +25,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
-from ..errors import DataError
-from .coders import Codes, Floats, ProductCoder
-from .pq import CODEWORDS, InParts, fit_codebooks, kmeans
+from ..errors import DataError, UsageError
+from .coders import Coder, Codes, Floats, ProductCoder
+from .kmeans import fit_codebooks, kmeans
 
-LEAST = 8 * CODEWORDS
+K = 16
+"""Codewords of a codebook."""
+LEAST = 8 * K
 """Minimum training vectors of a cell for its own codebooks."""
 _CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cell, on average
 
 
-class LOPQ(InParts):
-    """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell. Faiss has no such index.
+class LOPQ(Coder):
+    """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell.
+    Faiss has no such index.
 
-    ``centroids``: float32 [cells, width]; ``cells``: of each its :func:`local_rotation`, and the quantiser of its rotated residuals.
+    ``centroids``: float32 [cells, width]; ``cells``: of each its :func:`local_rotation`, and the
+    quantiser of its rotated residuals.
     """
 
     name = "lopq"
+    unit = True
+    least_rows = K
     centroids: Floats
     cells: list[tuple[Floats, ProductCoder]]
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
+        if bits % 4:
+            raise UsageError(
+                f"lopq: {bits} bits do not divide into codebooks of 4: use a multiple of 4"
+            )
+        self.M = self.least_width = bits // 4
         self.code_size += 1
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
@@ -54,13 +69,15 @@ class LOPQ(InParts):
         large = [len(rows) >= min(LEAST, len(x)) for rows in members]
         common = self._local(residuals) if not all(large) else None
         self.cells = [
-            self._local(residuals[rows]) if own or common is None else common
-            for rows, own in zip(members, large, strict=True)
+            self._local(residuals[rows]) if enough or common is None else common
+            for rows, enough in zip(members, large, strict=True)
         ]
 
     def _local(self, residuals: Floats) -> tuple[Floats, ProductCoder]:
-        rotation = local_rotation(residuals, self.M, self.padded(residuals.shape[1]))
-        return rotation, ProductCoder(fit_codebooks(residuals @ rotation.T, self.M, seed=self.seed), "l2")
+        width = residuals.shape[1]
+        rotation = local_rotation(residuals, self.M, width + -width % self.M)
+        codebooks = fit_codebooks(residuals @ rotation.T, self.M, K, seed=self.seed)
+        return rotation, ProductCoder(codebooks, "l2")
 
     def _in_cell(self, x: Floats, c: int) -> tuple[Floats, ProductCoder]:
         rotation, quantizer = self.cells[c]
@@ -82,7 +99,9 @@ class LOPQ(InParts):
     def _score(self, xq: Floats, codes: Codes) -> Floats:
         cell = codes[:, -1]
         if len(cell) and cell.max() >= len(self.cells):
-            raise DataError(f"{self.name}: a code has cell {cell.max()}, but there are {len(self.cells)}")
+            raise DataError(
+                f"{self.name}: a code has cell {cell.max()}, but there are {len(self.cells)}"
+            )
         scores = np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
@@ -92,22 +111,25 @@ class LOPQ(InParts):
 
 
 def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
-    """Principal axes of residuals [n, width], dealt out to M parts of padded / M rows: float32 [padded, width]; unused rows are zero."""
+    """Principal axes of residuals [n, width], dealt out to M parts of padded / M rows: float32
+    [padded, width]; unused rows are zero."""
     centred = residuals - residuals.mean(axis=0, dtype=np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     # Rank-deficient cells have variances of 0, or slightly negative by rounding.
     variances = np.maximum(variances, max(variances[-1], np.finfo(np.float32).tiny) * 1e-9)
-    logs = np.log(variances / variances[0])  # so that the factors of a part's product are at least 1
+    logs = np.log(
+        variances / variances[0]
+    )  # so that the factors of a part's product are at least 1
     size = padded // M
-    parts: list[list[int]] = [[] for _ in range(M)]
+    axes_of: list[list[int]] = [[] for _ in range(M)]
     products = np.zeros(M)
     for axis in np.argsort(-variances, kind="stable"):
-        open_parts = [m for m in range(M) if len(parts[m]) < size]
+        candidates = [m for m in range(M) if len(axes_of[m]) < size]
         # Ties go to the emptier part: the smallest variance has log 0.
-        chosen = min(open_parts, key=lambda m: (products[m], len(parts[m]), m))
-        parts[chosen].append(int(axis))
+        chosen = min(candidates, key=lambda m: (products[m], len(axes_of[m]), m))
+        axes_of[chosen].append(int(axis))
         products[chosen] += logs[axis]
     rotation = np.zeros((padded, residuals.shape[1]), np.float32)
-    for m, axes in enumerate(parts):
+    for m, axes in enumerate(axes_of):
         rotation[m * size : m * size + len(axes)] = vectors[:, axes].T
     return rotation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from ..evaluation.ties import Convention
 from ..progress import stage
 from .coders import Coder, Codes, Floats
 from .registry import make_method
+
+log = logging.getLogger(__name__)
 
 Rows = NDArray[np.int64]
 
@@ -115,14 +118,15 @@ def fit_and_encode(  # noqa: PLR0913
 ) -> Coded:
     """Fit an array method to the training items of a split, and encode queries and database.
 
-    It is fitted to the features, or to the pixels of images of this size, of all labelled items and
-    of unlabelled ones, about 100,000 in all. ``queries``, ``database`` and ``keep``, whose vectors
-    are kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the
-    data; UsageError: no such array method, or the training matrix is too large.
+    It is fitted to the features, or to the pixels of images of this size, of at most 100,000
+    training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
+    kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the data;
+    UsageError: no such array method, or the training matrix is too large.
     """
-    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
-    # Supervised methods see the training labels only.
-    pool = np.union1d(pool[:: -(-len(pool) // _FIT_ROWS)], split.labelled)
+    pool = training_rows(split)
+    total = len(split.labelled) + len(split.unlabelled)
+    if len(pool) < total:
+        log.info("%s is fitted to %d of %d training items", name, len(pool), total)
     width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * image_size**2
     needed = 4 * width * (len(pool) + len(queries))
     if needed > _FIT_BYTES:
@@ -140,8 +144,20 @@ def fit_and_encode(  # noqa: PLR0913
         fitted = time.perf_counter() - start
         del x
         xq, query_rows = read_inputs(reader, queries)
-        found = encode_blocks(coder, database, lambda rows: read_inputs(reader, rows), keep)
-    return Coded(coder, query_rows, xq=xq, fit_seconds=fitted, **found)
+        encoded = encode_blocks(coder, database, lambda rows: read_inputs(reader, rows), keep)
+    return Coded(coder, query_rows, xq=xq, fit_seconds=fitted, **encoded)
+
+
+def training_rows(split: Split) -> Rows:
+    """Return the rows that an array method is fitted to, int64, ascending: at most 100,000, of
+    which supervised methods see the labels of the split."""
+    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
+    if len(pool) <= _FIT_ROWS:
+        return pool
+    labelled = split.labelled[:: -(-len(split.labelled) // _FIT_ROWS)]
+    count = min(_FIT_ROWS - len(labelled), len(split.unlabelled))
+    spread = np.linspace(0, len(split.unlabelled), count, endpoint=False).astype(np.int64)
+    return np.union1d(labelled, split.unlabelled[spread])
 
 
 def encode_blocks(
@@ -157,11 +173,11 @@ def encode_blocks(
             start = time.perf_counter()
             codes = coder.encode(x)
             seconds += time.perf_counter() - start
-            kept = np.isin(rows, keep)
-            parts.append((rows, codes, x[kept], rows[kept]))
+            keep_mask = np.isin(rows, keep)
+            parts.append((rows, codes, x[keep_mask], rows[keep_mask]))
     names = ("base_rows", "codes", "vectors", "vector_rows")
-    whole = map(np.concatenate, zip(*parts, strict=True))
-    return {**dict(zip(names, whole, strict=True)), "encode_seconds": seconds}
+    arrays = map(np.concatenate, zip(*parts, strict=True))
+    return {**dict(zip(names, arrays, strict=True)), "encode_seconds": seconds}
 
 
 def needs_perceptron(dataset: Dataset) -> bool:
@@ -190,13 +206,18 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
     return np.concatenate(parts), np.concatenate(readable)
 
 
-def input_neighbours(dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows) -> Rows | None:
+def input_neighbours(
+    dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows
+) -> Rows | None:
     """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny
     images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
     rows = query_rows[spaced_queries(len(query_rows))]
-    with Reader(dataset, image_size) as reader, stage("neighbour recall", len(base_rows)) as nearing:
+    with (
+        Reader(dataset, image_size) as reader,
+        stage("neighbour recall", len(base_rows)) as nearing,
+    ):
         xq, _ = read_inputs(reader, rows)
         size = max(1, min(_READ_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
 

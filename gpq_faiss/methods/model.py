@@ -1,12 +1,12 @@
-"""The model folder: ``model.safetensors`` (network and codebooks), ``config.json``, ``metrics.jsonl``, ``split.json``.
+"""The model folder: ``model.safetensors`` (network and codebooks), ``config.json``,
+``metrics.jsonl``, ``split.json``.
 
-No pickles. The codebooks are the plain tensor ``codebooks`` beside the weights, so that export and indexing can read them without
-torch.
+No pickles. The codebooks are the plain tensor ``codebooks`` beside the weights, so that export and
+indexing can read them without torch.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..config import MOST_SIDE, from_dict
 from ..data.protocols import Split
@@ -31,7 +30,8 @@ from .trainable import CodeMethod
 
 
 def state_fingerprint(state: Mapping[str, Tensor]) -> str:
-    """16 hex digits over the names, shapes, types and bytes of tensors, in the order of their names."""
+    """16 hex digits over the names, shapes, types and bytes of tensors, in the order of their
+    names."""
     parts: list[bytes | str] = []
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -40,8 +40,11 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
     return fingerprint(*parts)
 
 
-def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """``save_file`` of safetensors, with an OSError on a full disk, and normal permissions: a service under another account may load it."""
+def save_tensors(
+    state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """``save_file`` of safetensors, with an OSError on a full disk, and normal permissions: a
+    service under another account may load it."""
     try:
         path.touch()
         mode = path.stat().st_mode
@@ -59,13 +62,12 @@ def save_model(
     *,
     extra: Mapping[str, str],
     split: Split,
-    overwrite: bool,
 ) -> None:
-    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description`` has
-    further entries of ``config.json``, ``extra`` further texts by file name.
+    """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description``
+    has further entries of ``config.json``, ``extra`` further texts by file name.
 
     Raises:
-        DataError: the folder cannot be written; or it is not empty, and ``overwrite`` is false.
+        DataError: the folder cannot be written.
     """
     state = {
         f"network.{k}": v.detach().cpu().contiguous().clone()
@@ -87,13 +89,12 @@ def save_model(
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")
         split.save(folder / "split.json")
-        if not overwrite and out.is_dir() and any(out.iterdir()):
-            raise DataError(f"{out} was created meanwhile: choose another --out, or --overwrite it")
 
 
 @dataclass(frozen=True)
 class Model(ModelHeader):
-    """A trained model, ready to encode; ``network``: input to intra-normalised vectors, in eval mode."""
+    """A trained model, ready to encode; ``network``: input to intra-normalised vectors, in eval
+    mode."""
 
     network: CodeMethod = field(kw_only=True)
 
@@ -102,43 +103,27 @@ class Model(ModelHeader):
         return tuple(self.description["class_names"])
 
 
-_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.randn, torch.eye)
-
-
-class _Within(TorchFunctionMode):
-    """Context in which torch makes no more numbers than a file of ``numbers`` needs: a damaged width could request all memory."""
-
-    def __init__(self, numbers: int) -> None:
-        super().__init__()
-        self.left = 2 * numbers + (1 << 20)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _MAKERS:
-            self.left -= math.prod(n for size in args for n in (size if isinstance(size, tuple) else (size,)))
-            if self.left < 0:
-                raise ValueError(f"its network is larger than its weights: {list(args)}")
-        return func(*args, **(kwargs or {}))
-
-
-def _rebuilt(folder: Path, description: Mapping[str, Any], weights: dict[str, Tensor]) -> CodeMethod:
+def _rebuilt(
+    folder: Path, description: Mapping[str, Any], weights: dict[str, Tensor]
+) -> CodeMethod:
     """The network of a description with these weights. Raises almost anything: they do not fit."""
     origin, name = description.get("backbone_of"), description["config"]["network"]["backbone"]
     if origin and backbone_plugin(name) is None:
         raise MismatchError(
             f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it"
         )
-    # The folder has the weights, and only a training has losses: download nothing, and need no package of these.
+    # The folder has the weights, and only a training has losses: download nothing, and need no
+    # package of these.
     network = {**description["config"]["network"], "weights": "none"}
     config = from_dict({**description["config"], "network": network})
     config = replace(config, loss=replace(config.loss, extra={}))
     input_ = description["input"]
-    key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
-    if type(input_[key]) is not int or not 1 <= input_[key] <= most:
-        raise ValueError(f"input.{key} is {input_[key]!r}: it must be 1 to {most:,}")
+    key, limit = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
+    if type(input_[key]) is not int or not 1 <= input_[key] <= limit:
+        raise ValueError(f"input.{key} is {input_[key]!r}: it must be 1 to {limit:,}")
     if len(config.network.hidden) > len(weights):
         raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
-    with _Within(sum(tensor.numel() for tensor in weights.values())):
-        built = build_network(config, input_, len(description["class_names"]))
+    built = build_network(config, input_, len(description["class_names"]))
     built.load_state_dict(weights)
     return built.eval()
 
@@ -148,7 +133,8 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
 
     Raises:
         DataError: files missing, truncated or damaged.
-        MismatchError: weights and ``config.json`` belong to different models, or the backbone's package is not installed.
+        MismatchError: weights and ``config.json`` belong to different models, or the backbone's
+            package is not installed.
     """
     folder = Path(folder)
     path, header = folder / "model.safetensors", read_model(folder)
@@ -159,14 +145,17 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             raise MismatchError(
                 f"{path} does not belong to the config.json beside it: copy the whole folder again"
             )
-        weights = {k.removeprefix("network."): value for k, value in state.items() if k != "codebooks"}
+        weights = {
+            k.removeprefix("network."): value for k, value in state.items() if k != "codebooks"
+        }
         network = _rebuilt(folder, description, weights)
     except (MismatchError, MemoryError):
         raise
     except Exception as error:  # what damage raises has no common base
         # An invalid setting is a usage error in training, but damage in a model folder.
         raise DataError(
-            f"{path} does not fit its config.json ({one_line(error)}): the model is damaged or of another version"
+            f"{path} does not fit its config.json ({one_line(error)}): "
+            "the model is damaged or of another version"
         ) from None
     if device is not None:
         network.to(device)

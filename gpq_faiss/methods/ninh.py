@@ -1,8 +1,10 @@
-"""Network-in-network hashing (Lai, Pan, Liu and Yan, "Simultaneous Feature Learning and Hash Coding with Deep Neural Networks", CVPR
-2015; also DNNH): triplets in the unit cube, one small layer per bit.
+"""Network-in-network hashing (Lai, Pan, Liu and Yan, "Simultaneous Feature Learning and Hash Coding
+with Deep Neural Networks", CVPR 2015; also DNNH): triplets in the unit cube, one small layer per
+bit.
 
-*Divide and encode* (sect. 3.2): each bit has a slice of 50 features, with a fully connected unit and a sigmoid s = 1 / (1 + exp(-β v)), and
-a piece-wise threshold that makes most values 0 or 1 in training:
+*Divide and encode* (sect. 3.2): each bit has a slice of 50 features, with a fully connected unit
+and a sigmoid s = 1 / (1 + exp(-β v)), and a piece-wise threshold that makes most values 0 or 1 in
+training:
 
     g(s) = 0 if s < 0.5 - ε,    s if 0.5 - ε <= s <= 0.5 + ε,    1 if s > 0.5 + ε.
 
@@ -12,9 +14,10 @@ a piece-wise threshold that makes most values 0 or 1 in training:
 
 A bit is F > 0.5; codes are compared by Hamming distance. Supervised.
 
-Deviations: the shared backbone replaces the network in network, with a ReLU after its layer to the 50 features per bit (in the paper
-averages of ReLUs); all triplets of a batch are used, not a random sample; β and ε are 1 and 0.4. With a margin of 1 for every length, most
-triplets of long codes soon have no loss, so it is bits / 12: the paper's for 12 bits, 4 for 48, chosen on held-out items.
+Deviations: the shared backbone replaces the network in network, with a ReLU after its layer to the
+50 features per bit (in the paper averages of ReLUs); all triplets of a batch are used, not a random
+sample; β and ε are 1 and 0.4. With a margin of 1 for every length, most triplets of long codes soon
+have no loss, so it is bits / 12: the paper's for 12 bits, 4 for 48, chosen on held-out items.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
 
 
 class NINH(Baseline):
-    """Triplet ranking with divide-and-encode. The exported network gives s - 0.5: a bit is 1 if it is above 0."""
+    """Triplet ranking with divide-and-encode. The exported network gives s - 0.5: a bit is 1 if it
+    is above 0."""
 
     def build(self) -> None:
         self.margin = self.bits / 12

@@ -1,18 +1,25 @@
-"""Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to their posteriors. Not in the paper.
+"""Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to their
+posteriors. Not in the paper.
 
-    x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks: sums of codewords approximate p or its logits
-                └─► features minus their prediction from p: r ─► feature codebooks: sums of codewords approximate r
+    x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks
+                └─► features minus their prediction from p: r ─► feature codebooks
 
-The class networks learn the labels by the cosine classifiers of the paper (eq. 3; few classes of images by plain logits) and, where labels
-are few, pseudo-labels propagated from the labels to unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max
-(eq. 4) has a weight, do steps have unlabelled items. By their mean posterior two items share a class with the probability p·p'. Codewords
-are then fitted so that their sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly
-that probability, plus a small weight times the similarity of the features. Both parts are additive quantisers
-(:mod:`gpq_faiss.nn.additive`), which an inner-product ``IndexPQ`` can represent. Reasons and figures: ``docs/recommended.md``.
+Sums of codewords approximate p or its logits, and r.
 
-p is tempered (p') because networks are mostly overconfident after training: fitted to p itself, most codewords would be spent on uncertain
-items, and confident items would share a handful of codes. With hundreds of classes and few labels they may be too cautious instead: then p
-is sharpened, or the many classes that it does not exclude would outweigh the few that it means.
+The class networks learn the labels by the cosine classifiers of the paper (eq. 3; few classes of
+images by plain logits) and, where labels are few, pseudo-labels propagated from the labels to
+unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max (eq. 4) has a
+weight, do steps have unlabelled items. By their mean posterior two items share a class with the
+probability p·p'. Codewords are then fitted so that their sums are near the posteriors of unlabelled
+items (:mod:`.codewords`), which makes the score of a code nearly that probability, plus a small
+weight times the similarity of the features. Both parts are additive quantisers
+(:mod:`gpq_faiss.nn.additive`), which an inner-product ``IndexPQ`` can represent. Reasons and
+figures: ``docs/recommended.md``.
+
+p is tempered (p') because networks are mostly overconfident after training: fitted to p itself,
+most codewords would be spent on uncertain items, and confident items would share a handful of
+codes. With hundreds of classes and few labels they may be too cautious instead: then p is
+sharpened, or the many classes that it does not exclude would outweigh the few that it means.
 """
 
 from __future__ import annotations
@@ -66,11 +73,14 @@ DIRECTIONS = 48
 TEMPERATURE_POWER = 0.6
 """Default power of an item's class probabilities, if their accuracy is unknown."""
 LEAST_POWER, MOST_POWER = 0.25, 8.0
-"""Limits of the power: lower ones keep little but the order, higher ones little but the first class."""
+"""Limits of the power: lower ones keep little but the order, higher ones little but the first
+class."""
 MOST_CONFIDENCE = 0.9
-"""Networks are not sharpened beyond this mean confidence: 10 simulated classes, told apart without error, lost 0.1 mAP by it."""
+"""Networks are not sharpened beyond this mean confidence: 10 simulated classes, told apart without
+error, lost 0.1 mAP by it."""
 _CLASS_CODEBOOKS_PER_BIT = 1.2
-"""Class codebooks per bit of an item's labels, log2 C for each: of one label 4 for 10 classes, 8 for 100."""
+"""Class codebooks per bit of an item's labels, log2 C for each: of one label 4 for 10 classes, 8
+for 100."""
 _ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
 _CLASS_RATE = 2.0
@@ -78,32 +88,45 @@ _CLASS_RATE = 2.0
 _FEW_CLASSES = 32
 """So many classes are learnt by one linear layer over convolutions."""
 _CONVOLUTION_RATE = 0.5
-"""Factor on the learning rate of cosine classifiers over convolutions, and of these; also of convolutions that have learnt before."""
+"""Factor on the learning rate of cosine classifiers over convolutions, and of these; also of
+convolutions that have learnt before."""
 
 
 def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
-    """Number of class codebooks out of M, for C classes and a mean number of labels an item; all if codes are short or labels many."""
-    M, own = config.quantizer.codebooks, config.posterior.class_codebooks
+    """Number of class codebooks out of M, for C classes and a mean number of labels an item; all if
+    codes are short or labels many."""
+    M, setting = config.quantizer.codebooks, config.posterior.class_codebooks
     if not config.posterior.feature_weight:
         return M
-    return min(M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(C))) if own == "auto" else own)
+    return min(
+        M,
+        max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(C)))
+        if setting == "auto"
+        else setting,
+    )
 
 
 class PosteriorCodes(CodeMethod):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
-    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over convolutions for up to 32 classes without the
-    entropy by one linear layer of logits, float [B, C]; ``classifier`` is None then. Of the M codebooks of K codewords of d dimensions A
-    are for the C classes, a number that follows from the labels, and M - A for the features; with A = 0, all encode both jointly.
+    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over
+    convolutions for up to 32 classes without the entropy by one linear layer of logits, float [B,
+    C]; ``classifier`` is None then. Of the M codebooks of K codewords of d dimensions A are for the
+    C classes, a number that follows from the labels, and M - A for the features; with A = 0, all
+    encode both jointly.
 
     Attributes:
-        power: float [], exponent of class probabilities: of items (tempering), or of queries and items (sharpening) if it is more than 1.
-        principal_axes, offset, prediction: float [width, E], [E], [C, E], of the residual that feature codebooks encode; E may be 0.
-        tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by their sum.
-        logits: float [A, K, C], class codewords for encoding: with ``by_logits`` their sum approximates an item's logits; else they equal
-            ``tables`` and their sum approximates p'.
+        power: float [], exponent of class probabilities: of items (tempering), or of queries and
+            items (sharpening) if it is more than 1.
+        principal_axes, offset, prediction: float [width, E], [E], [C, E], of the residual that
+            feature codebooks encode; E may be 0.
+        tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by
+            their sum.
+        logits: float [A, K, C], class codewords for encoding: with ``by_logits`` their sum
+            approximates an item's logits; else they equal ``tables`` and their sum approximates p'.
         feature_codewords: float [M - A, K, E]; for joint codebooks [M, K, C + E].
-        weights: float [2], of the class and feature parts of a query; for joint codebooks of queries and items.
+        weights: float [2], of the class and feature parts of a query; for joint codebooks of
+            queries and items.
         by_logits: bool [], whether class codes are chosen by logits.
         pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
     """
@@ -112,13 +135,16 @@ class PosteriorCodes(CodeMethod):
     asymmetric = True
     items_are_codewords = True
 
-    def __init__(self, config: Config, backbone: Backbone, C: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
+    ) -> None:
         super().__init__(config)
         M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
         n, N = config.network, config.posterior.networks
-        # Over convolutions logits learn few classes faster; cosines learn many classes of few items better. The entropy needs cosines.
-        few = config.method == "posterior" and C <= _FEW_CLASSES and not config.loss.lambda2
-        linear = few and not isinstance(backbone, MLP)
+        # Over convolutions logits learn few classes faster; cosines learn many classes of few items
+        # better. The entropy needs cosines.
+        few_classes = C <= _FEW_CLASSES and not config.loss.lambda2
+        linear = few_classes and not isinstance(backbone, MLP)
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
             sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
@@ -130,17 +156,28 @@ class PosteriorCodes(CodeMethod):
             backbone.head = make_head(width, C if linear else N * CLASS_DIM, generator)
         self.backbone = backbone
         self.classifier = None if linear else Codebooks(N, C, CLASS_DIM, generator=generator)
-        self.N, self.M, self.K, self.d, self.C, self.width, self.beta = N, M, K, d, C, width, config.beta
+        self.N, self.M, self.K, self.d, self.C, self.width, self.beta = (
+            N,
+            M,
+            K,
+            d,
+            C,
+            width,
+            config.beta,
+        )
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
         self._make_codebooks(count_class_codebooks(config, C), generator)
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
-            nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
+            nn.LayerNorm(width, elementwise_affine=False)
+            if backbone.spec.kind == "images"
+            else nn.Identity()
         )
 
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
         self.accuracy: float | None = None
-        """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
+        """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with
+        convolutions."""
         self.pseudo_labels: PseudoLabels | None = None
 
     def _make_codebooks(self, A: int, generator: torch.Generator | None = None) -> None:
@@ -168,7 +205,8 @@ class PosteriorCodes(CodeMethod):
         return self.pq_codewords
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
-        """The trunk's features float [B, width], and the outputs of the head (above) float [B, any]; with ``amp`` by bf16."""
+        """The trunk's features float [B, width], and the outputs of the head (above) float [B,
+        any]; with ``amp`` by bf16."""
         # No more than the backbone: scaled cosines need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             features = self.backbone.trunk_features(self.backbone.input(x))
@@ -176,7 +214,8 @@ class PosteriorCodes(CodeMethod):
         return at_least_float32(features), at_least_float32(raw)
 
     def directions(self, raw: Tensor) -> Tensor:
-        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]; not of a linear layer."""
+        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]; not of a linear
+        layer."""
         return intra_normalize(raw, self.N)
 
     def class_logits(self, raw: Tensor) -> Tensor:
@@ -194,7 +233,8 @@ class PosteriorCodes(CodeMethod):
         return self.class_logits(raw).softmax(dim=2).mean(dim=1)
 
     def posterior(self, raw: Tensor) -> Tensor:
-        """Class probabilities, float [B, C]: the mean of the class networks, sharpened if :attr:`power` is more than 1."""
+        """Class probabilities, float [B, C]: the mean of the class networks, sharpened if
+        :attr:`power` is more than 1."""
         p = self.mean_posterior(raw)
         # Divided by the greatest first, or the power of many classes would underflow.
         return self._raised(p / p.amax(dim=1, keepdim=True)) if self._sharpened else p
@@ -205,36 +245,42 @@ class PosteriorCodes(CodeMethod):
 
     def _raised(self, p: Tensor) -> Tensor:
         """Probabilities raised to :attr:`power` and normalised to sum 1."""
-        found = p**self.power
-        return found / found.sum(dim=1, keepdim=True)
+        powers = p**self.power
+        return powers / powers.sum(dim=1, keepdim=True)
 
     def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What class probabilities do not predict of the features: unit-norm features minus their linear prediction from the posterior (for
-        joint codebooks minus their mean), in the residual's principal axes; unit-norm float [B, E]."""
+        """What class probabilities do not predict of the features: unit-norm features minus their
+        linear prediction from the posterior (for joint codebooks minus their mean), in the
+        residual's principal axes; unit-norm float [B, E]."""
         direction = functional.normalize(self.even(features), dim=1)
         return functional.normalize(
             direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
         )
 
     def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class probabilities and residual, weighted by
-        (√(1 - w), √w), float [B, C + E], whose inner product is (1 - w) p·p' + w cos."""
+        """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class
+        probabilities and residual, weighted by (√(1 - w), √w), float [B, C + E], whose inner
+        product is (1 - w) p·p' + w cos."""
         return (self.residual if self.A else self.query_targets)(features, posterior)
 
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B, C]."""
+        """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B,
+        C]."""
         parts = []
         if self.A:
             tempered = self.tempered(posterior)
             parts.append(
-                assign_logits(tempered, self.logits) if self._by_logits else assign(tempered, self.tables)
+                assign_logits(tempered, self.logits)
+                if self._by_logits
+                else assign(tempered, self.tables)
             )
         if self.A < self.M:
             parts.append(assign(self.feature_targets(features, posterior), self.feature_codewords))
         return torch.cat(parts, dim=1)
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
+        """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at
+        most 1."""
         parts = [self.weights[0] * posterior]
         if self.A < self.M:
             parts.append(self.weights[1] * self.residual(features, posterior))
@@ -247,24 +293,27 @@ class PosteriorCodes(CodeMethod):
             return query_form(self.query_targets(features, posterior), self.basis).flatten(1)
         codes = self.assign(features, posterior)
         items = self.pq_codewords[torch.arange(self.M, device=codes.device), codes].flatten(1)
-        # Propagates NaN: an invalid input (infinite, say) has no nearest codeword and must not seem to have one.
+        # Propagates NaN: an invalid input (infinite, say) has no nearest codeword and must not seem
+        # to have one.
         return items + 0 * posterior.sum(dim=1, keepdim=True)
 
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
-        """Set the power, from :data:`LEAST_POWER` to :data:`MOST_POWER`, for which the mean of the largest class probability (of
-        :meth:`mean_posterior`, float [n, C]) equals ``accuracy``; above 1 only with more than 2 K classes, and up to
-        :data:`MOST_CONFIDENCE`. With feature codebooks, which separate confident items, the square root of a power below 1 is used."""
+        """Set the power, from :data:`LEAST_POWER` to :data:`MOST_POWER`, for which the mean of the
+        largest class probability (of :meth:`mean_posterior`, float [n, C]) equals ``accuracy``;
+        above 1 only with more than 2 K classes, and up to :data:`MOST_CONFIDENCE`. With feature
+        codebooks, which separate confident items, the square root of a power below 1 is used."""
         log_p = posterior.double().clamp_min(1e-30).log()
 
         def confidence(power: float) -> float:
             return float((power * log_p).softmax(dim=1).amax(dim=1).mean())
 
-        # Not joint codebooks: the accuracy is that of classes with labels, and they are for items of others. Nor to certainty: codes would
-        # be the same for all items of a class, and few classes have nothing to gain.
+        # Not joint codebooks: the accuracy is that of classes with labels, and they are for items
+        # of others. Nor to certainty: codes would be the same for all items of a class, and few
+        # classes have nothing to gain.
         sharp = min(accuracy, MOST_CONFIDENCE)
-        many = self.A > 0 and self.C > 2 * self.K
-        self._sharpened = many and confidence(1.0) < sharp
+        many_classes = self.A > 0 and self.C > 2 * self.K
+        self._sharpened = many_classes and confidence(1.0) < sharp
         accuracy = sharp if self._sharpened else accuracy
         low, high = (1.0, MOST_POWER) if self._sharpened else (LEAST_POWER, 1.0)
         for _ in range(20):
@@ -275,8 +324,8 @@ class PosteriorCodes(CodeMethod):
 
     @torch.no_grad()
     def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
-        """Fit the linear prediction of the trunk's features float [n, width] from class probabilities float [n, C], and the principal axes
-        of its residual."""
+        """Fit the linear prediction of the trunk's features float [n, width] from class
+        probabilities float [n, C], and the principal axes of its residual."""
         if self.A == self.M:
             return
         direction = functional.normalize(self.even(features), dim=1).double().cpu()
@@ -287,8 +336,8 @@ class PosteriorCodes(CodeMethod):
         # Ridge penalty of 1/100 item: classes without items are predicted as the mean.
         gram = p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double)
         prediction = torch.linalg.solve(gram, p.T @ direction)
-        left = direction - p @ prediction
-        _, vectors = torch.linalg.eigh(left.T @ left)
+        residual = direction - p @ prediction
+        _, vectors = torch.linalg.eigh(residual.T @ residual)
         axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
         # The sign of an eigenvector is arbitrary: make the largest entry positive.
         axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
@@ -298,26 +347,28 @@ class PosteriorCodes(CodeMethod):
 
     @torch.no_grad()
     def place(self, classes: ClassCodebooks, feature_codewords: Tensor, weights: Tensor) -> None:
-        """Set the codewords; see the attributes for their shapes. ``weights`` are scaled to norm 1."""
-        device, own = self.power.device, self.C if self.A else 0
+        """Set the codewords (the attributes say their shapes), and weights, scaled to norm 1."""
+        device, class_width = self.power.device, self.C if self.A else 0
         logits, tables, feature_codewords, weights = (
             t.to(device) for t in (classes.logits, classes.tables, feature_codewords, weights)
         )
-        after = feature_codewords.shape[2] + own - self.C
+        after = feature_codewords.shape[2] + class_width - self.C
         # Both parts on one scale; only queries are weighted.
         scales = [
-            x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0 for x in (tables, feature_codewords)
+            x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0
+            for x in (tables, feature_codewords)
         ]
         of_classes = functional.pad(tables / scales[0], (0, after))
-        of_features = functional.pad(feature_codewords / scales[1], (own, 0))
-        kept, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
-        # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
-        tables = kept[: self.A, :, : self.C] * scales[0]
+        of_features = functional.pad(feature_codewords / scales[1], (class_width, 0))
+        projected, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
+        # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d
+        # >= K + 2).
+        tables = projected[: self.A, :, : self.C] * scales[0]
         weights = functional.normalize(weights.float(), dim=0)
         # A copy: where both shared their memory, a file's logits were overwritten by its tables.
         self.logits = nn.Buffer(logits if classes.by_logits else tables.clone())
         self.tables = nn.Buffer(tables)
-        self.feature_codewords = nn.Buffer(kept[self.A :, :, own:] * scales[1])
+        self.feature_codewords = nn.Buffer(projected[self.A :, :, class_width:] * scales[1])
         self.weights: Tensor = nn.Buffer(weights)
         self._by_logits = classes.by_logits
         self.by_logits: Tensor = nn.Buffer(torch.tensor(classes.by_logits, device=device))
@@ -325,21 +376,28 @@ class PosteriorCodes(CodeMethod):
         self.pq_codewords = nn.Buffer(pq_codewords)
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+        self,
+        reader: Reader,
+        rows: NDArray[np.int64],
+        y: NDArray[np.float32],
+        unlabelled: NDArray[np.int64],
     ) -> None:
-        """Count the labels of an item, estimate the accuracy from them, propagate them to unlabelled items, and choose the noise, if
-        ``network.noise`` is ``auto`` and class networks take the input directly. With convolutions they are only counted, as pixel
-        distances mean little."""
+        """Count the labels of an item, estimate the accuracy from them, propagate them to
+        unlabelled items, and choose the noise, if ``network.noise`` is ``auto`` and class networks
+        take the input directly. With convolutions they are only counted, as pixel distances mean
+        little."""
         backbone, config = self.backbone, self.config
         labels = float(y.sum() / max(1, y.any(axis=1).sum()))
         if (A := count_class_codebooks(config, self.C, labels)) != self.A:
             self._make_codebooks(A)
         if not isinstance(backbone, MLP):
             return
-        every = -(-len(rows) // MOST_ROWS)
-        x, there = self._vectors(reader, rows[::every])
-        noise, self.accuracy = leave_one_out(x, y[::every][there])
-        log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * self.accuracy)
+        stride = -(-len(rows) // MOST_ROWS)
+        x, readable = self._vectors(reader, rows[::stride])
+        noise, self.accuracy = leave_one_out(x, y[::stride][readable])
+        log.info(
+            "%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * self.accuracy
+        )
         if config.network.noise == "auto" and not backbone.spec.hidden:
             cast(SubspaceHeads, backbone.head).noise = noise
             log.info("input noise with standard deviation %.2f", noise)
@@ -359,24 +417,30 @@ class PosteriorCodes(CodeMethod):
         self, reader: Reader, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
-        values, there = reader.fetch(rows)
+        values, readable = reader.fetch(rows)
         x = self.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
-        return (x - x.mean(dim=0) if reader.image_size else x).numpy(), there
+        return (x - x.mean(dim=0) if reader.image_size else x).numpy(), readable
 
     @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
         return self.pseudo_labels is not None or self.config.loss.lambda2 > 0
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
-        """Adam, with larger steps for class networks that are perceptrons, and smaller ones for cosines over convolutions."""
+        """Adam, with larger steps for class networks that are perceptrons, and smaller ones for
+        cosines over convolutions."""
         trained = [p for p in self.parameters() if p.requires_grad]
         head, classifier = self.backbone.head, self.classifier
         careful = classifier is not None or config.network.weights != "none"
-        groups: list[dict[str, Any]] = [{"params": trained, "times": _CONVOLUTION_RATE if careful else 1.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": trained, "times": _CONVOLUTION_RATE if careful else 1.0}
+        ]
         if isinstance(head, SubspaceHeads) and classifier:
-            own = {id(p) for part in (head, classifier) for p in part.parameters()}
-            rest, mine = ([p for p in trained if (id(p) in own) == is_own] for is_own in (False, True))
-            groups = [{"params": rest}, {"params": mine, "times": _CLASS_RATE}]
+            class_parameters = {id(p) for module in (head, classifier) for p in module.parameters()}
+            trunk, class_networks = (
+                [p for p in trained if (id(p) in class_parameters) == is_own]
+                for is_own in (False, True)
+            )
+            groups = [{"params": trunk}, {"params": class_networks, "times": _CLASS_RATE}]
         # One pass over the memory instead of several.
         return torch.optim.Adam(
             groups, lr=config.training.learning_rate, betas=(config.beta1, 0.999), fused=True
@@ -387,24 +451,33 @@ class PosteriorCodes(CodeMethod):
         loss, n = self.config.loss, len(batch.y)
         raw = self.features(batch.x, amp)[1]
         parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
-        told = self.pseudo_labels
-        if told is not None and len(raw) > n:
-            p = torch.from_numpy(told.of(batch.unlabelled_rows)).to(raw.device)
+        pseudo_labels = self.pseudo_labels
+        if pseudo_labels is not None and len(raw) > n:
+            p = torch.from_numpy(pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
         if self.classifier is not None and loss.lambda2 and len(raw) > n:
-            others = self.directions(reverse_gradient(raw[n:]))
-            parts["entropy"] = subspace_entropy(others, self.classifier.raw, self.beta)
-        share = loss.lambda1 * (told.weight if told is not None else 0)
-        found = weighted(parts, classification=loss.lambda1, propagation=share, entropy=-loss.lambda2)
-        return self.extra_losses.add(found, raw, batch.y)
+            directions = self.directions(reverse_gradient(raw[n:]))
+            parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
+        share = loss.lambda1 * (pseudo_labels.weight if pseudo_labels is not None else 0)
+        losses = weighted(
+            parts, classification=loss.lambda1, propagation=share, entropy=-loss.lambda2
+        )
+        return self.extra_losses.add(losses, raw, batch.y)
 
     @torch.no_grad()
-    def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if ``final``."""
+    def fit_codebooks(
+        self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False
+    ) -> None:
+        """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if
+        ``final``."""
         config = self.eval().config
         parts = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
-        features, raw = (torch.cat(some) for some in zip(*parts, strict=True))
-        K, seed, w = config.quantizer.codewords, config.training.seed, config.posterior.feature_weight
+        features, raw = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        K, seed, w = (
+            config.quantizer.codewords,
+            config.training.seed,
+            config.posterior.feature_weight,
+        )
         check_targets(self.mean_posterior(raw), K)
         if self.accuracy is not None:
             self.fit_power(self.mean_posterior(raw), self.accuracy)
@@ -413,15 +486,18 @@ class PosteriorCodes(CodeMethod):
         if self.A:
             tempered, residual = self.tempered(posterior), self.residual(features, posterior)
             with torch.enable_grad():
-                found = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
+                class_codebooks = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
             words = torch.zeros(0, K, residual.shape[1])
             if self.A < self.M:
                 words = fit_codewords(residual, self.M - self.A, K, seed=seed)
-            weights = weights_of_parts(found, words, posterior.cpu(), tempered.cpu(), residual.cpu(), w)
+            weights = weights_of_parts(
+                class_codebooks, words, posterior.cpu(), tempered.cpu(), residual.cpu(), w
+            )
         else:
-            # Class and features are weighted before codewords are fitted, with the network's current weights.
+            # Class and features are weighted before codewords are fitted, with the network's
+            # current weights.
             self.weights = weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
             words = fit_codewords(self.feature_targets(features, posterior), self.M, K, seed=seed)
-            none = words.new_zeros(0, K, posterior.shape[1])
-            found = ClassCodebooks(False, none, none)
-        self.place(found, words, weights)
+            no_codewords = words.new_zeros(0, K, posterior.shape[1])
+            class_codebooks = ClassCodebooks(False, no_codewords, no_codewords)
+        self.place(class_codebooks, words, weights)

@@ -1,16 +1,20 @@
-"""Product Quantization Network: Yu, Yuan, Fang and Jin, "Product Quantization Network for Fast Image Retrieval", ECCV 2018.
+"""Product Quantization Network: Yu, Yuan, Fang and Jin, "Product Quantization Network for Fast
+Image Retrieval", ECCV 2018.
 
-A layer assigns each intra-normalised sub-vector softly to the codewords of its codebook, so that the codewords are
-ordinary weights of the network; a triplet loss then compares vectors with *quantised* vectors, as a search does::
+A layer assigns each intra-normalised sub-vector softly to the codewords of its codebook, so that
+the codewords are ordinary weights of the network; a triplet loss then compares vectors with
+*quantised* vectors, as a search does::
 
-    s_m = Σ_k softmax_k(α x_m·c_mk) c_mk                      soft product quantisation; x_m and c_mk have length 1
-    l   = 1 / (1 + exp(<x, s⁺> - <x, s⁻>))                    asymmetric triplet loss, through a sigmoid (eq. 15)
+    s_m = Σ_k softmax_k(α x_m·c_mk) c_mk     x_m and c_mk have length 1
+    l   = 1 / (1 + exp(<x, s⁺> - <x, s⁻>))     asymmetric triplet loss, through a sigmoid (eq. 15)
 
-As α grows, the layer approaches the hard assignment used to encode items. The score is Σ_m x_m·c_m[b_m].
+As α grows, the layer approaches the hard assignment used to encode items. The score is Σ_m
+x_m·c_m[b_m].
 
-The full paper was not available: the loss is as cited by others. Deviations: triplets are all those among at most ``group`` labelled
-items of a batch, not a selection per mini-epoch; sub-vectors have the length of the other methods (``quantizer.subdim``); similarities
-are multiplied by ``scale`` = 8 in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
+The full paper was not available: the loss is as cited by others. Deviations: triplets are all those
+among at most ``group`` labelled items of a batch, not a selection per mini-epoch; sub-vectors have
+the length of the other methods (``quantizer.subdim``); similarities are multiplied by ``scale`` = 8
+in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
 """
 
 from __future__ import annotations
@@ -29,27 +33,31 @@ from .trainable import TrainingBatch
 def asymmetric_triplets(
     x: Tensor, q: Tensor, labels: Tensor, *, group: int = 128, scale: float = 8.0
 ) -> Tensor:
-    """Mean over all triplets (a, p, n) of σ(scale <x_a, q_n> - scale <x_a, q_p>), a scalar: eq. 15; 0 without triplets.
+    """Mean over all triplets (a, p, n) of σ(scale <x_a, q_n> - scale <x_a, q_p>), a scalar: eq. 15;
+    0 without triplets.
 
-    x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; triplets are within groups of at most ``group``
-    consecutive rows, which makes memory O(B · group²) instead of O(B³).
+    x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; triplets are
+    within groups of at most ``group`` consecutive rows, which makes memory O(B · group²) instead of
+    O(B³).
     """
     groups = max(1, -(-len(x) // group))
     total, count = x.new_zeros(()), x.new_zeros(())
     for xg, qg, yg in zip(x.chunk(groups), q.chunk(groups), labels.chunk(groups), strict=True):
         similarity = scale * (xg @ qg.T)
         positive, negative = label_pairs(yg, xg)
-        anchor, other = positive.nonzero(as_tuple=True)
-        loss = (similarity[anchor] - similarity[anchor, other][:, None]).sigmoid()
+        anchor, positive_row = positive.nonzero(as_tuple=True)
+        loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
         total = total + (loss * negative[anchor]).sum()
         count = count + negative[anchor].sum()
     return total / count.clamp_min(1)
 
 
 def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """The soft product quantisation layer: float [B, M, d] of sub-vectors x [B, M, d], codewords Z [M, K, d] of length 1.
+    """The soft product quantisation layer: float [B, M, d] of sub-vectors x [B, M, d], codewords Z
+    [M, K, d] of length 1.
 
-    Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are short and count less.
+    Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are short
+    and count less.
     """
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     return torch.einsum("bmk,mkd->bmd", weight, Z)

@@ -1,10 +1,12 @@
 """Label propagation over nearest neighbours. Not in the paper.
 
-Nearby items tend to share a class, so labels propagated from neighbour to neighbour inform about unlabelled items beyond what a
-classifier of the labels alone can know. The propagation is that of Zhou et al., "Learning with local and global
-consistency" (NIPS 2003), over the graph of Iscen et al., "Label propagation for deep semi-supervised learning" (CVPR 2019), and classes are
-normalised to their shares of the labels (Zhu et al., "Semi-supervised learning using Gaussian fields and harmonic functions", ICML
-2003). It is worth its time if labels are few, and if neighbours tell the class: this is measured on labels that are left out.
+Nearby items tend to share a class, so labels propagated from neighbour to neighbour inform about
+unlabelled items beyond what a classifier of the labels alone can know. The propagation is that of
+Zhou et al., "Learning with local and global consistency" (NIPS 2003), over the graph of Iscen et
+al., "Label propagation for deep semi-supervised learning" (CVPR 2019), and classes are normalised
+to their shares of the labels (Zhu et al., "Semi-supervised learning using Gaussian fields and
+harmonic functions", ICML 2003). It is worth its time if labels are few, and if neighbours tell the
+class: this is measured on labels that are left out.
 """
 
 from __future__ import annotations
@@ -29,22 +31,28 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 LEAST_WEIGHT = 0.15
-"""Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its time."""
+"""Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its
+time."""
 LEAST_SHARE = 0.85
 """Minimum accuracy of the neighbours on left-out labels, as a share of a linear model's."""
+SAMPLE, LEAST_SHARE_OF_SAMPLE = 20_000, 0.5
+"""Unlabelled items of a sample that is tried first, where there are more than twice as many, and
+the minimum accuracy there: lower than among all items, as fewer neighbours connect the labels."""
 MOST_ITEMS, _MOST_PROBABILITIES = 100_000, 20_000_000
 """Limits of the neighbour search: items, and items times classes (a few arrays of 160 MB)."""
-_CHOICE = 5
-"""Stream of random numbers, beside those of :mod:`gpq_faiss.training.batches`."""
+_CHOICE, _SAMPLE_STREAM = 5, 6
+"""Streams of random numbers, besides those of :mod:`gpq_faiss.training.batches`."""
 NEIGHBOURS, GAMMA = 15, 4
 """k of Iscen et al.'s graph, and γ, the power of the cosine in the weight of a neighbour."""
 ALPHA, ITERATIONS = 0.95, 50
-"""α of Zhou et al., the weight of the neighbours against an item's own label; longer paths would have a total weight of 0.08."""
+"""α of Zhou et al., the weight of the neighbours against an item's own label; longer paths would
+have a total weight of 0.08."""
 POWER = 2.0
 """Power of the propagated probabilities, which are too even."""
 _LIST, _VISITED = 125, 12
-"""Neighbours are searched in lists of about so many items, and so many lists are visited: of 58,000 items (CIFAR-10 features) nine of ten
-neighbours are found in a third of the time, up to 1,500 items all."""
+"""Neighbours are searched in lists of about so many items, and so many lists are visited: of 58,000
+items (CIFAR-10 features) nine of ten neighbours are found in a third of the time, up to 1,500 items
+all."""
 _ROWS = 4096  # items per block of the neighbour search
 _FOLDS, _LEFT_OUT = 5, 400
 """A fifth of the labels is left out at a time, until about 400 have been."""
@@ -66,22 +74,23 @@ class PseudoLabels:
 
     def of(self, rows: Rows) -> Floats:
         """Pseudo-labels of the items ``rows``, float32 [m, C]; zeros for unknown ones."""
-        at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
-        found: Floats = self.p[at] * (self.rows[at] == rows)[:, None]
-        return found
+        positions = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
+        probabilities: Floats = self.p[positions] * (self.rows[positions] == rows)[:, None]
+        return probabilities
 
 
 def propagate_labels(
     vectors: Callable[[Rows], tuple[Floats, NDArray[np.bool_]]],
     labelled: Rows,
     y: Floats,
-    others: Rows,
+    unlabelled: Rows,
     *,
     labels_per_class: float,
     accuracy: float,
     seed: int,
 ) -> PseudoLabels | None:
-    """Propagate labels to unlabelled items, or to as many as can be compared, chosen at random; None if that is not worthwhile (logged).
+    """Propagate labels to unlabelled items, or to as many as can be compared, chosen at random;
+    None if that is not worthwhile (logged).
 
     Args:
         vectors: rows -> float32 [n, width], centred, of the readable ones, and which these are.
@@ -92,63 +101,79 @@ def propagate_labels(
         seed: of the choice.
     """
     weight = labels_per_class * y.shape[1] / len(labelled)
-    if weight < LEAST_WEIGHT or not len(others):
+    if weight < LEAST_WEIGHT or not len(unlabelled):
         if weight:
-            log.info("labels are not propagated: pseudo-labels would have a weight of only %.2f", weight)
+            log.info(
+                "labels are not propagated: pseudo-labels would have a weight of only %.2f", weight
+            )
         return None
     room = min(MOST_ITEMS, _MOST_PROBABILITIES // y.shape[1]) - len(labelled)
-    if room < min(len(others), len(labelled)):
-        log.warning("labels are not propagated: %d labelled items are too many to compare", len(labelled))
+    if room < min(len(unlabelled), len(labelled)):
+        log.warning(
+            "labels are not propagated: %d labelled items are too many to compare", len(labelled)
+        )
         return None
-    if room < len(others):
-        log.info("%d of %d unlabelled items take part in label propagation", room, len(others))
-        others = np.random.default_rng([seed, _CHOICE]).permutation(others)[:room]
-    rows = np.union1d(labelled, others)
-    x, there = vectors(rows)
-    rows = rows[there]
-    seen = np.isin(labelled, rows)
-    graph, at, y = neighbour_graph(x), np.searchsorted(rows, labelled[seen]), y[seen]
-    found = left_out_accuracy(graph, at, y, seed)
-    if found < LEAST_SHARE * accuracy:
-        log.info("labels are not propagated: neighbours predict only %.0f %% of left-out labels", 100 * found)
-        return None
-    p = propagate(graph, at, y)
-    log.info("labels propagated to %d items, weight %.2f", p.any(axis=1).sum() - len(at), weight)
+    if room < len(unlabelled):
+        log.info("%d of %d unlabelled items take part in label propagation", room, len(unlabelled))
+        unlabelled = np.random.default_rng([seed, _CHOICE]).permutation(unlabelled)[:room]
+    rounds = [(unlabelled, LEAST_SHARE)]
+    if len(unlabelled) > 2 * SAMPLE:
+        sample = np.random.default_rng([seed, _SAMPLE_STREAM]).permutation(unlabelled)[:SAMPLE]
+        rounds.insert(0, (sample, LEAST_SHARE_OF_SAMPLE))
+    for chosen, least_share in rounds:
+        rows = np.union1d(labelled, chosen)
+        x, readable = vectors(rows)
+        rows = rows[readable]
+        usable = np.isin(labelled, rows)
+        graph, positions = neighbour_graph(x), np.searchsorted(rows, labelled[usable])
+        share = left_out_accuracy(graph, positions, y[usable], seed)
+        if share < least_share * accuracy:
+            log.info(
+                "labels are not propagated: neighbours predict only %.0f %% of left-out labels",
+                100 * share,
+            )
+            return None
+    p = propagate(graph, positions, y[usable])
+    log.info(
+        "labels propagated to %d items, weight %.2f", p.any(axis=1).sum() - len(positions), weight
+    )
     return PseudoLabels(rows, p, weight)
 
 
 def propagate(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats) -> Floats:
-    """Class probabilities float32 [n, C], rows that sum to 1, or zeros for items not connected to any of the items ``labelled``, int64 [L],
-    with labels ``y`` float32 [L, C], 0/1.
+    """Class probabilities float32 [n, C], rows that sum to 1, or zeros for items not connected to
+    any of the items ``labelled``, int64 [L], with labels ``y`` float32 [L, C], 0/1.
 
-    ``F ← a W F + (1 - a) Y`` is iterated, where W is the graph [n, n] and rows of Y are labels that sum to 1, or zeros. Then classes are
-    scaled to their shares of the labels (which should be of a random sample), and probabilities are raised to :data:`POWER`.
+    ``F ← a W F + (1 - a) Y`` is iterated, where W is the graph [n, n] and rows of Y are labels that
+    sum to 1, or zeros. Then classes are scaled to their shares of the labels (which should be of a
+    random sample), and probabilities are raised to :data:`POWER`.
     """
     start = np.zeros((graph.shape[0], y.shape[1]), np.float32)
     start[labelled] = y / y.sum(axis=1, keepdims=True)
-    found = start
+    scores = start
     with stage("propagating labels", ITERATIONS, "iteration") as iterating:
         for _ in range(ITERATIONS):
-            found = ALPHA * (graph @ found) + (1 - ALPHA) * start
+            scores = ALPHA * (graph @ scores) + (1 - ALPHA) * start
             iterating.advance()
-    mass = found.sum(axis=0)
-    found = found * np.divide(start.sum(axis=0), mass, out=np.zeros_like(mass), where=mass > 0)
+    mass = scores.sum(axis=0)
+    scores = scores * np.divide(start.sum(axis=0), mass, out=np.zeros_like(mass), where=mass > 0)
     # Divide rows by their maximum first, or the power would underflow.
-    greatest = found.max(axis=1, keepdims=True)
-    p: Floats = np.divide(found, greatest, out=np.zeros_like(found), where=greatest > 0) ** POWER
+    greatest = scores.max(axis=1, keepdims=True)
+    p: Floats = np.divide(scores, greatest, out=np.zeros_like(scores), where=greatest > 0) ** POWER
     p /= np.maximum(p.sum(axis=1, keepdims=True), 1)
     return p
 
 
 def left_out_accuracy(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats, seed: int) -> float:
-    """Share of left-out labels that propagation from the others predicts; items with n labels count 1/n."""
+    """Share of left-out labels that propagation from the others predicts; items with n labels count
+    1/n."""
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(labelled))
     right, total = 0.0, 0
     for fold in np.array_split(order, min(_FOLDS, len(order))):
-        rest = np.setdiff1d(order, fold)
+        remaining = np.setdiff1d(order, fold)
         # Nothing predicts a class that has no other label.
-        asked = fold[y[fold] @ y[rest].any(axis=0) > 0]
-        p = propagate(graph, labelled[rest], y[rest])[labelled[asked]]
+        asked = fold[y[fold] @ y[remaining].any(axis=0) > 0]
+        p = propagate(graph, labelled[remaining], y[remaining])[labelled[asked]]
         hits = y[asked, p.argmax(axis=1)] / y[asked].sum(axis=1)
         right, total = right + float(hits.sum()), total + len(asked)
         if total >= _LEFT_OUT:
@@ -157,8 +182,9 @@ def left_out_accuracy(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats, 
 
 
 def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse.csr_array:
-    """The graph ``D^-½ (A + Aᵀ) D^-½`` float32 [n, n] of ``x`` float32 [n, W], with ``A_ij = max(cos(x_i, x_j), 0)^4`` for the k items j
-    nearest to i by cosine, of many items nearly so (:data:`_LIST`)."""
+    """The graph ``D^-½ (A + Aᵀ) D^-½`` float32 [n, n] of ``x`` float32 [n, W], with ``A_ij =
+    max(cos(x_i, x_j), 0)^4`` for the k items j nearest to i by cosine, of many items nearly so
+    (:data:`_LIST`)."""
     import scipy.sparse  # a tenth of a second, which encoding does without
 
     n = len(x)
@@ -166,7 +192,9 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     )
     centroids = faiss.IndexFlatIP(x.shape[1])
-    index = faiss.IndexIVFFlat(centroids, x.shape[1], max(1, n // _LIST), faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexIVFFlat(
+        centroids, x.shape[1], max(1, n // _LIST), faiss.METRIC_INNER_PRODUCT
+    )
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, 64
     index.train(unit)
     index.add(unit)
@@ -179,12 +207,14 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
             cosines[block], ids[block] = index.search(unit[block], cosines.shape[1])
             looking.advance(block.stop - block.start)
     # An item is usually its own nearest neighbour, but duplicates may come first.
-    kept = (ids != np.arange(n)[:, None]) & (ids >= 0)
-    kept &= kept.cumsum(axis=1) <= k
-    weights = (np.maximum(cosines, 0) ** GAMMA)[kept]
-    one = scipy.sparse.csr_array((weights, (np.nonzero(kept)[0], ids[kept])), shape=(n, n))
-    both = (one + one.T).tocsr()
-    degree = both.sum(axis=1)
+    valid = (ids != np.arange(n)[:, None]) & (ids >= 0)
+    valid &= valid.cumsum(axis=1) <= k
+    weights = (np.maximum(cosines, 0) ** GAMMA)[valid]
+    directed = scipy.sparse.csr_array((weights, (np.nonzero(valid)[0], ids[valid])), shape=(n, n))
+    symmetric = (directed + directed.T).tocsr()
+    degree = symmetric.sum(axis=1)
     scale = np.divide(1, np.sqrt(degree), out=np.zeros(n, np.float32), where=degree > 0)
-    both.data *= scale[np.repeat(np.arange(n), np.diff(both.indptr))] * scale[both.indices]
-    return both
+    symmetric.data *= (
+        scale[np.repeat(np.arange(n), np.diff(symmetric.indptr))] * scale[symmetric.indices]
+    )
+    return symmetric

@@ -1,8 +1,10 @@
-"""All methods by short name, in the order of the paper's tables, for ``--compare`` and the experiments.
+"""All methods by short name, in the order of the paper's tables, for ``--compare`` and experiments.
 
-*Array* methods (:class:`~gpq_faiss.methods.coders.Coder`) learn from a matrix of features; *trained* methods
-(:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks of the loop :mod:`gpq_faiss.training.loop`. A method's module is
-imported when it is requested, so a list of names needs neither Faiss nor torch.
+*Array* methods (:class:`~gpq_faiss.methods.coders.Coder`) learn from a matrix of features;
+*trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks of the
+training loop (:mod:`gpq_faiss.training.loop`). A codec of Faiss is an array method too, by
+``faiss:`` and its factory string. A method's module is imported when the method is requested, so a
+list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import Config
@@ -24,7 +27,11 @@ if TYPE_CHECKING:
 Learns = Literal["semi-supervised", "supervised", "unsupervised"]
 CodeKind = Literal["quantiser", "binary", "none"]
 Builder = Callable[["Config", "Dataset", int, int], "TrainableMethod"]
-"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, for :func:`gpq_faiss.training.loop.fit`."""
+"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, for
+:func:`gpq_faiss.training.loop.fit`."""
+
+FAISS = "faiss:"
+"""Beginning of the names of methods that are codecs of Faiss."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +41,16 @@ class MethodEntry:
     Attributes:
         summary, citation: one line each.
         learns: from labelled and unlabelled items, from labelled items only, or without labels.
-        code: stored form of an item: product codes, binary codes (Hamming distance, except SUBIC's blocks, which use tables), or none.
+        code: stored form of an item: product codes, binary codes (Hamming distance, except SUBIC's
+            blocks, which use tables), or none.
         module: module name; relative to this package if it starts with a dot.
-        attribute: its class, a :class:`.coders.Coder` (array methods), or the function that builds it, a :data:`Builder` (trained ones).
+        attribute: its class, a :class:`.coders.Coder` (array methods), or the function that builds
+            it, a :data:`Builder` (trained ones).
         deep: whether the training loop trains it.
         changes: settings of this variant, nested as in TOML (GPQ's variants).
         departs: deviation from its paper that affects its figures; its module lists the others.
-        revision: to increase with every code change that alters codes for the same settings; earlier results are then recomputed.
+        revision: to increase with every code change that alters codes for the same settings;
+            earlier results are then computed anew.
     """
 
     summary: str
@@ -56,16 +66,17 @@ class MethodEntry:
 
     @property
     def any_length(self) -> bool:
-        """Whether its codes have the requested number of bits (``float`` and ``classifier`` have no codes)."""
+        """Whether its codes have the requested number of bits (``float`` has no codes)."""
         return self.code != "none"
 
     @property
     def convolutional(self) -> bool:
-        """Whether it is another method with a convolutional network: equal to that one for items without room for convolutions."""
+        """Whether it is a variant with a convolutional network, which has no advantage over the
+        method itself for items that are no images."""
         return "backbone" in self.changes.get("network", {})
 
     def load(self) -> Any:
-        """The imported class or builder. Raises UsageError: it is not installed."""
+        """Import the class or builder. Raises UsageError: it is not installed."""
         name = importlib.util.resolve_name(self.module, __package__)
         try:
             return getattr(importlib.import_module(name), self.attribute)
@@ -73,104 +84,218 @@ class MethodEntry:
             if getattr(error, "name", None) not in (name, self.attribute):
                 raise
             raise UsageError(
-                f"module {name} is not installed, or lacks {self.attribute}, which its method entry names"
+                f"module {name} is not installed, or lacks {self.attribute}, which its method "
+                "entry names"
             ) from None
 
 
 def _array(
-    where: str, learns: Learns, code: CodeKind, summary: str, citation: str, departs: str = "", **more: Any
+    path: str,
+    learns: Learns,
+    code: CodeKind,
+    summary: str,
+    citation: str,
+    departs: str = "",
+    **options: Any,
 ) -> MethodEntry:
-    module, attribute = where.split(".")
-    return MethodEntry(summary, citation, learns, code, f".{module}", attribute, departs=departs, **more)
+    module, attribute = path.split(".")
+    entry = summary, citation, learns, code, f".{module}", attribute
+    return MethodEntry(*entry, departs=departs, **options)
 
 
 def _deep(name: str, *args: Any) -> MethodEntry:
     return _array(f"{name}.{name.upper()}", *args, deep=True)
 
 
-def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **more: Any) -> MethodEntry:
-    more = {"deep": True, "revision": 6} | more
-    return _array("gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **more)
+def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **options: Any) -> MethodEntry:
+    options = {"deep": True, "revision": 6} | options
+    return _array("gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **options)
 
 
-# fmt: off
 METHODS: dict[str, MethodEntry] = {
-    "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"),
+    "gpq": _gpq(
+        "generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"
+    ),
     "gpq-f": _gpq("gpq with CNN-F as the network", changes={"network": {"backbone": "cnnf"}}),
     "gpq-h": _gpq(
-        "gpq without classifiers and entropy (λ1 = λ2 = 0)", changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}}),
+        "gpq without classifiers and entropy (λ1 = λ2 = 0)",
+        changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}},
+    ),
     "gpq-t": _gpq(
-        "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}),
+        "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}
+    ),
     "posterior": _gpq(
-        "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
-        "this package", departs="not GPQ: class networks come first, their codes after", revision=10),
-    "ssgah": _deep("ssgah", "semi-supervised", "binary",
-        "semi-supervised generative adversarial hashing", "Wang, Hu, Cheng and Hou, ECCV 2018",
-        "the synthetic triplets weigh 0.03"),
-    "bgdh": _deep("bgdh", "semi-supervised", "binary",
-        "deep hashing with a bipartite graph of labelled and unlabelled items", "Yan, Zhang and Li, IJCAI 2017"),
-    "ssdh": _deep("ssdh", "semi-supervised", "binary",
-        "semi-supervised deep hashing: triplet ranking and an online graph", "Zhang and Peng, TCSVT 2017",
-        "its ranking term is halved, and near and far pairs count half each, however many there are"),
-    "pqn": _deep("pqn", "supervised", "quantiser",
-        "product quantisation network: soft assignment, asymmetric triplet loss", "Yu, Yuan, Fang and Jin, ECCV 2018"),
-    "dtq": _deep("dtq", "supervised", "quantiser",
+        "class-posterior codes: codewords that add up to the class probabilities, and to what these "
+        "leave of the features",
+        "this package",
+        departs="not GPQ: class networks come first, their codes after",
+        revision=10,
+    ),
+    "ssgah": _deep(
+        "ssgah",
+        "semi-supervised",
+        "binary",
+        "semi-supervised generative adversarial hashing",
+        "Wang, Hu, Cheng and Hou, ECCV 2018",
+        "the synthetic triplets weigh 0.03",
+    ),
+    "bgdh": _deep(
+        "bgdh",
+        "semi-supervised",
+        "binary",
+        "deep hashing with a bipartite graph of labelled and unlabelled items",
+        "Yan, Zhang and Li, IJCAI 2017",
+    ),
+    "ssdh": _deep(
+        "ssdh",
+        "semi-supervised",
+        "binary",
+        "semi-supervised deep hashing: triplet ranking and an online graph",
+        "Zhang and Peng, TCSVT 2017",
+        "its ranking term is halved, and near and far pairs count half each, however many",
+    ),
+    "pqn": _deep(
+        "pqn",
+        "supervised",
+        "quantiser",
+        "product quantisation network: soft assignment, asymmetric triplet loss",
+        "Yu, Yuan, Fang and Jin, ECCV 2018",
+    ),
+    "dtq": _deep(
+        "dtq",
+        "supervised",
+        "quantiser",
         "deep triplet quantisation: triplets and a composite quantiser with orthogonal codebooks",
-        "Liu, Cao, Long, Wang and Wang, ACM MM 2018", "its codebooks start from residual k-means"),
-    "dqn": _deep("dqn", "supervised", "quantiser",
+        "Liu, Cao, Long, Wang and Wang, ACM MM 2018",
+        "its codebooks start from residual k-means",
+    ),
+    "dqn": _deep(
+        "dqn",
+        "supervised",
+        "quantiser",
         "deep quantisation network: pairwise cosine loss and a product quantisation loss",
-        "Cao, Long, Wang, Zhu and Wen, AAAI 2016"),
-    "subic": _deep("subic", "supervised", "binary",
-        "structured binary code: one-hot blocks with entropy losses", "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
-        "its blocks have K = 16"),
-    "ninh": _deep("ninh", "supervised", "binary",
-        "network in network hashing: triplet ranking, a small layer per bit", "Lai, Pan, Liu and Yan, CVPR 2015"),
-    "cnnh": _deep("cnnh", "supervised", "binary",
+        "Cao, Long, Wang, Zhu and Wen, AAAI 2016",
+    ),
+    "subic": _deep(
+        "subic",
+        "supervised",
+        "binary",
+        "structured binary code: one-hot blocks with entropy losses",
+        "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
+        "its blocks have K = 16",
+    ),
+    "ninh": _deep(
+        "ninh",
+        "supervised",
+        "binary",
+        "network in network hashing: triplet ranking, a small layer per bit",
+        "Lai, Pan, Liu and Yan, CVPR 2015",
+    ),
+    "cnnh": _deep(
+        "cnnh",
+        "supervised",
+        "binary",
         "codes from a factorised similarity matrix, then a network that learns them",
-        "Xia, Pan, Lai, Liu and Yan, AAAI 2014"),
-    "lopq": _array("lopq.LOPQ", "unsupervised", "quantiser",
+        "Xia, Pan, Lai, Liu and Yan, AAAI 2014",
+    ),
+    "lopq": _array(
+        "lopq.LOPQ",
+        "unsupervised",
+        "quantiser",
         "locally optimised product quantisation: a rotation and codebooks per coarse cell",
-        "Kalantidis and Avrithis, CVPR 2014"),
-    "opq": _array("pq.OPQ", "unsupervised", "quantiser",
-        "optimised product quantisation: a rotation, then PQ", "Ge, He, Ke and Sun, CVPR 2013"),
-    "pq": _array("pq.PQ", "unsupervised", "quantiser",
-        "product quantisation: k-means in each part of the vector", "Jégou, Douze and Schmid, TPAMI 2011"),
-    "sdh": _array("sdh.SDH", "supervised", "binary",
-        "supervised discrete hashing: bits that a linear classifier can use", "Shen, Shen, Liu and Shen, CVPR 2015"),
-    "itq": _array("itq.ITQ", "unsupervised", "binary",
+        "Kalantidis and Avrithis, CVPR 2014",
+    ),
+    "opq": _array(
+        "faiss_codec.OPQ",
+        "unsupervised",
+        "quantiser",
+        "optimised product quantisation: a rotation, then PQ",
+        "Ge, He, Ke and Sun, CVPR 2013",
+    ),
+    "pq": _array(
+        "faiss_codec.PQ",
+        "unsupervised",
+        "quantiser",
+        "product quantisation: k-means in each part of the vector",
+        "Jégou, Douze and Schmid, TPAMI 2011",
+    ),
+    "sdh": _array(
+        "sdh.SDH",
+        "supervised",
+        "binary",
+        "supervised discrete hashing: bits that a linear classifier can use",
+        "Shen, Shen, Liu and Shen, CVPR 2015",
+    ),
+    "itq": _array(
+        "faiss_codec.ITQ",
+        "unsupervised",
+        "binary",
         "iterative quantisation: signs of rotated principal components",
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
-        departs="vectors are scaled to length 1 first, as Faiss does it"),
-    "sh": _array("sh.SH", "unsupervised", "binary",
-        "spectral hashing: signs of sines along the principal components", "Weiss, Torralba and Fergus, NIPS 2008"),
-    "float": _array("uncompressed.FloatFeatures", "unsupervised", "none",
-        "the features themselves, exact cosine, no compression", "none"),
-    "classifier": _array("uncompressed.Classifier", "supervised", "none",
+        departs="vectors are scaled to length 1 first, as Faiss does it",
+    ),
+    "sh": _array(
+        "sh.SH",
+        "unsupervised",
+        "binary",
+        "spectral hashing: signs of sines along the principal components",
+        "Weiss, Torralba and Fergus, NIPS 2008",
+    ),
+    "float": _array(
+        "uncompressed.FloatFeatures",
+        "unsupervised",
+        "none",
+        "the features themselves, exact cosine, no compression",
+        "none",
+    ),
+    "classifier": _array(
+        "uncompressed.Classifier",
+        "supervised",
+        "none",
         "class probabilities of a supervised two-layer net, inner product, no compression",
-        "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017"),
-    "classifier-6": _array("uncompressed.SixClassifiers", "supervised", "none",
-        "the mean of six such nets, inner product, no compression", "none"),
+        "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
+    ),
+    "classifier-6": _array(
+        "uncompressed.SixClassifiers",
+        "supervised",
+        "none",
+        "the mean of six such nets, inner product, no compression",
+        "none",
+    ),
 }
-# fmt: on
-"""Short name -> entry: GPQ and its variants, methods of this package, others in the order of the paper's tables, then baselines."""
+
+"""Short name -> entry: GPQ and its variants, methods of this package, others in the order of the
+paper's tables, then baselines."""
 
 ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
-"""Names that :func:`make_method` accepts."""
+"""Names that :func:`make_method` accepts, besides ``faiss:`` with a factory string."""
 
 
 def method_names() -> list[str]:
-    """All short names, those of plugins last. Raises UsageError: a plugin's method has the name of another method."""
+    """Return all short names, those of plugins last.
+
+    Raises:
+        UsageError: a plugin's method has the name of another method.
+    """
     return [*METHODS, *plugin_names("methods", METHODS)]
 
 
 def find_method(name: str) -> MethodEntry:
-    """The entry of a short name. Raises UsageError: unknown name (the message lists all), or its plugin cannot be loaded."""
+    """Return the entry of a short name, or of ``faiss:`` and a factory string.
+
+    Raises:
+        UsageError: an unknown name (the message lists all), or a plugin that cannot be loaded.
+    """
+    if name.startswith(FAISS):
+        codec = f"codec of Faiss, {name.removeprefix(FAISS)}"
+        return _array("faiss_codec.FaissCodec", "unsupervised", "quantiser", codec, "Faiss")
     plugin = find_plugin("methods", name, METHODS)
     if plugin is not None:
         entry = plugin.load()
         if not isinstance(entry, MethodEntry):
             raise plugin.error(
-                f"is a {type(entry).__name__}: a MethodEntry of gpq_faiss.methods.registry is needed"
+                f"is a {type(entry).__name__}: a MethodEntry of gpq_faiss.methods.registry is "
+                "needed"
             )
         return entry
     if name not in METHODS:
@@ -179,16 +304,49 @@ def find_method(name: str) -> MethodEntry:
 
 
 def make_method(name: str, bits: int, seed: int = 0) -> Coder:
-    """An unfitted array method. Raises UsageError: unknown name, a trained method, or an unsupported number of bits."""
+    """Make an array method, to be fitted; a ``faiss:`` codec has the bits of its factory string.
+
+    Raises:
+        UsageError: an unknown name, a trained method, or an unsupported number of bits.
+    """
     from .coders import Coder
 
     entry = find_method(name)
     if entry.deep:
         raise UsageError(
-            f"{name} trains a network: compare with it by gpq experiment run; here choose from {', '.join(ARRAY_METHODS)}"
+            f"{name} trains a network: compare with it by gpq experiment run; "
+            f"here choose from {', '.join(ARRAY_METHODS)}, or faiss:FACTORY_STRING"
         )
-    made = entry.load()(bits)
-    if not isinstance(made, Coder):
-        raise UsageError(f"{name}: {type(made).__name__} is not a Coder of gpq_faiss.methods.coders")
-    made.seed = seed
-    return made
+    options = {"description": name.removeprefix(FAISS)} if name.startswith(FAISS) else {}
+    coder = entry.load()(bits, **options)
+    if not isinstance(coder, Coder):
+        raise UsageError(
+            f"{name}: {type(coder).__name__} is not a Coder of gpq_faiss.methods.coders"
+        )
+    coder.seed = seed
+    return coder
+
+
+def is_array_method(name: str) -> bool:
+    """Return whether :func:`make_method` makes it, even if a folder has that name."""
+    if name.startswith(FAISS):
+        return True
+    return name in method_names() and (not find_method(name).deep or not Path(name).is_dir())
+
+
+def split_names(text: str) -> list[str]:
+    """Split names at commas, but not within a factory string of Faiss, which goes on up to the next
+    method or folder.
+
+    Examples:
+        >>> split_names("pq,faiss:OPQ12,PQ12x4,opq")
+        ['pq', 'faiss:OPQ12,PQ12x4', 'opq']
+    """
+    names: list[str] = []
+    for name in filter(None, map(str.strip, text.split(","))):
+        inside = bool(names) and names[-1].startswith(FAISS) and not name.startswith(FAISS)
+        if inside and name not in method_names() and not Path(name).is_dir():
+            names[-1] += f",{name}"
+        else:
+            names.append(name)
+    return names

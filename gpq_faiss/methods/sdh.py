@@ -1,22 +1,29 @@
 """Supervised discrete hashing (Shen, Shen, Liu and Shen, "Supervised Discrete Hashing", CVPR 2015).
 
-Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, and hash functions F that predict these codes:
+Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, and hash functions F
+that predict these codes:
 
-    min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,      b_i in {-1, 1}^bits
+    min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,   b_i in {-1, 1}^bits
 
-    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (m anchors a_j)
+    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (m
+    anchors a_j)
 
-alternately, ``iterations`` times (algorithm 1): P by least squares of B on φ (F-step), W by ridge regression of the labels on B (G-step),
-and B bit by bit with the others fixed (B-step, discrete cyclic coordinate descent), never relaxed:
+alternately, ``iterations`` times (algorithm 1): P by least squares of B on φ (F-step), W by ridge
+regression of the labels on B (G-step), and B bit by bit with the others fixed (B-step, discrete
+cyclic coordinate descent), never relaxed:
 
-    z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);  q, w are the bit's column of Q and row of W; B', W' those of the other bits.
+    z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);
 
-An item's code is sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 iterations as in the paper. y is multi-hot. Supervised: only labelled rows are used.
+q, w are the bit's column of Q and row of W; B', W' those of the other bits.
 
-Deviations, chosen on held-out labelled items: 2,000 anchors (the paper: 1,000), or all labelled rows, if there are fewer; σ is the mean
-squared distance of items and anchors, of vectors scaled to unit length (the paper: a width for each data set); P is a ridge regression
-with weight 1e-3 (times the mean squared kernel), as so many similar kernels are nearly singular; kernels are centred, which gives F a
-constant.
+An item's code is sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 iterations as in the paper. y is multi-hot.
+Supervised: only labelled rows are used.
+
+Deviations, chosen on held-out labelled items: 2,000 anchors (the paper: 1,000), or all labelled
+rows, if there are fewer; σ is the mean squared distance of items and anchors, of vectors scaled to
+unit length (the paper: a width for each data set); P is a ridge regression with weight 1e-3 (times
+the mean squared kernel), as so many similar kernels are nearly singular; kernels are centred, which
+gives F a constant.
 """
 
 from __future__ import annotations
@@ -56,7 +63,8 @@ class SDH(BinaryMethod):
         self._mean = kernels.mean(axis=0)
         kernels -= self._mean
         gram = kernels.T @ kernels
-        # Relative to the mean of the diagonal, so independent of the number of items; with a floor for equal kernels.
+        # Relative to the mean of the diagonal, so independent of the number of items; with a floor
+        # for equal kernels.
         gram[np.diag_indices(len(gram))] += max(_RIDGE * float(np.trace(gram) / len(gram)), 1e-10)
         # One factorisation for all iterations: P = solver @ B.
         solver = np.linalg.solve(gram, kernels.T)
@@ -64,7 +72,8 @@ class SDH(BinaryMethod):
         for _ in range(_ITERATIONS):
             reached = kernels @ (solver @ codes)
             W = np.asarray(
-                np.linalg.solve(codes.T @ codes + _LAMBDA * np.eye(self.bits), codes.T @ y), np.float64
+                np.linalg.solve(codes.T @ codes + _LAMBDA * np.eye(self.bits), codes.T @ y),
+                np.float64,
             )
             codes = discrete_codes(codes, W, y @ W.T + _NU * reached)
         self._P = solver @ codes
@@ -80,23 +89,26 @@ class SDH(BinaryMethod):
 def squared_distances(x: Floats, anchors: Floats) -> Doubles:
     """Squared distances float64 [n, m] of rows float32 [n, d] and [m, d]."""
     a, b = x.astype(np.float64), anchors.astype(np.float64)
-    squares: Doubles = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b) - 2 * (a @ b.T)
+    squares: Doubles = (
+        np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b) - 2 * (a @ b.T)
+    )
     return squares.clip(0)
 
 
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
-    """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (B-step); W [bits, C], Q [n, bits].
+    """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (B-step); W [bits, C], Q [n,
+    bits].
 
-    Each bit of each item is set to its optimum with the others fixed, in up to ``sweeps`` passes or until none changes. A bit without
-    effect is unchanged.
+    Each bit of each item is set to its optimum with the others fixed, in up to ``sweeps`` passes or
+    until none changes. A bit without effect is unchanged.
     """
     B = B.copy()
     gram = W @ W.T
     for _ in range(sweeps):
         before = B.copy()
         for bit in range(B.shape[1]):
-            others = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
-            pull = Q[:, bit] - others
+            other_bits = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
+            pull = Q[:, bit] - other_bits
             B[:, bit] = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
         if np.array_equal(B, before):
             break

@@ -1,18 +1,21 @@
-"""Spectral hashing (Weiss, Torralba and Fergus, "Spectral Hashing", NIPS 2008): thresholded eigenfunctions on principal axes.
+"""Spectral hashing (Weiss, Torralba and Fergus, "Spectral Hashing", NIPS 2008): thresholded
+eigenfunctions on principal axes.
 
-The best code of a given graph of similarities is a partition of it; relaxed, its bits are the signs of the eigenvectors of the
-graph's Laplacian. For data uniformly distributed in a box, the eigenfunctions of the Laplacian are known (sect. 3): along
-the axis [a, b] they are
+The best code of a given graph of similarities is a partition of it; relaxed, its bits are the signs
+of the eigenvectors of the graph's Laplacian. For data uniformly distributed in a box, the
+eigenfunctions of the Laplacian are known (sect. 3): along the axis [a, b] they are
 
-    Φ_k(x) = sin(π/2 + k π / (b - a) (x - a)),     with eigenvalue  λ_k = 1 - exp(-ε²/2 |k π / (b - a)|²),     k = 1, 2, ...
+    Φ_k(x) = sin(π/2 + k π / (b - a) (x - a)),     with eigenvalue  λ_k = 1 - exp(-ε²/2 |k π / (b -
+    a)|²),     k = 1, 2, ...
 
-So the method takes principal components as axes, their ranges as the box, and the ``bits`` single-axis eigenfunctions with the
-smallest eigenvalues (products are left out, as their signs depend on the others); a long axis gives several bits, of rising frequency.
-A bit is the sign of its function; codes are compared by Hamming distance. ε does not change the order of eigenvalues, so no code.
-Unsupervised.
+So the method takes principal components as axes, their ranges as the box, and the ``bits``
+single-axis eigenfunctions with the smallest eigenvalues (products are left out, as their signs
+depend on the others); a long axis gives several bits, of rising frequency. A bit is the sign of its
+function; codes are compared by Hamming distance. ε does not change the order of eigenvalues, so no
+code. Unsupervised.
 
-As in the authors' description, at most ``bits`` principal components are used. Deviation, in this method's favour, as for
-other unsupervised methods: vectors are scaled to unit length first.
+As in the authors' description, at most ``bits`` principal components are used. Deviation, in this
+method's favour, as for other unsupervised methods: vectors are scaled to unit length first.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ from .coders import BinaryMethod, Floats
 class SH(BinaryMethod):
     """Spectral hashing. Deterministic: the seed has no effect.
 
-    ``axes``: float32 [P, width], the principal components with bits, by falling variance; ``box``: float32 [P, 2], the range of the
-    training vectors along each; ``modes``: int64 [bits, 2], axis and k of each bit, by rising eigenvalue.
+    ``axes``: float32 [P, width], the principal components with bits, by falling variance; ``box``:
+    float32 [P, 2], the range of the training vectors along each; ``modes``: int64 [bits, 2], axis
+    and k of each bit, by rising eigenvalue.
     """
 
     name = "sh"
@@ -58,11 +62,14 @@ class SH(BinaryMethod):
         self.axes = np.ascontiguousarray(axes, dtype=np.float32)
         y = self._coordinates(x)
         low, high = y.min(axis=0), y.max(axis=0)
-        # An axis without extent has no function with a small eigenvalue; rounding must not give it one.
+        # An axis without extent has no function with a small eigenvalue; rounding must not give it
+        # one.
         longest = float((high - low).max())
         real = high - low > 1e-5 * longest
         if not real.any():
-            raise DataError(f"{self.name}: all training vectors are equal: give at least 2 different ones")
+            raise DataError(
+                f"{self.name}: all training vectors are equal: give at least 2 different ones"
+            )
         self.axes, low, high = self.axes[real], low[real], high[real]
         self.box = np.stack([low, high], axis=1)
         self.modes = smallest_modes(high - low, self.bits)
@@ -81,14 +88,15 @@ class SH(BinaryMethod):
 
 
 def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """The ``count`` pairs (axis, k >= 1) with the smallest eigenvalues in a box of these edge lengths [P]: int64 [count, 2].
+    """The ``count`` pairs (axis, k >= 1) with the smallest eigenvalues in a box of these edge
+    lengths [P]: int64 [count, 2].
 
     1 - exp(-ε²/2 (k π / length)²) rises with k / length; ties go to the first axis.
     """
     lengths = np.asarray(lengths, dtype=np.float64)
     # No axis can have more than its share of the longest axis' k.
-    most = np.ceil(count * lengths / lengths.max()).astype(np.int64)
-    axis = np.repeat(np.arange(len(lengths)), most)
-    k = np.concatenate([np.arange(1, n + 1) for n in most])
+    limits = np.ceil(count * lengths / lengths.max()).astype(np.int64)
+    axis = np.repeat(np.arange(len(lengths)), limits)
+    k = np.concatenate([np.arange(1, n + 1) for n in limits])
     order = np.argsort(k / lengths[axis], kind="stable")[:count]
     return np.stack([axis[order], k[order]], axis=1)

@@ -1,24 +1,30 @@
 """SSDH, semi-supervised deep hashing with a graph built in every mini-batch.
 
-Zhang and Peng, "SSDH: Semi-supervised Deep Hashing for Large Scale Image Retrieval", IEEE Transactions on Circuits and Systems for
-Video Technology, 2017 (arXiv 1607.08477). The network's deep features go into a hash layer, h = sigmoid(u) in [0, 1]^q, and
-into a classifier. With d(i, j) = ||h_i - h_j||², the loss is the sum of
+Zhang and Peng, "SSDH: Semi-supervised Deep Hashing for Large Scale Image Retrieval", IEEE
+Transactions on Circuits and Systems for Video Technology, 2017 (arXiv 1607.08477). The network's
+deep features go into a hash layer, h = sigmoid(u) in [0, 1]^q, and into a classifier. With d(i, j)
+= ||h_i - h_j||², the loss is the sum of
 
 * the supervised ranking term, for labelled triplets (a, p, n): max(0, m_t + d(a, p) - d(a, n));
-* the embedding term, λ times the contrast of neighbours and of distant items, labelled or not: d(i, j) for neighbours,
-  max(0, m_p - sqrt d(i, j))² for distant ones, by the deep features of the same mini-batch, so that the graph improves with the network;
-* the pseudo-label term, λ times the same contrast between each unlabelled item and items of the same class or another one, by
-  predicted classes (for labelled partners by their labels);
+* the embedding term, λ times the contrast of neighbours and of distant items, labelled or not: d(i,
+  j) for neighbours, max(0, m_p - sqrt d(i, j))² for distant ones, by the deep features of the same
+  mini-batch, so that the graph improves with the network;
+* the pseudo-label term, λ times the same contrast between each unlabelled item and items of the
+  same class or another one, by predicted classes (for labelled partners by their labels);
 * the classifier's cross entropy on the labelled items.
 
-A bit is 1 if u > 0. λ = 0.1, m_t = 1, m_p = 2.5 for 12 bits and 3 above, the nearest 8 of 128 as neighbours and distant ones from the
-farthest tenth are the authors' published settings for the CNN-F network. Deviations, and why:
+A bit is 1 if u > 0. λ = 0.1, m_t = 1, m_p = 2.5 for 12 bits and 3 above, the nearest 8 of 128 as
+neighbours and distant ones from the farthest tenth are the authors' published settings for the
+CNN-F network. Deviations, and why:
 
-* The margin m_t is ``bits / 8``, at least 1, chosen on held-out items: squared distances grow with the code length.
-* The ranking term is halved; near and far pairs are averaged separately with equal weight; the paper sums over all pairs. All triplets
-  and pairs of the mini-batch are averaged, not a few per anchor.
-* The classifier is a softmax over labels with equal shares (the authors' is a sigmoid where items have several labels), and negatives of
-  the pseudo-label term are items of any other class (theirs: of the least probable one).
+* The margin m_t is ``bits / 8``, at least 1, chosen on held-out items: squared distances grow with
+  the code length.
+* The ranking term is halved; near and far pairs are averaged separately with equal weight; the
+  paper sums over all pairs. All triplets and pairs of the mini-batch are averaged, not a few per
+  anchor.
+* The classifier is a softmax over labels with equal shares (the authors' is a sigmoid where items
+  have several labels), and negatives of the pseudo-label term are items of any other class (theirs:
+  of the least probable one).
 """
 
 from __future__ import annotations
@@ -36,8 +42,9 @@ from .trainable import TrainingBatch, weighted
 
 
 def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Tensor:
-    """Half the sum of mean d over the pairs ``near`` and mean max(0, margin - sqrt d)² over the pairs ``far``, a scalar, of squared
-    distances float [B, B]; either kind of pairs, bool [B, B], may be empty."""
+    """Half the sum of mean d over the pairs ``near`` and mean max(0, margin - sqrt d)² over the
+    pairs ``far``, a scalar, of squared distances float [B, B]; either kind of pairs, bool [B, B],
+    may be empty."""
     pull = (distances * near).sum() / near.sum().clamp_min(1)
     # The root has an infinite gradient at 0, for equal rows.
     gap = (margin - (distances + 1e-6).sqrt()).relu().square()
@@ -47,13 +54,15 @@ def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Ten
 
 @torch.no_grad()
 def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
-    """The neighbours of each row of features float [B, W] and its distant rows, two bool [B, B]; ``near`` and ``far`` are their shares of
-    the batch, at least one row each."""
+    """The neighbours of each row of features float [B, W] and its distant rows, two bool [B, B];
+    ``near`` and ``far`` are their shares of the batch, at least one row each."""
     B = len(features)
     order = squared_distances(features, features).fill_diagonal_(-1).argsort(dim=1)
     n_near = max(1, min(round(near * B), (B - 1) // 2))
     n_far = max(1, min(round(far * B), B - 1 - n_near))
-    neighbours, distant = (torch.zeros(B, B, dtype=torch.bool, device=features.device) for _ in range(2))
+    neighbours, distant = (
+        torch.zeros(B, B, dtype=torch.bool, device=features.device) for _ in range(2)
+    )
     neighbours.scatter_(1, order[:, 1 : 1 + n_near], True)
     distant.scatter_(1, order[:, B - n_far :], True)
     return neighbours, distant
@@ -82,19 +91,23 @@ class SSDH(Baseline):
         d = squared_distances(h, h)
         parts = {
             "rank": triplet_ranking(d[:n, :n], batch.y, self.margin_rank) / 2,
-            "embedding": contrast(d, *batch_graph(deep.detach(), self.near, self.far), self.margin_pair),
+            "embedding": contrast(
+                d, *batch_graph(deep.detach(), self.near, self.far), self.margin_pair
+            ),
             "classification": F.cross_entropy(logits[:n], shares(batch.y, logits)),
         }
         if len(deep) > n:
-            same = same_class(batch.y, logits[n:].detach())
-            themselves = torch.zeros_like(same)
+            same_label = same_class(batch.y, logits[n:].detach())
+            themselves = torch.zeros_like(same_label)
             themselves[:, n:].fill_diagonal_(True)
-            parts["pseudo"] = contrast(d[n:], same & ~themselves, ~same, self.margin_pair)
+            parts["pseudo"] = contrast(
+                d[n:], same_label & ~themselves, ~same_label, self.margin_pair
+            )
         return weighted(parts, embedding=self.weight, pseudo=self.weight)
 
 
 def same_class(y: Tensor, logits: Tensor) -> Tensor:
-    """Whether unlabelled rows, by the most probable of their logits [U, C], share their class with other rows, of which the labelled ones
-    have multi-hot labels [B, C]: bool [U, B + U]."""
+    """Whether unlabelled rows, by the most probable of their logits [U, C], share their class with
+    other rows, of which the labelled ones have multi-hot labels [B, C]: bool [U, B + U]."""
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
     return pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0

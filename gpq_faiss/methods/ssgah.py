@@ -1,26 +1,36 @@
-"""SSGAH, semi-supervised generative adversarial hashing: triplets for unlabelled items from a generator.
+"""SSGAH, semi-supervised generative adversarial hashing: triplets for unlabelled items from a
+generator.
 
-Wang, Hu, Cheng and Hou, "Semi-supervised Generative Adversarial Hashing for Image Retrieval", ECCV 2018. Three networks:
+Wang, Hu, Cheng and Hou, "Semi-supervised Generative Adversarial Hashing for Image Retrieval", ECCV
+2018. Three networks:
 
-* the generator G turns an item x (labelled or not) and noise into a similar item x⁺ and a dissimilar one x⁻;
-* the discriminator D separates real triplets (x, p, n) of labelled items from synthetic ones (x, x⁺, x⁻), so that G learns
-  similarity and not just the appearance of items;
-* the hashing network H, with h = sigmoid(u), learns from both (semi-supervised ranking loss):
-  mean max(0, m + d(a, p) - d(a, n)) over real triplets, plus λ times the same over synthetic ones, d(i, j) = ||h_i - h_j||².
+* the generator G turns an item x (labelled or not) and noise into a similar item x⁺ and a
+  dissimilar one x⁻;
+* the discriminator D separates real triplets (x, p, n) of labelled items from synthetic ones (x,
+  x⁺, x⁻), so that G learns similarity and not just the appearance of items;
+* the hashing network H, with h = sigmoid(u), learns from both (semi-supervised ranking loss): mean
+  max(0, m + d(a, p) - d(a, n)) over real triplets, plus λ times the same over synthetic ones, d(i,
+  j) = ||h_i - h_j||².
 
-G and H are adversaries as well (adversary ranking loss): G maximises the ranking loss of its triplets, as far as D accepts them. With
-V = E log D(real) + E log(1 - D(synthetic)), D maximises V and G minimises it. For embeddings G and D are perceptrons, for images small
-convolutional networks. Where an equation of the paper was not available, the form above is used. Deviations, and why:
+G and H are adversaries as well (adversary ranking loss): G maximises the ranking loss of its
+triplets, as far as D accepts them. With V = E log D(real) + E log(1 - D(synthetic)), D maximises V
+and G minimises it. For embeddings G and D are perceptrons, for images small convolutional networks.
+Where an equation of the paper was not available, the form above is used. Deviations, and why:
 
-* The three networks step together: ``total`` is the sum of their losses, each with the *other* networks' weights and inputs detached, so
-  every network gets the gradient of its own objective only. G maximises log D: log(1 - D) has no gradient when D is certain.
-* D also sees real triplets in the wrong order (x, n, p) as synthetic ones. Otherwise, with few labels, it does not learn similarity.
-* D is spectrally normalised (Miyato et al., ICLR 2018), has noisy inputs, and the target 0.9 for real triplets: on embeddings it
-  otherwise detects all synthetic ones after a few steps, and G cannot learn. An untrained G misleads: its triplets' weight rises from
-  0 at a quarter of the steps to full at three quarters.
-* m is ``bits / 8`` (at least 1), and λ 0.03, chosen on held-out labelled items of the CIFAR-10 features: with 0.2 the ranking is worse, as
-  G, H's adversary, makes similar items that are farther than its dissimilar ones, and D accepts them.
-* The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The hash layer has small weights at first.
+* The three networks step together: ``total`` is the sum of their losses, each with the *other*
+  networks' weights and inputs detached, so every network gets the gradient of its own objective
+  only. G maximises log D: log(1 - D) has no gradient when D is certain.
+* D also sees real triplets in the wrong order (x, n, p) as synthetic ones. Otherwise, with few
+  labels, it does not learn similarity.
+* D is spectrally normalised (Miyato et al., ICLR 2018), has noisy inputs, and the target 0.9 for
+  real triplets: on embeddings it otherwise detects all synthetic ones after a few steps, and G
+  cannot learn. An untrained G misleads: its triplets' weight rises from 0 at a quarter of the steps
+  to full at three quarters.
+* m is ``bits / 8`` (at least 1), and λ 0.03, chosen on held-out labelled items of the CIFAR-10
+  features: with 0.2 the ranking is worse, as G, H's adversary, makes similar items that are farther
+  than its dissimilar ones, and D accepts them.
+* The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The
+  hash layer has small weights at first.
 """
 
 from __future__ import annotations
@@ -50,8 +60,9 @@ def perceptron(*widths: int, dropout: float = 0.0) -> nn.Sequential:
 
 
 class Generator(nn.Module):
-    """From normalised items x [n, ...] and noise z [n, Z] to similar and dissimilar ones, like x: a perceptron for embeddings of ``width``;
-    for images (0; of at least 4 pixels) convolutions down and up, with skip connections, and the noise at the bottleneck."""
+    """From normalised items x [n, ...] and noise z [n, Z] to similar and dissimilar ones, like x: a
+    perceptron for embeddings of ``width``; for images (0; of at least 4 pixels) convolutions down
+    and up, with skip connections, and the noise at the bottleneck."""
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
@@ -76,7 +87,9 @@ class Generator(nn.Module):
         up = F.leaky_relu(self.up1(torch.cat([coarse, spread], dim=1)), 0.2)
         up = F.leaky_relu(self.up2(torch.cat([_enlarge(up, fine), fine], dim=1)), 0.2)
         # Normalised pixels are within about ±2.7 (ImageNet's mean and deviation).
-        similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).chunk(2, dim=1)
+        similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).chunk(
+            2, dim=1
+        )
         return similar, dissimilar
 
 
@@ -85,8 +98,8 @@ def _enlarge(x: Tensor, like: Tensor) -> Tensor:
 
 
 class Discriminator(nn.Module):
-    """From triplets of items [n, ...], side by side, to the logit that they are real, float [n]: a perceptron for embeddings of ``width``,
-    strided convolutions for images (0)."""
+    """From triplets of items [n, ...], side by side, to the logit that they are real, float [n]: a
+    perceptron for embeddings of ``width``, strided convolutions for images (0)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -96,7 +109,9 @@ class Discriminator(nn.Module):
         layers: list[nn.Module] = []
         for n_in, n_out in itertools.pairwise((9, hidden // 4, hidden // 2, hidden)):
             layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
-        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1))
+        self.layers = nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1)
+        )
 
     def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
         return cast(Tensor, self.layers(torch.cat([x, similar, dissimilar], dim=1)))[:, 0]
@@ -108,13 +123,15 @@ def fixed(module: nn.Module) -> dict[str, Tensor]:
 
 
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares none, if both exist: int64 [T] each,
-    with their anchors first; drawn on the CPU."""
+    """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares
+    none, if both exist: int64 [T] each, with their anchors first; drawn on the CPU."""
     positive, negative = label_pairs(labels.cpu(), torch.empty(0))
     a = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
     if not len(a):
         return a, a, a
-    p, n = (torch.multinomial(m[a].float(), 1, generator=generator)[:, 0] for m in (positive, negative))
+    p, n = (
+        torch.multinomial(m[a].float(), 1, generator=generator)[:, 0] for m in (positive, negative)
+    )
     return a, p, n
 
 
@@ -123,9 +140,11 @@ class SSGAH(Baseline):
 
     uses_unlabelled = True
     synthetic, adversary = 0.03, 0.02
-    """λ, weight of the synthetic triplets for H, and the weight of the adversary ranking loss, for G."""
+    """λ, weight of the synthetic triplets for H, and the weight of the adversary ranking loss, for
+    G."""
     blur, smooth = 0.2, 0.9
-    """Standard deviation of the noise on D's inputs (normalised items have about 1), and the target of D for real triplets."""
+    """Standard deviation of the noise on D's inputs (normalised items have about 1), and the target
+    of D for real triplets."""
     noise = 32
     """Width of the noise."""
 
@@ -154,16 +173,20 @@ class SSGAH(Baseline):
         parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
 
         z = torch.randn(k, self.noise, generator=batch.generator).to(v.device)
-        made: Pair = self.generator(v, z)
-        still = [m.detach() for m in made]
+        synthetic: Pair = self.generator(v, z)
+        still = [m.detach() for m in synthetic]
         # Statistics of batch norms are of real items only.
         buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
         hashed = functional_call(self.extractor, buffers, (torch.cat(still), True)).sigmoid()
-        seen = functional_call(
-            self.extractor, buffers | fixed(self.extractor), (torch.cat(made), True)
+        hashed_for_generator = functional_call(
+            self.extractor, buffers | fixed(self.extractor), (torch.cat(synthetic), True)
         ).sigmoid()
         parts["synthetic"] = triplet_margin(h - hashed[:k], h - hashed[k:], self.margin)
-        adversary = triplet_margin(h.detach() - seen[:k], h.detach() - seen[k:], self.margin)
+        adversary = triplet_margin(
+            h.detach() - hashed_for_generator[:k],
+            h.detach() - hashed_for_generator[k:],
+            self.margin,
+        )
 
         a, p, q = draw_triplets(batch.y, batch.generator)
 
@@ -178,7 +201,9 @@ class SSGAH(Baseline):
             real = F.binary_cross_entropy_with_logits(logit, torch.full_like(logit, self.smooth))
             swapped = F.softplus(self.discriminator(*blurred(v[a], v[q], v[p]))).mean()
             parts["discriminator"] = (fake + swapped) / 2 + real
-        accepted = functional_call(self.discriminator, fixed(self.discriminator), (*blurred(v, *made),))
+        accepted = functional_call(
+            self.discriminator, fixed(self.discriminator), (*blurred(v, *synthetic),)
+        )
         parts["generator"] = F.softplus(-accepted).mean()  # -log D
         parts["adversary"] = adversary
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))

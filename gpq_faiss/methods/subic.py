@@ -1,19 +1,22 @@
-"""SUBIC: Jain, Zepeda, Pérez and Gribonval, "SUBIC: A Supervised, Structured Binary Code for Image Search", ICCV 2017.
+"""SUBIC: Jain, Zepeda, Pérez and Gribonval, "SUBIC: A Supervised, Structured Binary Code for Image
+Search", ICCV 2017.
 
-The network ends in M blocks of K softmax activations z; the code has a 1 at the largest activation of each block, so it has M log2 K
-bits. A linear classifier on the activations is trained jointly, and two block entropies make activations nearly one-hot and all K of
-a block equally frequent::
+The network ends in M blocks of K softmax activations z; the code has a 1 at the largest activation
+of each block, so it has M log2 K bits. A linear classifier on the activations is trained jointly,
+and two block entropies make activations nearly one-hot and all K of a block equally frequent::
 
     L = CE(z, y) / log2 C  +  γ/(M log2 K) mean_i Σ_m H(z_im)  -  μ/(M log2 K) Σ_m H(mean_i z_im)
 
-with entropies and the cross entropy in bits: the classification loss, the mean entropy and the (negative) batch entropy. Search is
-asymmetric: the inner product of the query's activations with the code.
+with entropies and the cross entropy in bits: the classification loss, the mean entropy and the
+(negative) batch entropy. Search is asymmetric: the inner product of the query's activations with
+the code.
 
 Deviations:
 
 * K = 16, as for the product codes: a block is a codebook of 4 bits. The paper's blocks are larger.
-* γ = 0.03 and μ = 0.3, chosen on held-out items; with 1 and 1, the defaults of the authors' published code, the entropies outweigh the
-  classes within 500 steps. The targets of an item with several labels are its labels with equal shares.
+* γ = 0.03 and μ = 0.3, chosen on held-out items; with 1 and 1, the defaults of the authors'
+  published code, the entropies outweigh the classes within 500 steps. The targets of an item with
+  several labels are its labels with equal shares.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ def block_log_softmax(raw: Tensor, M: int) -> Tensor:
 
 
 def entropies(log_z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean entropy and batch entropy of blocks of log activations [B, M, K], both summed over blocks and in bits."""
+    """Mean entropy and batch entropy of blocks of log activations [B, M, K], both summed over
+    blocks and in bits."""
     z = log_z.exp()
     mean = -(z * log_z).sum() / len(z)
     frequency = z.mean(dim=0)
@@ -74,12 +78,16 @@ class SUBIC(Baseline):
         mean, frequency = entropies(log_z)
         bits = self.M * math.log2(self.K)
         parts = {
-            "classification": cross_entropy(log_p, shares(batch.y, log_p)) / math.log(self.n_classes),
+            "classification": cross_entropy(log_p, shares(batch.y, log_p))
+            / math.log(self.n_classes),
             "mean_entropy": mean / bits,
             "batch_entropy": frequency / bits,
         }
         return weighted(parts, mean_entropy=self.gamma, batch_entropy=-self.mu)
 
     def coder(self) -> ProductCoder:
-        """Coder of one-hot blocks: the unit vector nearest to a block is that of its largest activation."""
-        return ProductCoder(np.broadcast_to(np.eye(self.K, dtype=np.float32), (self.M, self.K, self.K)))
+        """Coder of one-hot blocks: the unit vector nearest to a block is that of its largest
+        activation."""
+        return ProductCoder(
+            np.broadcast_to(np.eye(self.K, dtype=np.float32), (self.M, self.K, self.K))
+        )

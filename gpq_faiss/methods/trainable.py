@@ -1,7 +1,8 @@
 """Interface of methods trained by gradient descent.
 
-The loop (:mod:`gpq_faiss.training.loop`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
-optimizer, and keeps the weights that rank held-out items best. A method is its network: it provides losses, vectors, and the
+The loop (:mod:`gpq_faiss.training.loop`) is the same for all: it draws batches, calls
+:meth:`TrainableMethod.losses`, steps the optimizer, and keeps the weights that rank held-out items
+best. A method is its network: it provides losses, vectors, and the
 :class:`~gpq_faiss.methods.coders.Coder` of its vectors.
 """
 
@@ -52,13 +53,13 @@ class TrainingBatch:
 
 def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
     """Parts of a loss, and their ``total``, in which each has its weight (default: 1)."""
-    terms = [part * weights[name] if name in weights else part for name, part in parts.items()]
+    terms = [loss * weights[name] if name in weights else loss for name, loss in parts.items()]
     return {"total": functools.reduce(torch.add, terms), **parts}
 
 
 class TrainableMethod(nn.Module, ABC):
-    """A network, from inputs to vectors float32 [B, D] for :meth:`coder`, with its losses. A step is :meth:`before_step`, :meth:`losses`,
-    the optimizer, :meth:`after_step`."""
+    """A network, from inputs to vectors float32 [B, D] for :meth:`coder`, with its losses. A step
+    is :meth:`before_step`, :meth:`losses`, the optimizer, :meth:`after_step`."""
 
     uses_unlabelled: bool = True
     """Whether batches contain unlabelled items; False for supervised methods."""
@@ -80,39 +81,49 @@ class TrainableMethod(nn.Module, ABC):
         return [module for module in self.modules() if isinstance(module, Backbone)]
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """Standardise features, from at most 50,000 training rows: a mean per dimension, and one deviation for all, as the last dimensions
-        of a PCA are noise, which one per dimension would amplify (GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP)."""
+        """Standardise features, from at most 50,000 training rows: a mean per dimension, and one
+        deviation for all, as the last dimensions of a PCA are noise, which one per dimension would
+        amplify (GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP)."""
         if isinstance(reader.dataset, FeatureDataset):
             values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
             for backbone in self.extractors():
                 backbone.input.fit(torch.from_numpy(values))
 
     def fit_labels(
-        self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32], unlabelled: NDArray[np.int64]
+        self,
+        reader: Reader,
+        rows: NDArray[np.int64],
+        y: NDArray[np.float32],
+        unlabelled: NDArray[np.int64],
     ) -> None:
-        """Learn from all labelled training items before the first step, after :meth:`fit_inputs`: their
-        rows int64 [n], ascending, and multi-hot labels float32 [n, C]; ``unlabelled``: rows of the other
-        training items, int64 [U]."""
+        """Learn from all labelled training items before the first step, after :meth:`fit_inputs`:
+        their rows int64 [n], ascending, and multi-hot labels float32 [n, C]; ``unlabelled``: rows
+        of the other training items, int64 [U]."""
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, as in the paper."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.Adam(parameters, lr=config.training.learning_rate, betas=(config.beta1, 0.999))
+        return torch.optim.Adam(
+            parameters, lr=config.training.learning_rate, betas=(config.beta1, 0.999)
+        )
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""
+        """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training
+        inputs in total."""
 
-    def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Compute codewords from the network: before each validation, and after the training with ``final``; ``sample`` as in
-        :meth:`before_step`."""
+    def fit_codebooks(
+        self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False
+    ) -> None:
+        """Compute codewords from the network: before each validation, and after the training with
+        ``final``; ``sample`` as in :meth:`before_step`."""
 
     def after_step(self, step: int) -> None:
         """Called after the optimizer's step ``step`` (from 0)."""
 
 
 class CodeMethod(TrainableMethod):
-    """Base of the GPQ methods: from images or features to item and query vectors, M sub-vectors of unit norm, with the codebooks of the
-    items.
+    """Base of the GPQ methods: from images or features to item and query vectors, M sub-vectors of
+    unit norm, with the codebooks of the items.
 
     Attributes:
         asymmetric: whether queries and items have different vectors.
@@ -134,7 +145,8 @@ class CodeMethod(TrainableMethod):
 
     @abstractmethod
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """Sub-vectors of any length, float32 [B, M·d], of items or queries; with ``amp``, the backbone runs in bf16."""
+        """Sub-vectors of any length, float32 [B, M·d], of items or queries; with ``amp``, the
+        backbone runs in bf16."""
 
     def finish(self, raw: Tensor) -> Tensor:
         """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
@@ -162,14 +174,14 @@ def embed_rows(
     *,
     queries: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Vectors float32 [m, D] of the readable ones of the items ``rows``, int64 [n], and their rows, int64 [m]; with ``queries``, as those
-    of queries."""
+    """Vectors float32 [m, D] of the readable ones of the items ``rows``, int64 [n], and their rows,
+    int64 [m]; with ``queries``, as those of queries."""
     method.eval()
     network = method.queries if queries else method
-    parts, there = [], []
+    parts, readable = [], []
     batch = image_batch(1000, reader.image_size)
     for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):
         with full_float32():
             parts.append(network(to_input(values, device)).float().cpu().numpy())
-        there.append(ok)
-    return np.concatenate(parts), rows[np.concatenate(there)]
+        readable.append(ok)
+    return np.concatenate(parts), rows[np.concatenate(readable)]

@@ -1,12 +1,15 @@
-"""What supervised codes have to beat, without compression: the features themselves, and a plain supervised classifier.
+"""What supervised codes have to beat, without compression: the features themselves, and a plain
+supervised classifier.
 
-``float``: the exact cosine of the input vectors. An item keeps all its 32-bit numbers, whatever the requested number of bits.
+``float``: the exact cosine of the input vectors. An item keeps all its 32-bit numbers, whatever the
+requested number of bits.
 
-``classifier``: a two-layer perceptron learns the classes of the labelled rows. An item is stored as its class probabilities p, C float32
-numbers; the score is the probability that query and item share a class, p(query) · p(item), assuming independence. A supervised code
-that ranks below this has learnt less than the classes alone tell (Sablayrolles, Douze, Usunier and Jégou, "How should we evaluate
-supervised hashing?", ICASSP 2017). The targets of an item with several labels are its labels with equal shares, as in GPQ's classifier.
-``classifier-6`` is the mean of six such networks.
+``classifier``: a two-layer perceptron learns the classes of the labelled rows. An item is stored as
+its class probabilities p, C float32 numbers; the score is the probability that query and item share
+a class, p(query) · p(item), assuming independence. A supervised code that ranks below this has
+learnt less than the classes alone tell (Sablayrolles, Douze, Usunier and Jégou, "How should we
+evaluate supervised hashing?", ICASSP 2017). The targets of an item with several labels are its
+labels with equal shares, as in GPQ's classifier. ``classifier-6`` is the mean of six such networks.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch import Tensor, nn
 
 from ..data.labels import Labels, rows_that
 from ..errors import DataError
-from .coders import Coder, Codes, Floats
+from .coders import Coder, Codes, Floats, dot_rows
 from .leave_one_out import leave_one_out
 
 _RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
@@ -43,7 +46,8 @@ class FloatFeatures(Coder):
         zero = np.flatnonzero(~x.any(axis=1))
         if zero.size:
             raise DataError(
-                f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out"
+                f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: "
+                "leave them out"
             )
         return x
 
@@ -54,15 +58,12 @@ class FloatFeatures(Coder):
         return dot_rows(self._stored(xq), codes.view(np.float32))
 
 
-def dot_rows(xq: Floats, xb: Floats) -> Floats:
-    """Inner products float32 [Q, n] of rows, bit-equal for equal rows: BLAS sums in an order that depends on a row's position."""
-    return np.asarray(np.einsum("qd,nd->qn", xq, xb))
-
-
 class Classifier(FloatFeatures):
-    """Linear - ReLU - dropout - linear - softmax on standardised, noisy inputs, trained with AdamW on the labelled rows.
+    """Linear - ReLU - dropout - linear - softmax on standardised, noisy inputs, trained with AdamW
+    on the labelled rows.
 
-    The learning rate decays to 0 along a half cosine; the noise is estimated from the labels (:mod:`.leave_one_out`).
+    The learning rate decays to 0 along a half cosine; the noise is estimated from the labels
+    (:mod:`.leave_one_out`).
     """
 
     name = "classifier"
@@ -82,7 +83,8 @@ class Classifier(FloatFeatures):
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
         self._store(labels.n_classes)
-        # torch's layers draw from the global generator: seed a fork, so that the caller's state is unchanged.
+        # torch's layers draw from the global generator: seed a fork, so that the caller's state is
+        # unchanged.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
@@ -106,8 +108,8 @@ class Classifier(FloatFeatures):
             if len(order) < batch:
                 order = torch.randperm(len(x))
             rows, order = order[:batch], order[batch:]
-            seen = x[rows] + noise * torch.randn(batch, x.shape[1]) if noise else x[rows]
-            loss = nn.functional.cross_entropy(net(seen), y[rows])
+            noisy = x[rows] + noise * torch.randn(batch, x.shape[1]) if noise else x[rows]
+            loss = nn.functional.cross_entropy(net(noisy), y[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -122,8 +124,8 @@ class Classifier(FloatFeatures):
         out = np.empty((len(x), self.code_size // 4), np.float32)
         for i in range(0, len(x), _ENCODE_ROWS):
             block = self._standardised(x[i : i + _ENCODE_ROWS])
-            each = torch.stack([net(block).softmax(dim=1) for net in self._nets])
-            out[i : i + _ENCODE_ROWS] = each.mean(dim=0)
+            probabilities = torch.stack([net(block).softmax(dim=1) for net in self._nets])
+            out[i : i + _ENCODE_ROWS] = probabilities.mean(dim=0)
         return out
 
 

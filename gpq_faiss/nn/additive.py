@@ -1,13 +1,14 @@
 """Additive codes in the form of product codes. Not in the paper.
 
-A product code chooses codewords per sub-vector. Here the M codewords of a code are chosen jointly, so that their sum approximates a
-target vector t of E dimensions::
+A product code chooses codewords per sub-vector. Here the M codewords of a code are chosen jointly,
+so that their sum approximates a target vector t of E dimensions::
 
     t [B, E]  ─ beam search over S [M, K, E] ─►  codes [B, M],  Σ_m S[m, code_m] ≈ t
 
-The inner product of a query u with that sum is Σ_m u·S[m, code_m], a sum over M tables, as in a product quantiser.
-:func:`product_form` expresses the codewords of each codebook in a basis of their span, and gives codewords and queries one additional
-coordinate each, which makes them unit-norm without changing scores. So a plain inner-product ``IndexPQ`` can store such codes.
+The inner product of a query u with that sum is Σ_m u·S[m, code_m], a sum over M tables, as in a
+product quantiser. :func:`product_form` expresses the codewords of each codebook in a basis of their
+span, and gives codewords and queries one additional coordinate each, which makes them unit-norm
+without changing scores. So a plain inner-product ``IndexPQ`` can store such codes.
 """
 
 from __future__ import annotations
@@ -21,25 +22,30 @@ BEAM = 8
 
 
 def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes int64 [B, M] whose sums of codewords [M, K, E] approximate the targets [B, E]; of ``beam`` partial sums kept."""
-    left = targets.unsqueeze(1)
+    """Codes int64 [B, M] whose sums of codewords [M, K, E] approximate the targets [B, E]; of
+    ``beam`` partial sums kept."""
+    remainder = targets.unsqueeze(1)
     chosen = _none(targets)
     for m, words in enumerate(codewords):
         # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
         distance = (
-            left.square().sum(dim=2, keepdim=True) - 2 * left @ words.T + words.square().sum(dim=1)
+            remainder.square().sum(dim=2, keepdim=True)
+            - 2 * remainder @ words.T
+            + words.square().sum(dim=1)
         )
         _, parent, word, chosen = _best(distance, chosen, beam if m < len(codewords) - 1 else 1)
-        left = left.gather(1, parent.expand(-1, -1, left.shape[2])) - words[word]
+        remainder = remainder.gather(1, parent.expand(-1, -1, remainder.shape[2])) - words[word]
     return chosen[:, 0]
 
 
 def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes int64 [B, M] whose sums s of codewords [M, K, C] are logits of approximately the target probabilities [B, C]: a beam search
-    minimises the cross entropy ``-Σ_c t_c log softmax_c(s)``."""
+    """Codes int64 [B, M] whose sums s of codewords [M, K, C] are logits of approximately the target
+    probabilities [B, C]: a beam search minimises the cross entropy ``-Σ_c t_c log softmax_c(s)``.
+    """
     B, C = targets.shape
     factors = codewords.exp()
-    # softmax of the partial sums, and their cost so far: adding a codeword multiplies and renormalises.
+    # softmax of the partial sums, and their cost so far: adding a codeword multiplies and
+    # renormalises.
     posterior = targets.new_full((B, 1, C), 1.0 / C)
     cost = targets.new_zeros(B, 1)
     chosen = _none(targets)
@@ -59,8 +65,9 @@ def _none(targets: Tensor) -> Tensor:
 
 
 def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The ``beam`` extensions of partial sums with codewords ``chosen`` [B, P, m] of least ``cost`` [B, P, K]: their cost [B, beam],
-    partial sum [B, beam, 1], codeword [B, beam], and all codewords [B, beam, m + 1]."""
+    """The ``beam`` extensions of partial sums with codewords ``chosen`` [B, P, m] of least ``cost``
+    [B, P, K]: their cost [B, beam], partial sum [B, beam, 1], codeword [B, beam], and all codewords
+    [B, beam, m + 1]."""
     K = cost.shape[2]
     least, best = cost.flatten(1).topk(min(beam, cost.shape[1] * K), dim=1, largest=False)
     parent, word = (best // K).unsqueeze(2), best % K
@@ -73,15 +80,16 @@ def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tens
 def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """Additive codewords as unit-norm codewords of a product quantiser.
 
-    Exact if the K codewords of a codebook, or the targets, span at most d - 2 dimensions; else codewords are projected onto the d - 2
-    main directions of their codebook.
+    Exact if the K codewords of a codebook, or the targets, span at most d - 2 dimensions; else
+    codewords are projected onto the d - 2 main directions of their codebook.
 
     Args:
         codewords: float [M, K, E].
         d: dimensions of a sub-vector, at least 3.
 
     Returns:
-        The projected codewords [M, K, E]; the basis [M, E, d - 2] of each codebook; and the unit-norm codewords [M, K, d].
+        The projected codewords [M, K, E]; the basis [M, E, d - 2] of each codebook; and the
+        unit-norm codewords [M, K, d].
     """
     M, _, E = codewords.shape
     inner = d - 2
@@ -100,7 +108,8 @@ def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def query_form(queries: Tensor, basis: Tensor) -> Tensor:
-    """Queries float [B, E] of norm at most 1, as unit-norm sub-vectors [B, M, d] for codewords of :func:`product_form`."""
+    """Queries float [B, E] of norm at most 1, as unit-norm sub-vectors [B, M, d] for codewords of
+    :func:`product_form`."""
     inside = torch.einsum("be,mei->bmi", queries, basis)
     return torch.cat([inside, torch.zeros_like(inside[..., :1]), missing(inside)], dim=2)
 

@@ -1,7 +1,9 @@
-"""The feature extractor F: from images or ready-made embeddings to one vector of D = M * d dimensions.
+"""The feature extractor F: from images or ready-made embeddings to one vector of D = M * d
+dimensions.
 
-:func:`build_backbone` makes any of them by name. Every backbone normalises its own input, and ends in one linear layer ``head`` to D.
-Intra-normalisation is not part of it (:mod:`gpq_faiss.nn.quantizer`).
+:func:`build_backbone` makes any of them by name. Every backbone normalises its own input, and ends
+in one linear layer ``head`` to D. Intra-normalisation is not part of it
+(:mod:`gpq_faiss.nn.quantizer`).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalisation(nn.Module):
-    """(x - mean) / std for images float [B, 3, S, S] in [0, 1] by channel, or, if ``width`` is not 0, for features float [B, width],
-    unchanged until :meth:`fit`. The statistics are buffers, saved with the weights."""
+    """(x - mean) / std for images float [B, 3, S, S] in [0, 1] by channel, or, if ``width`` is not
+    0, for features float [B, width], unchanged until :meth:`fit`. The statistics are buffers, saved
+    with the weights."""
 
     def __init__(
         self,
@@ -42,16 +45,20 @@ class Normalisation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
         # Shapes and types only: constants for an exporter.
-        wanted = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
-        if x.ndim != len(wanted) or x.shape[1] != wanted[1] or not x.is_floating_point():
-            shape = ", ".join(map(str, wanted))
+        expected_shape = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
+        if (
+            x.ndim != len(expected_shape)
+            or x.shape[1] != expected_shape[1]
+            or not x.is_floating_point()
+        ):
+            shape = ", ".join(map(str, expected_shape))
             raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
         return (x - self.mean) / self.std
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
-        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from finite features
-        float [N, W]."""
+        """Set the mean per dimension and one standard deviation for all, the root of the mean
+        variance, from finite features float [N, W]."""
         x = x.double()
         mean = x.mean(0)
         std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
@@ -64,9 +71,9 @@ class Normalisation(nn.Module):
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Description of an architecture, without weights: ``in_width`` is 0 for images, ``image_size`` for features; ``hidden`` and
-    ``dropout`` are for ``mlp``; ``tap`` says whether ``vgg`` averages its third block before or, as in the authors' code, after its max
-    pool."""
+    """Description of an architecture, without weights: ``in_width`` is 0 for images, ``image_size``
+    for features; ``hidden`` and ``dropout`` are for ``mlp``; ``tap`` says whether ``vgg`` averages
+    its third block before or, as in the authors' code, after its max pool."""
 
     name: str
     kind: Literal["images", "features"]
@@ -79,11 +86,13 @@ class BackboneSpec:
 
 
 class Backbone(nn.Module):
-    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D, which sub-classes add last.
+    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D, which
+    sub-classes add last.
 
     Attributes:
         SMALLEST: minimum pixels per side.
-        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
+        head: from the trunk's width to ``spec.out_width``: one linear layer, or
+            :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
     """
 
     SMALLEST = 1
@@ -96,7 +105,8 @@ class Backbone(nn.Module):
         if spec.kind == "images" and spec.image_size < self.SMALLEST:
             raise UsageError(
                 f"backbone {spec.name} needs images of at least {self.SMALLEST} pixels per side, "
-                f"not {spec.image_size}: set a larger network.image_size, or another network.backbone"
+                f"not {spec.image_size}: set a larger network.image_size, "
+                "or another network.backbone"
             )
 
     def trunk_features(self, x: Tensor) -> Tensor:
@@ -104,7 +114,8 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
-        """Items, or items after the input normalisation, to the network's output, float [B, D], not normalised."""
+        """Items, or items after the input normalisation, to the network's output, float [B, D], not
+        normalised."""
         return cast(Tensor, self.head(self.trunk_features(x if normalised else self.input(x))))
 
 
@@ -132,8 +143,9 @@ def _convolutional(layers: list[nn.Module]) -> nn.Sequential:
 class VGG(Backbone):
     """The paper's modified VGG: 64-64-M-128-128-M-256-256-256-M-512-512-512 with batch norm.
 
-    The global average pools of the last two blocks are concatenated, 256 + 512; the fourth has no max pool. Modules of ``features`` are
-    numbered as in torchvision's ``vgg16_bn`` up to the ReLU after conv4_3, so its weights fit by name.
+    The global average pools of the last two blocks are concatenated, 256 + 512; the fourth has no
+    max pool. Modules of ``features`` are numbered as in torchvision's ``vgg16_bn`` up to the ReLU
+    after conv4_3, so its weights fit by name.
     """
 
     SMALLEST = 16
@@ -153,7 +165,8 @@ class VGG(Backbone):
             else:
                 layers.append(nn.MaxPool2d(2))
         self.features = _convolutional(layers)
-        # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after conv4_3.
+        # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after
+        # conv4_3.
         self.taps = (23 if spec.tap == "pool" else 22, len(layers) - 1)
         self.head = make_head(256 + 512, spec.out_width)
 
@@ -167,11 +180,13 @@ class VGG(Backbone):
 
 
 class CNNF(Backbone):
-    """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details", BMVC 2014.
+    """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details",
+    BMVC 2014.
 
-    Pools round up (as in Caffe), so 224 pixels give 54, 27, 13 and 6; other sizes are pooled to 6. LRN has 1e-4 per channel (torch divides
-    its α by the size). There are no ImageNet weights to download: pass the path of a converted file with the names of this module
-    (``features.0.weight`` ... ``classifier.3.bias``).
+    Pools round up (as in Caffe), so 224 pixels give 54, 27, 13 and 6; other sizes are pooled to 6.
+    LRN has 1e-4 per channel (torch divides its α by the size). There are no ImageNet weights to
+    download: pass the path of a converted file with the names of this module (``features.0.weight``
+    ... ``classifier.3.bias``).
     """
 
     SMALLEST = 63
@@ -192,7 +207,8 @@ class CNNF(Backbone):
                 layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
             if ends:
                 layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-        # Its layers draw before the convolutions do, once more: the order is part of what a seed means.
+        # Its layers draw before the convolutions do, once more: the order is part of what a seed
+        # means.
         classifier = nn.Sequential(
             *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
@@ -220,7 +236,8 @@ class GaussianNoise(nn.Module):
 
 
 class MLP(Backbone):
-    """Hidden layers of (linear, ReLU, dropout), then the head; without hidden layers: ``linear``. Images are flattened."""
+    """Hidden layers of (linear, ReLU, dropout), then the head; without hidden layers: ``linear``.
+    Images are flattened."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
@@ -242,7 +259,8 @@ class MLP(Backbone):
 
 
 class Trunk(Backbone):
-    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]; ``make`` makes it, and may fail."""
+    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width];
+    ``make`` makes it, and may fail."""
 
     def __init__(self, spec: BackboneSpec, make: Callable[[], nn.Module]) -> None:
         super().__init__(spec)
@@ -258,7 +276,8 @@ class Trunk(Backbone):
         self.trunk.train()
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
             raise TypeError(
-                f"it gives {type(out).__name__} {list(getattr(out, 'shape', []))}, not one vector per item"
+                f"it gives {type(out).__name__} {list(getattr(out, 'shape', []))}, "
+                "not one vector per item"
             )
         self.head = make_head(int(out.shape[1]), spec.out_width)
 
@@ -282,7 +301,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         return model
 
     try:
-        made = Trunk(spec, make)
+        extractor = Trunk(spec, make)
     except Exception as error:  # hub, http and timm errors have no common base
         wrong = (
             f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
@@ -292,28 +311,32 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         raise DataError(
             f"{wrong}: set network.weights to the path of its weights, or to none"
         ) from error
-    config = getattr(made.trunk, "pretrained_cfg", {})
-    made.input = Normalisation(
+    config = getattr(extractor.trunk, "pretrained_cfg", {})
+    extractor.input = Normalisation(
         0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
     )
-    return made
+    return extractor
 
 
 def backbone_plugin(name: str) -> Plugin | None:
-    """The plugin of a backbone; None if it is built in or unknown. Raises UsageError: as :func:`.find_plugin`."""
+    """The plugin of a backbone; None if it is built in or unknown. Raises UsageError: as
+    :func:`.find_plugin`."""
     return find_plugin("backbones", name, (*BACKBONES, "auto"))
 
 
 def build_backbone(
     spec: BackboneSpec, weights: str = "none", *, generator: torch.Generator
 ) -> Backbone:
-    """Build a feature extractor, on the CPU and in training mode: float [B, 3, S, S] in [0, 1] or float [B, W] to float [B, D].
+    """Build a feature extractor, on the CPU and in training mode: float [B, 3, S, S] in [0, 1] or
+    float [B, W] to float [B, D].
 
     Args:
-        spec: its name is ``vgg``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or that of a plugin.
-        weights: ``"none"`` (random), ``"imagenet"`` (vgg, timm), or the path of a ``.pth`` or ``.safetensors`` file of this architecture,
-            from torchvision (``vgg16_bn``) or timm.
-        generator: the random initialisation is drawn from it; torch's global generators are unchanged.
+        spec: its name is ``vgg``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or that of a
+            plugin.
+        weights: ``"none"`` (random), ``"imagenet"`` (vgg, timm), or the path of a ``.pth`` or
+            ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``) or timm.
+        generator: the random initialisation is drawn from it; torch's global generators are
+            unchanged.
 
     Raises:
         UsageError: an invalid name or combination.
@@ -322,19 +345,20 @@ def build_backbone(
     name, plugin = spec.name, backbone_plugin(spec.name)
     of_timm, perceptron = name.startswith("timm/"), name in ("mlp", "linear")
     if plugin is None and name not in BACKBONES and not of_timm:
-        known = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
-        raise UsageError(f"no backbone '{name}': choose one of {known}")
+        names = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
+        raise UsageError(f"no backbone '{name}': choose one of {names}")
     if spec.kind == "features" and plugin is None and not perceptron:
         raise UsageError(
             f"backbone {name} takes images, but the data are features: choose mlp or linear"
         )
     if weights == "imagenet" and name != "vgg" and not of_timm:
         raise UsageError(
-            f"there are no ImageNet weights of backbone {name}: set network.weights to none, or to the path of a file"
+            f"there are no ImageNet weights of backbone {name}: set network.weights to none, "
+            "or to the path of a file"
         )
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which would also
-    # reseed the devices.)
+    # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which
+    # would also reseed the devices.)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         backbone: Backbone
@@ -363,8 +387,8 @@ def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
 def build_extractor(
     config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
 ) -> Backbone:
-    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for ``input_`` ``{"kind": "features",
-    "width": W}`` or ``{"kind": "images", "image_size": S}``."""
+    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for
+    ``input_`` ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``."""
     n, size = config.network, input_.get("image_size", 0)
     of_classes = config.class_networks
     hidden = n.hidden[:-1] if of_classes else n.hidden

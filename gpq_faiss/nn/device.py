@@ -1,4 +1,5 @@
-"""Devices by name, and what networks get on them. A missing GPU is an error; there is no silent fall-back to the CPU.
+"""Devices by name, and what networks get on them. A missing GPU is an error; there is no silent
+fall-back to the CPU.
 
 torch is imported on first use, so that CPU search works without it.
 """
@@ -22,14 +23,16 @@ log = logging.getLogger(__name__)
 
 
 def on_cpu(name: str) -> bool:
-    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch. Raises as :func:`resolve_device`."""
+    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch. Raises as
+    :func:`resolve_device`."""
     if name == "cpu" or (name == "auto" and importlib.util.find_spec("torch") is None):
         return True
     return resolve_device(name).type == "cpu"
 
 
 def resolve_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any). Raises UsageError: another name; DeviceError: no such GPU."""
+    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any). Raises UsageError: another
+    name; DeviceError: no such GPU."""
     import torch
 
     if name == "auto":
@@ -52,15 +55,16 @@ def resolve_device(name: str) -> torch.device:
         )
     if (device.index or 0) >= count:
         raise DeviceError(
-            f"device '{name}' was requested, but there are {count} GPUs (cuda:0 to cuda:{count - 1})"
+            f"device '{name}' was requested, but there are {count} GPUs "
+            f"(cuda:0 to cuda:{count - 1})"
         )
     return torch.device("cuda", device.index or 0)
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Context without TF32 convolutions, torch's default on newer GPUs, which would give other codes than the CPU. (Matrix products are
-    in float32 by default.)"""
+    """Context without TF32 convolutions, torch's default on newer GPUs, which would give other
+    codes than the CPU. (Matrix products are in float32 by default.)"""
     import torch
 
     before = torch.backends.cudnn.allow_tf32
@@ -85,7 +89,7 @@ def torch_threads(n: int) -> Iterator[None]:
 
 
 def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A batch as network input: float32 on ``device``; uint8 images become [0, 1], channels last."""
+    """Return network input, float32 on ``device``; uint8 images become [0, 1], channels last."""
     import torch
 
     x = torch.as_tensor(values)
@@ -99,7 +103,7 @@ def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch
 
 @contextmanager
 def gpu_memory(remedy: str) -> Iterator[None]:
-    """Context that turns torch's out-of-memory error into a DeviceError of one line with a remedy."""
+    """Context that turns torch's out-of-memory error into a DeviceError with a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -108,7 +112,7 @@ def gpu_memory(remedy: str) -> Iterator[None]:
         raise DeviceError(f"out of memory on the GPU: {remedy}") from None
 
 
-def image_batch(most: int, image_size: int) -> int:
-    """Images per batch: ``most`` up to 64 pixels per side, beyond that the same number of pixels (at least 16 images), which limits
-    memory."""
-    return max(min(16, most), min(most, most * 64**2 // max(1, image_size) ** 2))
+def image_batch(limit: int, image_size: int) -> int:
+    """Images per batch: ``most`` up to 64 pixels per side, beyond that the same number of pixels
+    (at least 16 images), which limits memory."""
+    return max(min(16, limit), min(limit, limit * 64**2 // max(1, image_size) ** 2))

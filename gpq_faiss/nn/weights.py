@@ -1,4 +1,5 @@
-"""External weights of backbones: torchvision's ImageNet file, or a file of the user. Nothing is unpickled, or loaded partially."""
+"""External weights of backbones: torchvision's ImageNet file, or a file of the user. Nothing is
+unpickled, or loaded partially."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ from ..inputs import check_memory, reading
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30.0  # of downloads, in seconds; the default is to wait for ever
-_WHAT = "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file or a .pth that holds a state dict)"
+_WHAT = (
+    "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file "
+    "or a .pth that holds a state dict)"
+)
 _OPTIONAL = ("head.", "input.")
 """Tensors specific to task or data: loaded if they fit, else left as initialised."""
 
 
 def imagenet_state() -> dict[str, Tensor]:
-    """torchvision's ImageNet weights of ``vgg16_bn``, downloaded once to ``$TORCH_HOME/hub/checkpoints`` and checked by their hash. Raises
-    DataError: that fails."""
+    """torchvision's ImageNet weights of ``vgg16_bn``, downloaded once to
+    ``$TORCH_HOME/hub/checkpoints`` and checked by their hash. Raises DataError: that fails."""
     from torchvision.models import VGG16_BN_Weights
 
     weights = VGG16_BN_Weights.IMAGENET1K_V1
@@ -39,13 +43,13 @@ def imagenet_state() -> dict[str, Tensor]:
         Exception
     ) as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
         name = weights.url.rsplit("/", 1)[-1]
-        place = Path(torch.hub.get_dir()) / "checkpoints" / name
-        what = (
-            f"{place} is damaged" if place.exists() else f"cannot download {name} to {place.parent}"
+        path = Path(torch.hub.get_dir()) / "checkpoints" / name
+        problem = (
+            f"{path} is damaged" if path.exists() else f"cannot download {name} to {path.parent}"
         )
         raise DataError(
-            f"{what} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
-            "its path, or to none"
+            f"{problem} ({one_line(error)}): delete a damaged file, or download "
+            f"{weights.url} elsewhere and set network.weights to its path, or to none"
         ) from error
     finally:
         socket.setdefaulttimeout(before)
@@ -53,7 +57,8 @@ def imagenet_state() -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict"). Raises DataError: it is none."""
+    """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict").
+    Raises DataError: it is none."""
     path = Path(path)
     with reading(path, _WHAT):
         if zipfile.is_zipfile(
@@ -78,27 +83,29 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copy all tensors of a backbone from ``state``; additional tensors of ``state`` are ignored.
 
-    Names may have a prefix (``network.``, ``module.`` ...), and may lack ``trunk.``. The last layer (``head.*``) and the statistics of the
-    input (``input.*``) are loaded only if they fit. ``source`` names the state in errors.
+    Names may have a prefix (``network.``, ``module.`` ...), and may lack ``trunk.``. The last layer
+    (``head.*``) and the statistics of the input (``input.*``) are loaded only if they fit.
+    ``source`` names the state in errors.
 
     Raises:
-        DataError: a tensor is missing, has another shape or is not finite; the module is then unchanged.
+        DataError: a tensor is missing, has another shape or is not finite; the module is then
+            unchanged.
     """
-    own = module.state_dict()
+    current = module.state_dict()
     needed = [
-        k for k in own if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")
+        k for k in current if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")
     ]
-    needed = needed or list(own)
+    needed = needed or list(current)
     ends = (needed[0], needed[0].removeprefix("trunk."))
     prefixes = [name.removesuffix(end) for end in ends for name in state if name.endswith(end)]
     spellings = [
-        {k: prefix + k.removeprefix(cut) for k in own}
+        {k: prefix + k.removeprefix(cut) for k in current}
         for prefix in ("", *prefixes)
         for cut in ("", "trunk.")
     ]
     names = max(spellings, key=lambda spelling: sum(name in state for name in spelling.values()))
-    found: dict[str, Tensor] = {}
-    for key, target in own.items():
+    loaded: dict[str, Tensor] = {}
+    for key, target in current.items():
         tensor, wrong = state.get(names[key]), ""
         if tensor is None:
             wrong = "is missing"
@@ -107,11 +114,12 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             wrong = "holds NaN or infinity"
         else:
-            found[key] = tensor
+            loaded[key] = tensor
         if wrong and key in needed:
             raise DataError(
-                f"{source}: tensor '{names[key]}' {wrong}: give the weights of this backbone, or set the network.backbone of these"
+                f"{source}: tensor '{names[key]}' {wrong}: give the weights of this backbone, "
+                "or set the network.backbone of these"
             )
         if wrong:
             log.info("%s: '%s' %s, left as initialised", source, names[key], wrong)
-    module.load_state_dict({**own, **found})
+    module.load_state_dict({**current, **loaded})

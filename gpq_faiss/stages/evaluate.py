@@ -29,7 +29,7 @@ from ..evaluation.ties import Convention, check_rank
 from ..files import versions
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_NEIGHBOUR_RECALL, Coded, fit_and_encode, input_neighbours
-from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
+from ..methods.registry import ARRAY_METHODS, find_method, is_array_method, make_method, split_names
 from ..progress import stage
 from ..report.plots import plot_curves
 from ..store.rows import RowReader
@@ -78,7 +78,7 @@ def evaluate(
         UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
     """
     if isinstance(compare, str):
-        compare = [name.strip() for name in compare.split(",") if name.strip()]
+        compare = split_names(compare)
     for k in ks:  # before the data are encoded, which may take hours
         check_rank(k)
     options = {"convention": convention, "ks": ks, "threads": faiss.omp_get_max_threads()}
@@ -127,11 +127,11 @@ def evaluate(
 def model_name(description: Mapping[str, Any]) -> str:
     """Return the name of a model in tables, from its ``config.json``.
 
-    It is the method, and in brackets the preset unless that is the usual one: ``gpq (paper)``.
+    It is the method, and its preset unless these are the default: ``gpq (paper)``.
     """
     method = str(description.get("method", "gpq"))
-    preset = str(description["config"].get("preset", "paper"))
-    return method if _USUAL_PRESET.get(method) == preset else f"{method} ({preset})"
+    used = str(description["config"].get("preset", "paper"))
+    return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
 
 
 def _training_of(encoder: Encoder) -> tuple[str, str, str, int]:
@@ -168,7 +168,7 @@ def _open_compared(
     }
     for name in compare:
         folder = Path(name)
-        is_method = name in method_names() and (not find_method(name).deep or not folder.is_dir())
+        is_method = is_array_method(name)
         key = name if is_method else folder.resolve()
         if key in entries:
             raise UsageError(f"--compare {name}: it has a row already: name it once")
@@ -263,12 +263,11 @@ def _rank_all(
             coded = coded_by_first
         else:
             log.info("comparing with %s", name)
-            bits = encoder.bits
             coded = _encode(encoder, dataset, split.query, database)
         measured[name] = Row(
             coded.rank(labels, **options),
             coded.neighbour_recall(neighbours),
-            bits,
+            coded.coder.bits if encoder or find_method(name).any_length else None,
             encoder.fingerprint if encoder else None,
         )
     return measured, coded_by_first.query_rows

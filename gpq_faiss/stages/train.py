@@ -139,7 +139,6 @@ def train(
                 description | {"run_identity": identity},
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in trained.run.lines)},
                 split=split,
-                overwrite=overwrite or options.resume,
             )
             (partial / CHECKPOINT).unlink(missing_ok=True)
         group.gather("")  # no process ends before the folder exists

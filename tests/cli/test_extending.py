@@ -92,9 +92,7 @@ def test_a_method_runs_in_experiments_and_evaluations(example, tmp_path):
     assert "no method 'lsh': choose one of gpq" in refused(f"{run}/y", code=2)
 
 
-@pytest.mark.parametrize(
-    "chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("chosen", ["paper", pytest.param("recommended", marks=pytest.mark.slow)])
 def test_a_backbone_and_a_loss_are_trained_with(example, tmp_path, chosen):
     bits = 4 if chosen == "recommended" else 12
     model = tmp_path / "model"
@@ -198,7 +196,7 @@ def centres(method):
     return [parameter for name, parameter in method.named_parameters() if name.endswith("centre")]
 
 
-@pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
+@pytest.mark.parametrize("chosen", ["paper", "recommended"])
 def test_parameters_of_a_loss_are_trained_once_and_kept(install, chosen):
     install("centres", {"losses": {"centres": "broken_module:Centres"}})
     config = preset(chosen).with_settings(

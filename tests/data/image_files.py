@@ -67,7 +67,9 @@ def hub(kinds: dict[str, Any] | None = None, /, **columns: Any) -> datasets.Data
 
 def shard(path: Path, members: dict[str, bytes | None]) -> str:
     """A tar of those members that have a content, as a WebDataset."""
-    held = ((name, tarfile.REGTYPE, content) for name, content in members.items() if content is not None)
+    held = (
+        (name, tarfile.REGTYPE, content) for name, content in members.items() if content is not None
+    )
     return f"webdataset:{save(path, raw_tar(*held))}"
 
 

@@ -67,7 +67,11 @@ VECTORS = [
     ("a.npy", X[:0], r"\[0, 7\]"),
     ("a.npy", np.array([[{}]], object), "Python objects"),
     ("a.npy", X.astype(complex), "numbers"),
-    ("a.npz", {"a": X, "b": X}, r"which column holds the vectors\? .it has a, b.: name them with --read vectors"),
+    (
+        "a.npz",
+        {"a": X, "b": X},
+        r"which column holds the vectors\? .it has a, b.: name them with --read vectors",
+    ),
     ("a.npz", {"x": X, "labels": Y[:5]}, "5 labels"),
     ("a.npz", {"x": X, "ids": IDS[:5]}, "5 ids"),
     ("a.npz", {"x": X, "ids": IDS / 2}, "whole numbers"),
@@ -89,13 +93,25 @@ LABELS = [
     ("l.txt", "0\n1\n-5\n2", "label -5"),
     ("l.txt", "0 3\n1\n1\n2", "header .'0 3'. and 3 labels for 4 items"),
     ("l.csv", "0,1\n1,2\n1,1\n0,0", "no column of a usual name .it has '0', '1'"),
-    ("l.csv", "Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n", "it has 'Bild', 'Klasse'.: name one with --read label_column"),
+    (
+        "l.csv",
+        "Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n",
+        "it has 'Bild', 'Klasse'.: name one with --read label_column",
+    ),
     ("l.csv", "id,label,label\n0,a,b\n1,b,a\n", "has the column 'label' twice"),
     ("l.csv", "id;label\n3;cat;x\n", "is not CSV with 2 columns: .*got 3"),
     ("l.csv", 'id,label\n1,"cat\n2,cat\n', "is not a printable name"),
     ("l.csv", "id,label\n1,cat\n1,dog\n", "'1' occurs more than once"),
-    ("l.csv", "id,label\n77,cat\n", "no key of a label in 'id' is an id or name of the data .it has .'77'"),
-    ("l.parquet", {"title": ["a"], "label": ["cat"]}, "has no column 'id' .it has 'title', 'label'.: name one with --read id_column"),
+    (
+        "l.csv",
+        "id,label\n77,cat\n",
+        "no key of a label in 'id' is an id or name of the data .it has .'77'",
+    ),
+    (
+        "l.parquet",
+        {"title": ["a"], "label": ["cat"]},
+        "has no column 'id' .it has 'title', 'label'.: name one with --read id_column",
+    ),
     ("l.parquet", contradictory(), "truncated or damaged.*histogram size mismatch"),
 ]
 LISTS = [
@@ -107,7 +123,11 @@ LISTS = [
     ("bad.txt", "a.png 5\nb.png 4000000\n", "out of range"),
     ("bad.txt", "", "is empty"),
     ("bad.txt", "a.png 1 0\n\0\n", "of no known form"),
-    ("bad.txt", "a.png\nno.png\n", r"1 of 2 images cannot be read \(.*no.png: not found\); .* limit of 1 %"),
+    (
+        "bad.txt",
+        "a.png\nno.png\n",
+        r"1 of 2 images cannot be read \(.*no.png: not found\); .* limit of 1 %",
+    ),
     (
         "bad.csv",
         "image,label\nno.png,x\nnor.png,y\n",
@@ -122,7 +142,10 @@ LISTS = [
     ("bad.parquet", {"image": ["a.png", None]}, "no path in row 1"),
 ]
 ARCHIVES = [
-    *[(tar("a/x.png", k, b""), "no images") for k in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)],
+    *[
+        (tar("a/x.png", k, b""), "no images")
+        for k in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
+    ],
     (tar("a/x.png", data=bytes(3000))[:2000], "truncated"),
     (b"", "not a tar"),
     (b"neither tar nor gzip" * 100, "not a tar"),
@@ -159,7 +182,10 @@ GIVEN = [
 
 CASES = [  # what to write, and to open, and what the refusal says
     *[(name, content, f"features:{name}", {}, named(name, why)) for name, content, why in VECTORS],
-    *[(name, content, "features:x.npy", {"labels": name}, named(name, why)) for name, content, why in LABELS],
+    *[
+        (name, content, "features:x.npy", {"labels": name}, named(name, why))
+        for name, content, why in LABELS
+    ],
     *[(name, content, f"{FORM_OF[name[4:]]}:{name}", {}, why) for name, content, why in LISTS],
     *[
         ("bad.tar", c, f"{form}:bad.tar", {}, f"bad.tar.*{why}")
@@ -224,7 +250,9 @@ PICTURES = hub(HUB, image=[{"bytes": png(i), "path": None} for i in range(3)], l
 
 
 def frame(**more):
-    return pd.DataFrame({"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **more})
+    return pd.DataFrame(
+        {"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **more}
+    )
 
 
 class Changing(Items):
@@ -240,7 +268,11 @@ class Stream(IterableDataset[Any]):
 OBJECTS = [
     (frame(), {}, "which column holds the vectors.*it has id, path, label"),
     (frame(v=list(X40), w=list(X40)), {}, r"which column holds the vectors\? .it has v, w"),
-    (frame(v=list(X40)), {"labels": "kind"}, r"no column 'kind' \(it has 'id', 'path', 'label', 'v'\)"),
+    (
+        frame(v=list(X40)),
+        {"labels": "kind"},
+        r"no column 'kind' \(it has 'id', 'path', 'label', 'v'\)",
+    ),
     (frame(v=list(X40)), {"vectors": "path"}, "'path': not vectors of numbers"),
     (frame(v=list(X40)), {"vectors": ["v", "id"]}, "'v', 'id': not vectors of numbers"),
     (frame(v=list(X40)), {"ids": "path"}, r"'path': .* \[40\], expected ids: whole numbers"),
@@ -282,12 +314,16 @@ def test_hub_folders(tmp_path, monkeypatch):
     (arrow,) = (tmp_path / "cut").glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:100])
     for name in ("empty", "cut"):
-        refused(f"hf:{tmp_path}/{name}", "is not a data set that save_to_disk wrote, or it is damaged")
+        refused(
+            f"hf:{tmp_path}/{name}", "is not a data set that save_to_disk wrote, or it is damaged"
+        )
     put(tmp_path, "secret.png")
     rows = {"image": [{"bytes": None, "path": str(tmp_path / "secret.png")}] * 3}
     hub(**rows).save_to_disk(str(tmp_path / "hub"))
     about = tmp_path / "hub" / "dataset_info.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"features": {"image": {"_type": "Image"}}}))
+    about.write_text(
+        json.dumps(json.loads(about.read_text()) | {"features": {"image": {"_type": "Image"}}})
+    )
     # A path in a folder from elsewhere is not opened.
     refused(f"hf:{tmp_path}/hub", "there is no image in this row|is not a data set")
     held = hub({"image": datasets.Image()}, image=[str(tmp_path / "secret.png")])

@@ -27,7 +27,9 @@ def encoded(image, format_="PNG", **options):
 
 
 def random_rgb(height, width, seed=0):
-    return np.random.default_rng([seed, height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return np.random.default_rng([seed, height, width]).integers(
+        0, 256, (height, width, 3), dtype=np.uint8
+    )
 
 
 def png_of(width, height):
@@ -63,9 +65,15 @@ EXACT = [
     *[turned(orientation, *view) for orientation, view in enumerate(VIEWS, 1)],
     (encoded(RED, "TIFF"), np.full((8, 8, 3), [255, 0, 0])),
     (encoded(Image.fromarray(BITS[..., 0]).convert("1")), BITS),
-    (encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), np.full((8, 8, 3), [255, 0, 0])),
+    (
+        encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+        np.full((8, 8, 3), [255, 0, 0]),
+    ),
     # Every 16-bit grey is rounded to 8 bits.
-    *[(encoded(GREY, f), np.rint(GREY * (255 / 65535))[..., None].repeat(3, 2)) for f in ("PNG", "PPM")],
+    *[
+        (encoded(GREY, f), np.rint(GREY * (255 / 65535))[..., None].repeat(3, 2))
+        for f in ("PNG", "PPM")
+    ],
 ]
 NEAR = [
     (encoded(RED, "JPEG", quality=100), np.full((8, 8, 3), [255, 0, 0])),
@@ -77,7 +85,9 @@ NEAR = [
 
 
 @pytest.mark.parametrize(
-    ("data", "expected", "most"), [*((*x, 0) for x in EXACT), *((*x, 3) for x in NEAR)], ids=range(21)
+    ("data", "expected", "most"),
+    [*((*x, 0) for x in EXACT), *((*x, 3) for x in NEAR)],
+    ids=range(21),
 )
 def test_images_look_as_in_a_viewer(data, expected, most):
     pixels = decode_image(data, max_pixels=max(np.size(expected) // 3, 1))  # the limit is inclusive
@@ -110,8 +120,15 @@ BAD_BYTES = [
 @pytest.mark.parametrize(
     ("convert", "bad", "why"),
     [
-        *[(partial(decode_image, name="here.png"), data, f"here.png: .*{why}") for data, why in BAD_BYTES],
-        (partial(decode_image, max_pixels=34), encoded(PIXELS), "7 x 5 pixels are more than the 34 allowed"),
+        *[
+            (partial(decode_image, name="here.png"), data, f"here.png: .*{why}")
+            for data, why in BAD_BYTES
+        ],
+        (
+            partial(decode_image, max_pixels=34),
+            encoded(PIXELS),
+            "7 x 5 pixels are more than the 34 allowed",
+        ),
         *[(partial(to_images, size=8), bad, why) for bad, why in NO_IMAGES],
         *[
             (partial(to_vectors, width=8), bad, "items to embed")
@@ -150,9 +167,13 @@ def test_mutated_files_give_an_image_or_a_data_error(format_, flips, cut):
 def test_resize_square():
     pixels = random_rgb(6, 6)
     assert resize_square(pixels, 6) is pixels
-    wide = np.concatenate([np.zeros((6, 4, 3), np.uint8), pixels, np.zeros((6, 4, 3), np.uint8)], axis=1)
+    wide = np.concatenate(
+        [np.zeros((6, 4, 3), np.uint8), pixels, np.zeros((6, 4, 3), np.uint8)], axis=1
+    )
     assert np.array_equal(resize_square(wide, 6), pixels), "the centre"
-    assert np.array_equal(resize_square(wide.transpose(1, 0, 2).copy(), 6), pixels.transpose(1, 0, 2))
+    assert np.array_equal(
+        resize_square(wide.transpose(1, 0, 2).copy(), 6), pixels.transpose(1, 0, 2)
+    )
     board = np.zeros((64, 64, 3), dtype=np.uint8)
     board[::2, ::2] = board[1::2, 1::2] = 255
     # Without anti-aliasing a pixel pattern comes out black or white; with it, as its mean.
@@ -167,7 +188,15 @@ def test_every_form_of_an_image_is_that_image(tmp_path_factory, height, width, s
     Image.fromarray(pixels).save(path)
     expected = resize_square(decode_image(path), 16).transpose(2, 0, 1)[None]
     chw, floats = pixels.transpose(2, 0, 1), pixels.astype(np.float64) / 255
-    forms = [path, str(path), path.read_bytes(), Image.open(path), pixels, torch.from_numpy(pixels), floats]
+    forms = [
+        path,
+        str(path),
+        path.read_bytes(),
+        Image.open(path),
+        pixels,
+        torch.from_numpy(pixels),
+        floats,
+    ]
     forms += [[path], [Image.open(path)], pixels[None], [pixels], floats.astype(np.float32)[None]]
     if width != 3:
         tensor = torch.from_numpy(chw / 255)[None].requires_grad_()
@@ -182,7 +211,13 @@ def test_sizes_and_kinds_may_be_mixed(tmp_path):
     assert to_images(mixed, 8).tolist() == np.full((3, 3, 8, 8), 90).tolist()
     assert to_images([], 8).shape == (0, 3, 8, 8)
     x = np.arange(6).reshape(2, 3)
-    for form in (x, x.tolist(), torch.from_numpy(x), list(torch.from_numpy(x)), x.astype(np.float16)):
+    for form in (
+        x,
+        x.tolist(),
+        torch.from_numpy(x),
+        list(torch.from_numpy(x)),
+        x.astype(np.float16),
+    ):
         np.testing.assert_array_equal(to_vectors(form, 3), x.astype(np.float32))
     assert to_vectors(x[0], 3).shape == (1, 3)
 
@@ -194,7 +229,9 @@ def files(folder, n=40, broken=()):
     folder.mkdir(exist_ok=True)
     names = [f"{i:02d}.png" for i in range(n)]
     for i, name in enumerate(names):
-        (folder / name).write_bytes(b"broken" if i in broken else encoded(random_rgb(6 + i % 3, 8, i)))
+        (folder / name).write_bytes(
+            b"broken" if i in broken else encoded(random_rgb(6 + i % 3, 8, i))
+        )
     known = Annotations(ids=np.arange(n) + 100)
     return images("here", "image files", names, [str(folder / n) for n in names], known, 0.5)
 
@@ -207,6 +244,8 @@ def test_batches_equal_one_by_one(tmp_path):
         for _ in range(2):
             read, ok = reader.fetch(rows)
             assert ok.tolist() == [i not in (3, 17) for i in rows]
-            assert np.array_equal(read, [resize_square(decode_image(p), 5).transpose(2, 0, 1) for p in good])
+            assert np.array_equal(
+                read, [resize_square(decode_image(p), 5).transpose(2, 0, 1) for p in good]
+            )
             assert read.flags.c_contiguous
             assert sorted(dataset.bad) == [3, 17], "an image counts once however often it is read"

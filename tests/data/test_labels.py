@@ -59,7 +59,10 @@ def memory(x, **more):
     ("make", "message"),
     [
         (lambda: Labels.from_ids([0, -2, 1, -3]), "label -2 at rows 1, 3"),
-        (lambda: Labels.from_ids([0, 3], ["a", "b"]), "label 3 at row 1 is out of range: .* 2 classes"),
+        (
+            lambda: Labels.from_ids([0, 3], ["a", "b"]),
+            "label 3 at row 1 is out of range: .* 2 classes",
+        ),
         (lambda: Labels.from_ids(np.array([2**63], np.uint64)), "at most 65,535"),
         (lambda: Labels.from_ids(np.array([0.5])), "float64"),
         (lambda: Labels.from_ids([0], ["a", "a"]), "'a' is given twice"),
@@ -136,13 +139,20 @@ def test_labels_follow_the_ids_in_any_order(tmp_path_factory, order, written):
     """As programs and spreadsheets write them."""
     separator, encoding, suffix, item = written
     says = {10: "Kühe", 20: "", 30: f"dog|{NFC}|{NFD}", 40: "dog", 77: "emu"}
-    lines = [f"Category{separator}{item}", *(f"{says[i]}{separator}{i}" for i in order), "", separator]
+    lines = [
+        f"Category{separator}{item}",
+        *(f"{says[i]}{separator}{i}" for i in order),
+        "",
+        separator,
+    ]
     text = "".join(f"{line}\r\n" for line in lines).encode(encoding)
     table = save(tmp_path_factory.mktemp("t") / f"l.{suffix}", text)
     data = open_data(np.eye(4, 5), labels=table, ids=[40, 10, 30, 20])
     assert names_of(data) == ["dog", "Kühe", f"{NFC} dog", ""]
     (note,) = [n for n in data.notes if table.name in n]
-    says_ = f"3 of 4 items labelled, 3 classes, matched by id in '{item}' (1 rows are of other items)"
+    says_ = (
+        f"3 of 4 items labelled, 3 classes, matched by id in '{item}' (1 rows are of other items)"
+    )
     assert says_ in note
 
 
@@ -165,7 +175,10 @@ def test_ids_and_names(tmp_path):
     given = {"ids": str(save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n"))}
     given["names"] = str(save(tmp_path / "names.txt", "one\ntwo\nthree\n"))
     data = open_data(folder, **given, labels=np.array([1, -1, 0]))
-    assert (data.ids.tolist(), data.texts["name"].tolist()) == ([70, -5, 70], ["one", "two", "three"])
+    assert (data.ids.tolist(), data.texts["name"].tolist()) == (
+        [70, -5, 70],
+        ["one", "two", "three"],
+    )
     assert data.require_labels().class_ids().tolist() == [1, -1, 0]
     assert "1 of the 3 ids are repeated" in data.notes
     marks = [open_data(folder, **{k: v}).fingerprint for k, v in given.items()]
@@ -176,7 +189,10 @@ def test_ids_and_names(tmp_path):
 def test_texts_in_a_column_of_ids_are_names(tmp_path, form, caplog):
     put(tmp_path, "a.png", "b.png")
     column = pa.array(["ab", "cd"])
-    table = {"id": column.dictionary_encode() if "-" in form else column, "emb": [[1.0, 0.0], [0.0, 1.0]]}
+    table = {
+        "id": column.dictionary_encode() if "-" in form else column,
+        "emb": [[1.0, 0.0], [0.0, 1.0]],
+    }
     path = tmp_path / f"i.{form.partition('-')[0]}"
     save(path, "image,id\na.png,ab\nb.png,cd\n" if form == "csv" else table)
     with caplog.at_level("INFO", logger="gpq_faiss"):

@@ -68,7 +68,9 @@ REFUSALS = "too few|no labelled item|lower it|lower --labelled|two classes|no cl
     c=st.integers(2, 9),
     several=st.booleans(),
     seed=st.integers(0, 5),
-    protocol=st.sampled_from(["1", "2", "none", *["transfer" + x for x in ("", ":0,1", ":[2-9]", ":1")]]),
+    protocol=st.sampled_from(
+        ["1", "2", "none", *["transfer" + x for x in ("", ":0,1", ":[2-9]", ":1")]]
+    ),
     spec=st.sampled_from([None, "all", "1-per-class", "0.1", "1.0"]),
 )
 def test_roles(n, c, several, seed, protocol, spec):
@@ -90,7 +92,9 @@ def test_roles(n, c, several, seed, protocol, spec):
     packed, others = labels.packed.copy(), sorted(set(range(n)) - labelled)
     packed[others] = np.random.default_rng(1).permutation(packed[others])
     scrambled = split.training_labels(Labels(packed, labels.class_names))
-    np.testing.assert_array_equal(scrambled.packed, view.packed, "the training sees no hidden label")
+    np.testing.assert_array_equal(
+        scrambled.packed, view.packed, "the training sees no hidden label"
+    )
     if not protocol.startswith("transfer"):
         assert database <= unlabelled
         assert query | labelled | unlabelled == set(range(n))
@@ -155,13 +159,19 @@ def test_files_of_ids_or_rows(tmp_path, name, content, found):
 
 
 def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path):
-    labels, file, q = Labels.from_ids(np.arange(600) % 3), str(tmp_path / "l.npy"), str(tmp_path / "q.npy")
+    labels, file, q = (
+        Labels.from_ids(np.arange(600) % 3),
+        str(tmp_path / "l.npy"),
+        str(tmp_path / "q.npy"),
+    )
     np.save(file, np.arange(0, 600, 2))
     split = make_split(labels, labelled=file)
     np.testing.assert_array_equal(split.labelled, np.arange(0, 600, 2))
     assert len(split.query) == 30
     np.save(q, [1, 3, 5])
-    np.testing.assert_array_equal(make_split(labels, labelled="2-per-class", queries=q).query, [1, 3, 5])
+    np.testing.assert_array_equal(
+        make_split(labels, labelled="2-per-class", queries=q).query, [1, 3, 5]
+    )
     bare, third = labels.masked(np.arange(1, 600)), np.arange(0, 600, 3)
     for of, given_, message in (
         (labels, {file: np.arange(0, 600, 2), q: [1, 2, 5]}, r"row 2 cannot be used \(queries\)"),
@@ -171,7 +181,9 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path):
     ):
         for path, rows in given_.items():
             np.save(path, rows)
-        options = {key: path for key, path in (("labelled", file), ("queries", q)) if path in given_}
+        options = {
+            key: path for key, path in (("labelled", file), ("queries", q)) if path in given_
+        }
         with pytest.raises(DataError, match=message):
             make_split(of, **options)
 
@@ -179,20 +191,41 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path):
 @pytest.mark.parametrize(
     ("data", "protocol", "options", "message"),
     [
-        *[(ONE, "1", {"labelled": x}, "write N-per-class") for x in ("500", "0-per-class", "nan", "200%")],
-        *[(ONE, x, {}, f"protocol '?{x}") for x in ("3", "transfer:", "transfer: ,", "1:0.5", "none:x")],
+        *[
+            (ONE, "1", {"labelled": x}, "write N-per-class")
+            for x in ("500", "0-per-class", "nan", "200%")
+        ],
+        *[
+            (ONE, x, {}, f"protocol '?{x}")
+            for x in ("3", "transfer:", "transfer: ,", "1:0.5", "none:x")
+        ],
         (ONE, "1", {"seed": -1}, "must not be negative"),
-        (FEW, "1", {"labelled": "500-per-class"}, r"class 'dog' has 12 items.*needs 500.*lower --labelled"),
+        (
+            FEW,
+            "1",
+            {"labelled": "500-per-class"},
+            r"class 'dog' has 12 items.*needs 500.*lower --labelled",
+        ),
         (FEW, "1", {"queries": 100}, r"class 'dog' has 12 items.*100 queries"),
         (FEW, "1", {"queries": 0}, "at least 1"),
         (open_digits(), "1", {"labelled": "5000-per-class"}, "digits: class"),
         (Labels.from_ids([0, 1, 1]), "1", {}, "too few to set queries apart"),
         (open_data(np.ones((9, 2))), "1", {}, "^array: no item has a label"),
         (NO_FOX, "1", {}, "no labelled item for class 'fox'"),
-        (Labels.from_ids(np.arange(1, 6).repeat(20)), "1", {}, "for class '0': no item has it: number the"),
+        (
+            Labels.from_ids(np.arange(1, 6).repeat(20)),
+            "1",
+            {},
+            "for class '0': no item has it: number the",
+        ),
         (ONE, "2", {}, "two classes"),
         (Labels.from_ids([0, 1]), "transfer", {}, "too few for protocol transfer"),
-        (TYPES, "transfer:balinese-*", {}, r"no class .* 'balinese-\*': the 5 classes are Bali.*N_Ko$"),
+        (
+            TYPES,
+            "transfer:balinese-*",
+            {},
+            r"no class .* 'balinese-\*': the 5 classes are Bali.*N_Ko$",
+        ),
         (TYPES, "transfer:*", {}, "some are not"),
         (MORE, "transfer:Tifinagh-01", {}, "some of the classes with items are named"),
         (CIFAR, "gpq-authors", {"labelled": "0.1"}, "N-per-class"),
@@ -220,14 +253,22 @@ def test_a_split_travels_as_a_file(tmp_path):
     damages = [("n", 99), ("hash", "0" * 16), ("seed", "x"), ("split_format", 9)]
     damages += [("roles", "AAAA"), ("roles", "eJxjYWFhAQAAPgAe")]
     bad = [{**good, key: value} for key, value in damages] + [{}, []]
-    for value in bad + [{k: v for k, v in good.items() if k != key} for key in good if key != "sizes"]:
+    for value in bad + [
+        {k: v for k, v in good.items() if k != key} for key in good if key != "sizes"
+    ]:
         path.write_text(json.dumps(value))
         with pytest.raises(DataError, match=r"split\.json"):
             load_split(path)
 
 
 @pytest.mark.parametrize(
-    "roles", [("query", "labelled"), ("labelled", "database"), ("query", "unlabelled"), ("query", "database")]
+    "roles",
+    [
+        ("query", "labelled"),
+        ("labelled", "database"),
+        ("query", "unlabelled"),
+        ("query", "database"),
+    ],
 )
 def test_overlap_is_refused(roles):
     with pytest.raises(DataError, match="split x: row 1 has roles that exclude each other"):

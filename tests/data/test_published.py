@@ -78,7 +78,11 @@ def test_cifar10_never_unpickles_a_foreign_file(name, cifar):
 
 def idx(array):
     return b"".join(
-        [bytes((0, 0, 8, array.ndim)), *(n.to_bytes(4, "big") for n in array.shape), array.tobytes()]
+        [
+            bytes((0, 0, 8, array.ndim)),
+            *(n.to_bytes(4, "big") for n in array.shape),
+            array.tobytes(),
+        ]
     )
 
 
@@ -96,7 +100,9 @@ def test_fashion_mnist_from_idx_files(tmp_path):
     for size in (28, 7):
         with Reader(dataset, size) as reader:
             images, _ = reader.fetch(np.array([8]))
-        assert np.array_equal(images[0], resize_square(np.stack([x[8]] * 3, axis=2), size).transpose(2, 0, 1))
+        assert np.array_equal(
+            images[0], resize_square(np.stack([x[8]] * 3, axis=2), size).transpose(2, 0, 1)
+        )
     good = idx(x[:6])
     for name, damaged, sound in (
         ("images-idx3", good[:-1], good),
@@ -109,7 +115,9 @@ def test_fashion_mnist_from_idx_files(tmp_path):
         save(folder / f"train-{name}-ubyte", sound)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Error downloading\nfrom anywhere"), OSError("no network")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Error downloading\nfrom anywhere"), OSError("no network")]
+)
 @pytest.mark.parametrize(("form", "kind"), [("cifar10", CIFAR10), ("fashion-mnist", FashionMNIST)])
 def test_offline_names_the_remedy(tmp_path, monkeypatch, error, form, kind):
     def offline(self):
@@ -122,7 +130,11 @@ def test_offline_names_the_remedy(tmp_path, monkeypatch, error, form, kind):
 
 # NUS-WIDE ---------------------------------------------------------------------------------------------------------------
 
-LIST, LABELS, CONCEPTS = "ImageList/Imagelist.txt", "Groundtruth/AllLabels", "ConceptsList/Concepts81.txt"
+LIST, LABELS, CONCEPTS = (
+    "ImageList/Imagelist.txt",
+    "Groundtruth/AllLabels",
+    "ConceptsList/Concepts81.txt",
+)
 NAMES = ["airport", "animal", "beach", "sky", "water"]
 
 
@@ -134,7 +146,9 @@ def nuswide(root, end="\n"):
     images = [f"{'sky' if i % 2 else 'actor'}/{i:04d}_{i * 7}.png" for i in range(30)]
     put(root / "Flickr", *images)
     texts = {LIST: [image.replace("/", "\\") for image in images], CONCEPTS: NAMES}
-    texts |= {f"{LABELS}/Labels_{n}.txt": list(map(str, matrix[:, c] + 0)) for c, n in enumerate(NAMES)}
+    texts |= {
+        f"{LABELS}/Labels_{n}.txt": list(map(str, matrix[:, c] + 0)) for c, n in enumerate(NAMES)
+    }
     for name, lines in texts.items():
         save(root / name, "".join(line + end for line in lines))
     return matrix
@@ -152,13 +166,19 @@ def test_nuswide_official_layout(end, concepts, tmp_path):
         assert dataset.require_labels().class_names == tuple(NAMES[c] for c in top)
         assert all(image is not None for image in dataset.read(slice(None)))
         bare = 30 - len(kept)
-        assert dataset.notes[1:2] == [f"{bare} of 30 images have none of the {concepts} concepts, left out"]
+        assert dataset.notes[1:2] == [
+            f"{bare} of 30 images have none of the {concepts} concepts, left out"
+        ]
 
 
 @pytest.mark.parametrize(
     ("file", "text", "why"),
     [
-        (f"{LABELS}/Labels_sky.txt", "0\n1\n", "has 2 labels, not 0 or 1 for each of the 30 images"),
+        (
+            f"{LABELS}/Labels_sky.txt",
+            "0\n1\n",
+            "has 2 labels, not 0 or 1 for each of the 30 images",
+        ),
         (f"{LABELS}/Labels_sky.txt", "0\n2\n" * 15, "has 30 labels, not 0 or 1"),
         (f"{LABELS}/Labels_sky.txt", None, "Labels_sky.txt not found"),
         (CONCEPTS, "sky\nsky\n", "a concept twice"),

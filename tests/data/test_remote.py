@@ -50,7 +50,9 @@ def site(tmp_path, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), make) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield SimpleNamespace(root=root, asked=asked, url=f"http://127.0.0.1:{server.server_address[1]}")
+        yield SimpleNamespace(
+            root=root, asked=asked, url=f"http://127.0.0.1:{server.server_address[1]}"
+        )
         server.shutdown()
         thread.join()
 
@@ -67,8 +69,13 @@ def test_files_are_copied_once_and_again_when_they_change(site):
         assert dataset.require_labels().class_ids().tolist() == [i % 2 for i in range(12)]
         assert dataset.name == f"features:{site.url}/x.npy"
     save(site.root / "x.npy", 2 * np.concatenate([X, X]))
-    np.testing.assert_array_equal(gpq.open_data(f"features:{site.url}/x.npy").read(slice(0, 12)), 2 * X)
-    assert (sorted(site.asked[:3]), site.asked[3:]) == (["/ids.txt", "/x.npy", "/y.csv"], ["/x.npy"])
+    np.testing.assert_array_equal(
+        gpq.open_data(f"features:{site.url}/x.npy").read(slice(0, 12)), 2 * X
+    )
+    assert (sorted(site.asked[:3]), site.asked[3:]) == (
+        ["/ids.txt", "/x.npy", "/y.csv"],
+        ["/x.npy"],
+    )
 
 
 def test_shards_archives_queries_and_tables(site):
@@ -110,7 +117,10 @@ MISSING = {"features:memory://x.npy": "fsspec", "features:https://host/x.npy": "
         ("features:URL/forbidden.npy?token=secret", "/forbidden.npy cannot be read .403"),
         ("features:URL/text.npy", "is not a .npy array"),
         ("folder:URL/empty/", "not found|cannot be read|not a tar"),
-        ("http://u:secret@127.0.0.1:1/x.npy?token=secret#secret", "http://127.0.0.1:1/x.npy cannot be read"),
+        (
+            "http://u:secret@127.0.0.1:1/x.npy?token=secret#secret",
+            "http://127.0.0.1:1/x.npy cannot be read",
+        ),
         ("features:nosuch://x/x.npy", "Protocol not known: nosuch"),
         ("features:s3://bucket/x.npy", "needs another package: .*s3fs"),
         *[(spec, "reading .* needs another package: pip install it") for spec in MISSING],
@@ -121,7 +131,10 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(site, spec, why, mon
     if spec in MISSING:
         monkeypatch.setitem(sys.modules, MISSING[spec], None)
     assert "secret" not in refused(spec.replace("URL", site.url), why)
-    assert {path.name for path in cache_folder().rglob("*") if path.is_file()} <= {"text.npy", "empty"}
+    assert {path.name for path in cache_folder().rglob("*") if path.is_file()} <= {
+        "text.npy",
+        "empty",
+    }
     if "text.npy" in spec:
         monkeypatch.setenv("GPQ_CACHE", str(site.root / "text.npy"))
         refused(spec.replace("URL", site.url), "cannot write")

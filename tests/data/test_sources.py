@@ -59,8 +59,13 @@ def roots(tmp_path_factory):
                 out.add(root / "images", arcname=top)
         for k in range(3):
             part = range(8 * k, 8 * k + 8)
-            members = {f"{i}.png": png(i, 8) for i in part} | {f"{i}.cls": KINDS[Y[i]].encode() for i in part}
-            shard(root / f"x-{k + 8:02}.tar", dict(sorted(members.items(), key=lambda m: int(m[0][:-4]))))
+            members = {f"{i}.png": png(i, 8) for i in part} | {
+                f"{i}.cls": KINDS[Y[i]].encode() for i in part
+            }
+            shard(
+                root / f"x-{k + 8:02}.tar",
+                dict(sorted(members.items(), key=lambda m: int(m[0][:-4]))),
+            )
         table = {"image": [f"images/{name}" for name in NAMES], "label": [KINDS[y] for y in Y]}
         save(root / "t.parquet", table)
         lines = ["image,label", *map(",".join, zip(*table.values(), strict=True))]
@@ -78,7 +83,9 @@ def roots(tmp_path_factory):
 PLANES = torch.from_numpy(PIXELS).permute(0, 3, 1, 2)
 OBJECTS = {
     "Dataset": lambda: hub(HUB, **COLUMNS),
-    "items": lambda: Items([(Image.fromarray(p), KINDS[y]) for p, y in zip(PIXELS, Y, strict=True)]),
+    "items": lambda: Items(
+        [(Image.fromarray(p), KINDS[y]) for p, y in zip(PIXELS, Y, strict=True)]
+    ),
     "targets": lambda: Items(list(PLANES), targets=Y.tolist(), classes=list(KINDS)),
     "tensors": lambda: TensorDataset(PLANES / 255, torch.from_numpy(Y)),
     "subset": lambda: Subset(TensorDataset(PLANES, torch.from_numpy(Y)), range(N)),
@@ -117,7 +124,9 @@ def test_every_form_is_the_same_images(roots, form):
 
 
 def test_columns_of_a_hub_and_its_parts(roots):
-    held = hub(HUB, **COLUMNS, file=[f"f{i}" for i in range(N)], path=NAMES, id=list(range(100, 100 + N)))
+    held = hub(
+        HUB, **COLUMNS, file=[f"f{i}" for i in range(N)], path=NAMES, id=list(range(100, 100 + N))
+    )
     data = open_data(held, keep="file")
     assert data.ids.tolist() == list(range(100, 100 + N))
     assert (data.texts["name"][4], data.texts["file"][4]) == (NAMES[4], "f4")
@@ -128,7 +137,15 @@ def test_columns_of_a_hub_and_its_parts(roots):
 
 
 def test_folder_of_classes(tmp_path):
-    put(tmp_path, "cat/2.png", "cat/1.PNG", "ant/x/deep.png", "bee/0.jpg", ".hidden/a.png", "bee/._0.jpg")
+    put(
+        tmp_path,
+        "cat/2.png",
+        "cat/1.PNG",
+        "ant/x/deep.png",
+        "bee/0.jpg",
+        ".hidden/a.png",
+        "bee/._0.jpg",
+    )
     save(tmp_path / "cat" / "notes.txt", "no image")
     (tmp_path / "ant" / "loop").symlink_to(tmp_path)
     dataset = open_data(tmp_path)
@@ -159,7 +176,9 @@ def test_layouts(names, classes):
 
 
 def test_an_archive_that_shrinks(tmp_path):
-    dataset = open_data(shard(tmp_path / "a.tar", {"a/x.png": png(0)}).replace("webdataset", "folder"))
+    dataset = open_data(
+        shard(tmp_path / "a.tar", {"a/x.png": png(0)}).replace("webdataset", "folder")
+    )
     save(tmp_path / "a.tar", b"")
     with pytest.raises(DataError, match="shorter"):
         dataset.read(np.array([0]))
@@ -171,7 +190,9 @@ def test_an_archive_that_shrinks(tmp_path):
 def samples(number, **of_each):
     """Images, each with a text per extension."""
     texts = {
-        f"{i:06d}.{e}": t.format(i=i, c=i % 3).encode() for i in range(number) for e, t in of_each.items()
+        f"{i:06d}.{e}": t.format(i=i, c=i % 3).encode()
+        for i in range(number)
+        for e, t in of_each.items()
     }
     return dict(sorted(({f"{i:06d}.png": png(i) for i in range(number)} | texts).items()))
 
@@ -219,7 +240,10 @@ NO_JSON = r"a.tar!000001\.json is no text, or no JSON object"
         ({"000001.json": b"[" * 100_000}, NO_JSON),
         ({"000001.json": b'{"label": ' + b"[" * 900 + b"]" * 900 + b"}"}, "list in a list"),
         ({"000001.json": b"\xff\xfe"}, r"a.tar!000001\.json is no text, or"),
-        ({"000001.jpg": b"x"}, r"has several images \(jpg, png\): name one with --read image_column"),
+        (
+            {"000001.jpg": b"x"},
+            r"has several images \(jpg, png\): name one with --read image_column",
+        ),
     ],
 )
 def test_damaged_images_follow_the_limit(tmp_path, source, why):
@@ -228,13 +252,19 @@ def test_damaged_images_follow_the_limit(tmp_path, source, why):
     refused(source, why)
     if why.startswith(ONE_OF_20):
         tolerant = open_data(source, max_bad=0.05)
-        assert [image is None for image in tolerant.read(slice(None))] == [i == 1 for i in range(20)]
+        assert [image is None for image in tolerant.read(slice(None))] == [
+            i == 1 for i in range(20)
+        ]
 
 
 TEXT = st.characters(codec="utf-8", exclude_characters="/\\.\0", exclude_categories=("Cs",))
 
 
-@given(st.dictionaries(st.text(TEXT, min_size=1, max_size=4), st.integers(-1, 5), min_size=1, max_size=4))
+@given(
+    st.dictionaries(
+        st.text(TEXT, min_size=1, max_size=4), st.integers(-1, 5), min_size=1, max_size=4
+    )
+)
 @settings(max_examples=15, deadline=None)
 def test_any_keys_and_labels_come_back(tmp_path_factory, given_):
     members = {}
@@ -262,9 +292,14 @@ def test_list_of_hashing_papers(tmp_path):
     dataset = open_data(save(tmp_path / "train.txt", lines))
     assert dataset.require_labels().dense().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert all(image is not None for image in dataset.read(slice(None)))
-    ids = open_data(save(tmp_path / "x" / "ids.txt", "a.png 12\nd.png -1\n"), root=tmp_path / "images")
+    ids = open_data(
+        save(tmp_path / "x" / "ids.txt", "a.png 12\nd.png -1\n"), root=tmp_path / "images"
+    )
     assert ids.require_labels().class_ids().tolist() == [12, -1]
-    assert open_data(save(tmp_path / "x" / "bare.txt", "a.png\n"), root=tmp_path / "images").labels is None
+    assert (
+        open_data(save(tmp_path / "x" / "bare.txt", "a.png\n"), root=tmp_path / "images").labels
+        is None
+    )
 
 
 def test_columns_of_csv(tmp_path):
@@ -305,7 +340,14 @@ def write(folder, form, x=X):
 def check(data, x=X, classes=KINDS, ids=False, names=False):
     assert isinstance(data, FeatureDataset)
     rows = np.random.default_rng(3).integers(0, N, 60)
-    for some in (slice(None), slice(7, 23), rows, rows[:0], np.array([N - 1]), np.resize(rows % 2 == 0, N)):
+    for some in (
+        slice(None),
+        slice(7, 23),
+        rows,
+        rows[:0],
+        np.array([N - 1]),
+        np.resize(rows % 2 == 0, N),
+    ):
         np.testing.assert_array_equal(data.read(some), x[some])
     assert (data.labels.class_names if data.labels else None) == classes
     assert classes is None or data.require_labels().class_ids().tolist() == SOME.tolist()
@@ -318,7 +360,13 @@ def check(data, x=X, classes=KINDS, ids=False, names=False):
 def test_files_of_vectors(tmp_path, form, kind):
     x, bare = (10 * X).astype(kind), "npy" in form
     data = open_data(write(tmp_path, form, x))
-    check(data, x.astype(np.float32), None if bare else ("0", "1", "2"), not bare, form in ("npz", "parquet"))
+    check(
+        data,
+        x.astype(np.float32),
+        None if bare else ("0", "1", "2"),
+        not bare,
+        form in ("npz", "parquet"),
+    )
 
 
 def frame(**more):
@@ -337,7 +385,9 @@ def test_tables_with_a_column_of_vectors(tmp_path):
     for data in found:
         check(data, ids=True, names=True)
     assert len({data.fingerprint for data in found[:4]}) == 1
-    others = [open_data(x).fingerprint for x in (frame(embedding=list(X + 1)), hubs.select(range(20)))]
+    others = [
+        open_data(x).fingerprint for x in (frame(embedding=list(X + 1)), hubs.select(range(20)))
+    ]
     assert len({found[0].fingerprint, found[4].fingerprint, *others}) == 4
 
 
@@ -353,7 +403,9 @@ def test_columns_that_are_named():
         check(open_data(source, label_column="kind", **more))
     reversed_ = open_data(table, **{**given_, "vectors": ["x2", "x0"]})
     np.testing.assert_array_equal(reversed_.read(slice(None)), X[:, [2, 0]])
-    shuffled = hub(EMB, emb=list(X), kind=CELLS, more=[[1.0, 2.0]] * N, key=[str(i) for i in range(N)])
+    shuffled = hub(
+        EMB, emb=list(X), kind=CELLS, more=[[1.0, 2.0]] * N, key=[str(i) for i in range(N)]
+    )
     shuffled = shuffled.shuffle(seed=3)
     order = np.array(shuffled["key"], int)
     data = open_data(shuffled, vectors="emb", label_column="kind")
@@ -364,11 +416,18 @@ def test_columns_that_are_named():
 
 def test_labels_ids_and_names_beside_the_data(tmp_path):
     file, labels = write(tmp_path, "npy"), save(tmp_path / "y.npy", SOME)
-    held = [(frame(v=list(X)).drop(columns="label"), SOME), (torch.from_numpy(X), torch.from_numpy(SOME))]
+    held = [
+        (frame(v=list(X)).drop(columns="label"), SOME),
+        (torch.from_numpy(X), torch.from_numpy(SOME)),
+    ]
     for source, given_ in [*held, (X, SOME), (X, SOME.tolist()), (file, SOME), (file, labels)]:
         check(open_data(source, labels=given_, ids=IDS), classes=("0", "1", "2"), ids=True)
     check(open_data(X, labels=CELLS, names=NAMES), names=True)
-    assert open_data(X, labels=np.eye(N, 3, dtype=bool)).require_labels().counts().tolist() == [1, 1, 1]
+    assert open_data(X, labels=np.eye(N, 3, dtype=bool)).require_labels().counts().tolist() == [
+        1,
+        1,
+        1,
+    ]
     assert open_data(open_data(X, ids=IDS), labels=Y).ids.tolist() == IDS.tolist()
     kinds = {"labels": datasets.List(datasets.ClassLabel(names=list(KINDS)))}
     several = hub(kinds, labels=[[0, 2], [], [1]], v=list(X[:3]))
@@ -399,7 +458,9 @@ def test_rows_of_several_files_are_rows_of_their_concatenation(tmp_path_factory,
     for number, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
         rows = slice(end - size, end)
         content = {"features": X[rows], "labels": SOME[rows], "name": np.array(NAMES[rows])}
-        save(folder / f"shard-{number}.npz", content)  # no zeros before the numbers: 10 comes after 9
+        save(
+            folder / f"shard-{number}.npz", content
+        )  # no zeros before the numbers: 10 comes after 9
     dataset = open_data(f"features:{folder}/shard-*.npz")
     rows = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), dtype=np.int64)
     np.testing.assert_array_equal(dataset.read(rows), X[rows])
@@ -453,7 +514,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path, suffix):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     x = np.ones((160_000, 128), np.float32)
-    data = open_data(f"features:{save(tmp_path / f'x.{suffix}', x if suffix == 'npy' else {'x': x})}")
+    data = open_data(
+        f"features:{save(tmp_path / f'x.{suffix}', x if suffix == 'npy' else {'x': x})}"
+    )
     before, most, rows = taken(), 0, 0
     tracemalloc.start()
     for i in range(0, len(data), 2000):

@@ -1,4 +1,5 @@
-"""Intra-normalisation, assignments, z' and the losses against naive loops written from the equations (float64), and gradcheck."""
+"""Intra-normalisation, assignments, z' and the losses against naive loops written from the
+equations (float64), and gradcheck."""
 
 import math
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
-from gpq_faiss.losses.npair import MARGIN, npair, soft_npair, triplet
+from gpq_faiss.losses.npair import MARGIN, npair, triplet
 from gpq_faiss.nn.quantizer import (
     NORM_EPS,
     Codebooks,
@@ -148,7 +149,7 @@ def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter
     )
 
 
-# Losses ---------------------------------------------------------------------------------------------------------------
+# Losses
 
 
 @st.composite
@@ -200,27 +201,3 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant):
         nothing = loss(x, torch.zeros_like(labels))
         assert nothing.item() == 0
         assert torch.equal(torch.autograd.grad(nothing, x)[0], torch.zeros_like(x))
-
-
-def probabilities(n, C, generator):
-    """Class probabilities float64 [n, C]: some of labels, some zero, some in between."""
-    p = torch.rand(n, C, generator=generator, dtype=torch.float64).pow(4)
-    p = p / p.sum(dim=1, keepdim=True)
-    kind = torch.randint(4, (n,), generator=generator)
-    p[kind == 0] = 0
-    labels = torch.randint(C, (int((kind == 1).sum()),), generator=generator)
-    p[kind == 1] = torch.eye(C, dtype=torch.float64)[labels]
-    return p
-
-
-@given(A=st.integers(1, 6), B=st.integers(1, 7), C=st.integers(1, 5), seed=st.integers(0, 10_000))
-def test_soft_npair_is_the_loop_over_queries_and_items(A, B, C, seed):
-    generator = torch.Generator().manual_seed(seed)
-    p, r = probabilities(A, C, generator), probabilities(B, C, generator)
-    scores = 5 * torch.randn(A, B, generator=generator, dtype=torch.float64)
-    assert float(soft_npair(scores, p, r)) == pytest.approx(
-        naive_soft(scores, p, r), rel=1e-9, abs=1e-9
-    )
-    nothing = scores.requires_grad_()
-    soft_npair(nothing, 0 * p, 0 * r).backward()
-    assert not nothing.grad.any()

@@ -10,7 +10,7 @@ from gpq_faiss.codes.codebooks import product_index
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.methods.coders import BinaryMethod, Coder, scaled_rows
 from gpq_faiss.methods.dtq import AdditiveCoder
-from gpq_faiss.methods.pq import PQ
+from gpq_faiss.methods.faiss_codec import FaissCodec
 from gpq_faiss.methods.registry import make_method
 from gpq_faiss.methods.uncompressed import Classifier
 
@@ -49,13 +49,14 @@ def reconstruct(codes: NDArray[np.uint8], C: NDArray[np.float32]) -> NDArray[np.
 def assert_faiss_ranks_alike(coder: Any, xq: NDArray[Any], xb: NDArray[Any]) -> None:
     """Faiss, given the codes, finds every item with the distance that the score is."""
     codes, sign, index = coder.encode(xb), -1, faiss.IndexBinaryFlat(8 * coder.code_size)
-    if isinstance(coder, BinaryMethod):
+    if isinstance(coder, BinaryMethod) or "LSH" in getattr(coder, "description", ""):
         queries = coder.encode(xq)
         index.add(codes)
     else:
         inner, queries = coder, np.ascontiguousarray(xq, np.float32)
-        if isinstance(coder, PQ):
-            inner, queries = coder.quantizer, coder._to_quantizer(scaled_rows(queries))
+        if isinstance(coder, FaissCodec):
+            scaled = scaled_rows(queries) if coder.unit else queries
+            inner, queries = coder.quantizer, coder._transformed(scaled)
         elif isinstance(coder, AdditiveCoder):
             queries = np.tile(queries, (1, coder.M))
         index = product_index(inner.codebooks)

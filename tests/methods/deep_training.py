@@ -1,4 +1,5 @@
-"""Short trainings on digits, as images and as features, for the tests of methods that learn by gradient."""
+"""Short trainings on digits, as images and as features, for the tests of methods that learn by
+gradient."""
 
 import tempfile
 from functools import cache
@@ -29,7 +30,8 @@ def digits() -> Any:
 
 @cache
 def features() -> Dataset:
-    """The 64 pixels of each digit as a feature data set: pictures of their size are cropped at random, which takes longer to learn."""
+    """The 64 pixels of each digit as a feature data set: pictures of their size are cropped at
+    random, which takes longer to learn."""
     x = np.stack([image[:, :, 0].ravel() for image in digits().read(np.arange(len(digits())))])
     return open_data(x.astype(np.float32) / 255, labels=digits().require_labels().dense().argmax(1))
 
@@ -40,7 +42,13 @@ def split_of(dataset: Dataset) -> Split:
 
 def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any) -> Config:
     """What a comparison gives to a trained method beside GPQ, with a small network and few steps."""
-    quick = {"steps": steps, "seed": seed, "batch_labelled": 60, "batch_unlabelled": 60, "validation": 0.0}
+    quick = {
+        "steps": steps,
+        "seed": seed,
+        "batch_labelled": 60,
+        "batch_unlabelled": 60,
+        "validation": 0.0,
+    }
     changes = {
         "quantizer": {"codebooks": bits // 4},
         "network": {"hidden": [64], "noise": 0.0},
@@ -56,11 +64,14 @@ def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options:
 
 @cache
 def trained(name: str) -> Training:
-    """A method of 16 bits after a short training on the features: one for all tests that look at its outcome."""
+    """A method of 16 bits after a short training on the features: one for all tests that look at
+    its outcome."""
     return fitted(name, features(), quick_config(steps=100), Path(_FOLDER.name) / name)
 
 
-def vectors(method: TrainableMethod, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+def vectors(
+    method: TrainableMethod, dataset: Dataset, rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
     with Reader(dataset, 8) as reader:
         return embed_rows(method, reader, rows, torch.device("cpu"))[0]
 
@@ -73,7 +84,9 @@ def first_batch(dataset: Dataset, labelled: int, unlabelled: int, step: int = 0)
         x = torch.from_numpy(reader.fetch(rows)[0])
     y = torch.from_numpy(dataset.require_labels().dense(split.labelled[:labelled]))
     x = x.float() / 255 if x.dtype == torch.uint8 else x
-    return TrainingBatch(x, y, step, 10, torch.Generator().manual_seed(0), split.labelled[:labelled])
+    return TrainingBatch(
+        x, y, step, 10, torch.Generator().manual_seed(0), split.labelled[:labelled]
+    )
 
 
 def made(name: str, dataset: Dataset, bits: int = 16) -> Any:

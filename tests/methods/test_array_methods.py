@@ -15,13 +15,13 @@ from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.codebooks import product_index
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.coders import scaled_rows
-from gpq_faiss.methods.itq import ITQ
+from gpq_faiss.methods.coders import dot_rows, scaled_rows
+from gpq_faiss.methods.faiss_codec import ITQ, OPQ, PQ
 from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
-from gpq_faiss.methods.pq import OPQ, PQ
+from gpq_faiss.methods.registry import make_method, split_names
 from gpq_faiss.methods.sdh import SDH, discrete_codes, squared_distances
 from gpq_faiss.methods.sh import SH, smallest_modes
-from gpq_faiss.methods.uncompressed import FloatFeatures, dot_rows
+from gpq_faiss.methods.uncompressed import FloatFeatures
 
 
 @pytest.mark.parametrize(
@@ -49,34 +49,26 @@ def test_zero_vectors_have_a_nearest_codeword_and_no_cosine():
         FloatFeatures(12).fit(X).encode(np.where(np.arange(300)[:, None] == 6, 0, XB))
 
 
-# PQ, OPQ and LOPQ -----------------------------------------------------------------------------------------------------
+# PQ, OPQ and LOPQ
 
 
 @pytest.mark.parametrize("bits", [4, 12, 24])
 def test_pq_is_faiss_trained_on_all_padded_vectors(bits):
-    every = clusters(4500, 3)[0]  # Faiss's own limit would leave out all but 4,096
-    method = PQ(bits, seed=3).fit(every)
-    wide = method.padded(WIDTH)
-    assert wide % (bits // 4) == 0
-    assert 0 <= wide - WIDTH < bits // 4
-    theirs = faiss.IndexPQ(wide, bits // 4, 4)
-    theirs.pq.cp.seed = 4
-    theirs.pq.cp.max_points_per_centroid = 10**6
-    x, xb = (np.pad(scaled_rows(a), ((0, 0), (0, wide - WIDTH))) for a in (every, XB))
-    theirs.train(x)
-    np.testing.assert_array_equal(theirs.sa_encode(xb), method.encode(XB))
+    x = clusters(4500, 3)[0]  # Faiss's own limit would leave out all but 4,096
+    padding = ((0, 0), (0, -WIDTH % (bits // 4)))
+    index = faiss.IndexPQ(WIDTH + padding[1][1], bits // 4, 4)
+    index.pq.cp.seed, index.pq.cp.max_points_per_centroid = 4, 10**6
+    index.train(np.pad(scaled_rows(x), padding))
+    codes = index.sa_encode(np.pad(scaled_rows(XB), padding))
+    np.testing.assert_array_equal(codes, PQ(bits, seed=3).fit(x).encode(XB))
 
 
 def quantisation_error(method, x):
     decoded = product_index(method.quantizer.codebooks).sa_decode(method.encode(x))
-    return float(((method._to_quantizer(scaled_rows(x)) - decoded) ** 2).sum(axis=1).mean())
+    return float(((method._transformed(scaled_rows(x)) - decoded) ** 2).sum(axis=1).mean())
 
 
-def test_opq_rotates_and_lowers_the_quantisation_error():
-    for bits in (12, 16):  # with and without padding
-        method = OPQ(bits).fit(X)
-        assert method.rotation.shape == (method.padded(WIDTH), WIDTH)
-        np.testing.assert_allclose(method.rotation.T @ method.rotation, np.eye(WIDTH), atol=1e-5)
+def test_opq_lowers_the_quantisation_error():
     # Two strong directions in one part of the vector: without a rotation, four codewords each.
     scale = np.array([10, 10, 5, 5, 0.1, 0.1, 0.1, 0.1])
     x = (np.random.default_rng(0).standard_normal((1500, 8)) * scale).astype(np.float32)
@@ -85,9 +77,40 @@ def test_opq_rotates_and_lowers_the_quantisation_error():
 
 def test_opq_of_fewer_vectors_than_they_have_numbers():
     x = np.random.default_rng(0).standard_normal((60, 100)).astype(np.float32)
-    method = OPQ(16).fit(x)
-    np.testing.assert_allclose(method.rotation.T @ method.rotation, np.eye(100), atol=1e-5)
-    assert quantisation_error(method, x) < quantisation_error(PQ(16).fit(x), x)
+    assert quantisation_error(OPQ(16).fit(x), x) < quantisation_error(PQ(16).fit(x), x)
+
+
+@pytest.mark.parametrize(
+    "description", ["RQ2x6", "SQ8", "Flat", "RaBitQ", "ITQ12,LSH", "OPQ3,PQ3x4"]
+)
+def test_a_codec_ranks_as_its_index_searches(description):
+    coder = make_method(f"faiss:{description}", 12).fit(X)
+    scores = coder.score(XQ, coder.encode(XB))
+    xq, index = coder._transformed(XQ), coder._codec
+    index.add(coder._transformed(XB))
+    distances, ids = index.search(xq, len(XB))
+    reached = np.take_along_axis(scores, ids, axis=1)
+    assert (np.diff(reached, axis=1) <= 1e-3).all()
+    np.testing.assert_allclose(np.diff(reached, axis=1), -np.diff(distances, axis=1), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("nonsense", "could not parse index string nonsense"),
+        ("HNSW32", "standalone codec not implemented"),
+        ("PQ4x12", "at least 4096"),
+        ("ITQ21,LSH", "width 21 or more"),
+    ],
+)
+def test_what_is_no_codec_of_these_vectors_is_refused(description, message):
+    with pytest.raises((UsageError, DataError), match=f"faiss:{description}: .*{message}"):
+        make_method(f"faiss:{description}", 12).fit(X)
+
+
+def test_commas_of_a_factory_string_do_not_split_it():
+    names = ["pq", "faiss:OPQ12,PQ12x4", "faiss:ITQ48,LSH", "opq"]
+    assert split_names(", ".join(names).replace("12, P", "12,P")) == names
 
 
 CENTRES = np.random.default_rng(9).standard_normal((4, 10)) * 6
@@ -98,12 +121,16 @@ def long_clusters(n, seed):
     """Four clusters, each long in directions of its own."""
     rng = np.random.default_rng(seed)
     c = rng.integers(0, 4, n)
-    return (CENTRES[c] + np.einsum("nw,nwv->nv", rng.standard_normal((n, 10)), MIXES[c])).astype(np.float32)
+    return (CENTRES[c] + np.einsum("nw,nwv->nv", rng.standard_normal((n, 10)), MIXES[c])).astype(
+        np.float32
+    )
 
 
 def test_lopq_codes_and_scores_by_hand():
     bits = 12  # of 10 dimensions: padded
-    x, base, queries = (scaled_rows(long_clusters(n, seed)) for seed, n in enumerate((1200, 200, 12)))
+    x, base, queries = (
+        scaled_rows(long_clusters(n, seed)) for seed, n in enumerate((1200, 200, 12))
+    )
     method = LOPQ(bits).fit(x)
     codes = method.encode(base)
     assert (method.extra_bits, codes.shape) == (2, (200, (bits + 7) // 8 + 1))
@@ -117,7 +144,9 @@ def test_lopq_codes_and_scores_by_hand():
         to_words = ((local - codebooks) ** 2).sum(axis=2)
         taken = to_words[np.arange(method.M), words]
         np.testing.assert_allclose(taken, to_words.min(axis=1), rtol=1e-3, atol=1e-6)
-        decoded[i] = method.centroids[cell] + codebooks[np.arange(method.M), words].ravel() @ rotation
+        decoded[i] = (
+            method.centroids[cell] + codebooks[np.arange(method.M), words].ravel() @ rotation
+        )
     # Zero rows of the rotation carry codewords of 0: nothing is lost to the padding.
     expected = -((queries[:, None] - decoded) ** 2).sum(axis=2)
     np.testing.assert_allclose(method.score(queries, codes), expected, rtol=1e-3, atol=1e-4)
@@ -129,7 +158,10 @@ def test_lopq_codes_and_scores_by_hand():
         rotation = method.cells[c][0].astype(np.float64)
         np.testing.assert_allclose(rotation.T @ rotation, np.eye(10), atol=1e-5)
         covariance = np.cov(((x[cells == c] - method.centroids[c]) @ rotation.T).T)
-        assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-3 * np.abs(covariance).max()
+        assert (
+            np.abs(covariance - np.diag(np.diag(covariance))).max()
+            < 1e-3 * np.abs(covariance).max()
+        )
     codes[0, -1] = 255
     with pytest.raises(DataError, match="cell 255"):
         method.score(queries, codes)
@@ -153,27 +185,30 @@ def test_eigenvalues_are_dealt_out_evenly():
     x = np.linalg.qr(x - x.mean(axis=0))[0] * np.sqrt(4000 * variances)
     rotation = local_rotation(x.astype(np.float32), 2, 6)
     got = [np.sort(np.round((x @ rotation[p].T).var(axis=0))) for p in (slice(0, 3), slice(3, 6))]
-    # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is full.
+    # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is
+    # full.
     assert sorted(part.tolist() for part in got) == [[1, 16, 32], [2, 4, 64]]
 
 
-# Bits -----------------------------------------------------------------------------------------------------------------
+# Bits
 
 
 @pytest.mark.parametrize("bits", [5, 12, 16])
 def test_itq_codes_are_signs_near_the_rotated_components(bits):
     method = ITQ(bits).fit(X)
-    rotation = faiss.vector_to_array(method._transform.pca_then_itq.A).reshape(bits, WIDTH)
-    np.testing.assert_allclose(rotation @ rotation.T, np.eye(bits), atol=1e-4)
+    (transform,) = method._transforms
+    rotation = faiss.vector_to_array(transform.pca_then_itq.A).reshape(bits, WIDTH)
     y = scaled_rows(X - X.mean(axis=0))
-    np.testing.assert_allclose(method._project(X), y @ rotation.T, atol=1e-4)
+    np.testing.assert_array_equal(
+        method.encode(X), np.packbits(method._transformed(X) > 0, axis=1, bitorder="little")
+    )
+    np.testing.assert_allclose(method._transformed(X), y @ rotation.T, atol=1e-4)
     _, _, axes = np.linalg.svd(y - y.mean(axis=0), full_matrices=False)
-    np.testing.assert_allclose(np.linalg.norm(rotation @ axes[:bits].T, axis=1), 1, atol=1e-2)
 
     def loss(v):
         return float(((np.sign(v) - v) ** 2).sum(axis=1).mean())
 
-    assert loss(method._project(X)) < loss(y @ axes[:bits].T)
+    assert loss(method._transformed(X)) < loss(y @ axes[:bits].T)
 
 
 @given(lengths=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), count=st.integers(1, 20))
@@ -195,15 +230,20 @@ def test_sh_bits_are_signs_of_sines_along_principal_axes(bits):
     method = SH(bits).fit(X[:, :10] + 5)
     pca = PCA(min(bits, 10), svd_solver="full").fit(train)
     train, base = pca.transform(train), pca.transform(base)
-    # The sign of an axis is free, and a sine of even k does not change with it, one of odd k turns over.
+    # The sign of an axis is free, and a sine of even k does not change with it, one of odd k turns
+    # over.
     turn = np.sign((pca.components_[: len(method.axes)] * method.axes).sum(axis=1))
     train, base = (a[:, : len(turn)] * turn for a in (train, base))
     low, high = train.min(axis=0), train.max(axis=0)
     codes = method.encode(XB[:, :10] + 5)
     for bit, (axis, k) in enumerate(smallest_modes(high - low, bits).tolist()):
-        value = np.sin(np.pi / 2 + k * np.pi / (high[axis] - low[axis]) * (base[:, axis] - low[axis]))
+        value = np.sin(
+            np.pi / 2 + k * np.pi / (high[axis] - low[axis]) * (base[:, axis] - low[axis])
+        )
         clear = np.abs(value) > 1e-2
-        np.testing.assert_array_equal((codes[:, bit // 8] >> (bit % 8) & 1)[clear], (value > 0)[clear])
+        np.testing.assert_array_equal(
+            (codes[:, bit // 8] >> (bit % 8) & 1)[clear], (value > 0)[clear]
+        )
     assert method.modes[0].tolist() == [0, 1], "the first bit halves the longest axis' range"
     # An axis without extent has no bit.
     flat = X.copy()
@@ -247,14 +287,18 @@ def test_sdh_by_hand_and_of_labelled_rows_alone():
     np.testing.assert_array_equal(method.encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB))
 
 
-# float and classifier -------------------------------------------------------------------------------------------------
+# float and classifier
 
 
 def test_float_is_the_cosine():
     method = FloatFeatures(1).fit(X)
     assert method.bits == 32 * WIDTH
-    expected = np.array([[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ])
-    np.testing.assert_allclose(method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5)
+    expected = np.array(
+        [[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ]
+    )
+    np.testing.assert_allclose(
+        method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("width", [1, 3, 256, 9000])

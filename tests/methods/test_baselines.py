@@ -1,4 +1,5 @@
-"""The trained baselines: their losses against plain loops, each the weighted sum of its terms on the right rows, and what they keep."""
+"""The trained baselines: their losses against plain loops, each the weighted sum of its terms on
+the right rows, and what they keep."""
 
 import itertools
 import math
@@ -30,7 +31,7 @@ from gpq_faiss.methods.bgdh import BipartiteGraph, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets
-from gpq_faiss.methods.pq import fit_codebooks
+from gpq_faiss.methods.kmeans import fit_codebooks
 from gpq_faiss.methods.ssdh import batch_graph, contrast
 
 
@@ -60,7 +61,12 @@ def triplets_of(y, group=100):
     """Anchors, positives and negatives in one group of rows."""
     known = [i for i in range(len(y)) if y[i].any()]
     for a, p, n in itertools.product(known, repeat=3):
-        if a != p and alike(y, a, p) and not alike(y, a, n) and a // group == p // group == n // group:
+        if (
+            a != p
+            and alike(y, a, p)
+            and not alike(y, a, n)
+            and a // group == p // group == n // group
+        ):
             yield a, p, n
 
 
@@ -87,7 +93,9 @@ def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
     found = float(triplet_ranking(squared_distances(h, h), y, margin))
     assert found == pytest.approx(hinges(h, y, margin), abs=1e-9)
     for group in (4, 100) if n in (1, 2, 3, 4, 8) else (100,):  # several groups are of equal size
-        logistic = [1 / (1 + math.exp(3 * float(h[a] @ (q[p] - q[n])))) for a, p, n in triplets_of(y, group)]
+        logistic = [
+            1 / (1 + math.exp(3 * float(h[a] @ (q[p] - q[n])))) for a, p, n in triplets_of(y, group)
+        ]
         found = float(pqn.asymmetric_triplets(h, q, y, group=group, scale=3.0))
         assert found == pytest.approx(mean(logistic), abs=1e-9)
     a, p, n_ = ssgah.draw_triplets(y, drawn(seed))  # one for each anchor that has any
@@ -99,7 +107,9 @@ def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
     for (i, j), equal in same.items():
         if i != j:
             kinds[equal].append(math.log1p(math.exp(-theta[i, j] if equal else theta[i, j])))
-    assert float(pairwise_likelihood(h, y)) == pytest.approx(sum(map(mean, kinds.values())) / 2, abs=1e-9)
+    assert float(pairwise_likelihood(h, y)) == pytest.approx(
+        sum(map(mean, kinds.values())) / 2, abs=1e-9
+    )
     cosine = torch.cosine_similarity(h[:, None], h, dim=2)
     squares = [float((2 * equal - 1) - cosine[pair]) ** 2 for pair, equal in same.items()]
     assert float(pairwise_cosine(h, y)) == pytest.approx(mean(squares), abs=1e-9)
@@ -140,11 +150,18 @@ def test_every_pair_takes_one_negative_that_violates_the_margin(group, margin):
     assert found == candidates, "each of them at random"
     expected = mean([max(0.0, margin + apart(z, a, p) - apart(z, a, n)) for a, p, n in rows])
     a, p, n = triplets
-    assert float(triplet_margin(z[a] - z[p], z[a] - z[n], margin)) == pytest.approx(expected, rel=1e-12)
+    assert float(triplet_margin(z[a] - z[p], z[a] - z[n], margin)) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @settings(max_examples=15, deadline=None)
-@given(n=st.integers(3, 30), near=st.floats(0.01, 0.6), far=st.floats(0.01, 0.4), seed=st.integers(0, 10**6))
+@given(
+    n=st.integers(3, 30),
+    near=st.floats(0.01, 0.6),
+    far=st.floats(0.01, 0.4),
+    seed=st.integers(0, 10**6),
+)
 def test_graph_of_a_mini_batch(n, near, far, seed):
     x = normal(n, 4, seed=seed)
     neighbours, distant = batch_graph(x, near, far)
@@ -170,7 +187,7 @@ def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise(
         torch.testing.assert_close(method.encoded(x)[:, bit], expected)
 
 
-# Losses of a batch ----------------------------------------------------------------------------------------------------
+# Losses of a batch
 
 # The weight of each part of a loss in the total, and its value; None: not worked out here.
 
@@ -198,18 +215,24 @@ def ssdh_terms(method, batch):
         "rank": (1, hinges(h[:12], batch.y, method.margin_rank) / 2),
         "classification": (1, None),
         "embedding": (method.weight, apart_or_near(d, *graph, method.margin_pair)),
-        "pseudo": (method.weight, apart_or_near(d[12:], same & ~themselves, ~same, method.margin_pair)),
+        "pseudo": (
+            method.weight,
+            apart_or_near(d[12:], same & ~themselves, ~same, method.margin_pair),
+        ),
     }
 
 
 def pqn_terms(method, batch):
-    """Quantised softly: the mean of codewords by a softmax of cosines. The loss reaches codewords and network alike."""
+    """Quantised softly: the mean of codewords by a softmax of cosines. The loss reaches codewords
+    and network alike."""
     with torch.enable_grad():
         method.losses(batch, amp=False)["total"].backward()
     assert bool(method.codewords.raw.grad.any(dim=2).all())
     assert all(p.grad is not None for p in method.parameters())
     x, Z = method(batch.x[:12]).reshape(12, 4, -1), method.codewords()
-    q = torch.stack([torch.stack([(10 * Z[m] @ i[m]).softmax(0) @ Z[m] for m in range(4)]) for i in x])
+    q = torch.stack(
+        [torch.stack([(10 * Z[m] @ i[m]).softmax(0) @ Z[m] for m in range(4)]) for i in x]
+    )
     return {"total": (1, pqn.asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y))}
 
 
@@ -251,7 +274,8 @@ def dqn_terms(method, batch):
 
 
 def dtq_terms(method, batch):
-    """After a training; by turns: the codes kept are those of the codebooks kept, and the loss counts the distance to their sums."""
+    """After a training; by turns: the codes kept are those of the codebooks kept, and the loss
+    counts the distance to their sums."""
     with torch.enable_grad():
         state = trained("dtq").method.state_dict()
     assert bool(state["seen"].all())
@@ -350,7 +374,9 @@ def test_codebooks_go_on_from_where_they_are_and_never_get_worse():
     assert error_of(x, first) < 0.75 * error_of(x, x[:16].reshape(16, 3, 4).transpose(1, 0, 2))
     again = fit_codebooks(x, 3, 16, start=first, seed=0)
     assert error_of(x, again) <= error_of(x, first) + 1e-5
-    assert np.abs(again - first).max() < 0.5, "a fit from the start would have numbered the codewords anew"
+    assert np.abs(again - first).max() < 0.5, (
+        "a fit from the start would have numbered the codewords anew"
+    )
     np.testing.assert_array_equal(first, fit_codebooks(x, 3, 16, seed=1))
     with pytest.raises(DataError, match="at least 16"):
         fit_codebooks(x[:15], 3, 16, seed=0)
@@ -358,7 +384,8 @@ def test_codebooks_go_on_from_where_they_are_and_never_get_worse():
 
 def test_codewords_are_the_means_of_their_items_after_training():
     method = trained("dqn").method
-    # The invariant of the alternation: every codeword in use is the mean of the items nearest to it.
+    # The invariant of the alternation: every codeword in use is the mean of the items nearest to
+    # it.
     assert method.seen.all()
     assert method.rows.tolist() == split_of(features()).labelled.tolist()
     x, C = method.kept.numpy().reshape(200, 4, 12), method.codewords.numpy()
@@ -368,7 +395,7 @@ def test_codewords_are_the_means_of_their_items_after_training():
             np.testing.assert_allclose(C[m, k], x[nearest[:, m] == k, m].mean(axis=0), atol=0.02)
 
 
-# CNNH -----------------------------------------------------------------------------------------------------------------
+# CNNH
 
 
 def sets_of_labels(n, classes, several, seed):
@@ -381,14 +408,17 @@ def sets_of_labels(n, classes, several, seed):
 
 
 def slow_descent(y, H, sweeps, rng):
-    """The paper's descent, in place, with the n x n matrix worked out anew for each entry; derivatives by automatic differentiation."""
+    """The paper's descent, in place, with the n x n matrix worked out anew for each entry;
+    derivatives by automatic differentiation."""
     S, H = torch.from_numpy(np.where(y @ y.T > 0, 1.0, -1.0)), torch.from_numpy(H)
     n, q = H.shape
     for _ in range(sweeps):
         for j, i in ((j, i) for j in rng.permutation(q) for i in rng.permutation(n)):
             at, moved = H[i, j].clone().requires_grad_(), H.clone()
             moved[i, j] = at
-            (slope,) = torch.autograd.grad((moved @ moved.T - q * S).square().sum(), at, create_graph=True)
+            (slope,) = torch.autograd.grad(
+                (moved @ moved.T - q * S).square().sum(), at, create_graph=True
+            )
             (curve,) = torch.autograd.grad(slope, at)
             if curve > 0:
                 H[i, j] = (H[i, j] - slope.detach() / curve).clip(-1, 1)
@@ -429,7 +459,7 @@ def test_the_codes_are_one_a_class_and_far_apart():
     assert (codes != factorise(y, 12, seed=1)).any()
 
 
-# BGDH ---------------------------------------------------------------------------------------------------------------
+# BGDH
 
 
 def groups(seed, n=60):
@@ -492,11 +522,13 @@ def test_the_graph_stays_while_the_network_learns_and_a_training_resumes():
     torch.testing.assert_close(method.seen(batch.x), before, rtol=0, atol=0)
 
 
-# SSGAH --------------------------------------------------------------------------------------------------------------
+# SSGAH
 
 
 def gradients(module):
-    return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+    return [
+        p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()
+    ]
 
 
 @pytest.mark.parametrize("data", [digits, features])

@@ -1,4 +1,5 @@
-"""Coders: no other code is nearer, scores are those of a naive loop, and Faiss ranks as the scores do."""
+"""Coders: no other code is nearer, scores are those of a naive loop, and Faiss ranks as the scores
+do."""
 
 import itertools
 
@@ -27,12 +28,17 @@ def normal(seed, *shape):
     d=st.integers(1, 6),
     seed=st.integers(0, 99),
 )
-def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(kind, M, bits, d, seed):
+def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
+    kind, M, bits, d, seed
+):
     assume((bits, d) != (2, 2))  # Faiss has no search table for 4 codewords of 2 dimensions
     K, parts = 2**bits, 1 if kind == "sums" else M
     Z, x, xq = normal(seed, M, K, d), normal(seed + 1, 9, parts, d), normal(seed + 2, 4, parts, d)
     if kind == "ip":
-        Z, x, xq = (np.asarray(a / np.linalg.norm(a, axis=-1, keepdims=True), np.float32) for a in (Z, x, xq))
+        Z, x, xq = (
+            np.asarray(a / np.linalg.norm(a, axis=-1, keepdims=True), np.float32)
+            for a in (Z, x, xq)
+        )
     coder, C = MAKERS[kind](Z), Z
     if kind != "sums":  # product codes are sums too: of codewords that are zero but for their part
         C = np.zeros((M, K, M, d), np.float32)
@@ -58,7 +64,9 @@ def test_codebooks_of_another_form_are_refused():
     nan = normal(0, 2, 16, 4)
     nan[1, 3, 2] = np.nan
     shapes = (3, 16), (3, 12, 4), (3, 2, 4), (3, 512, 4)
-    for make, Z in itertools.product(MAKERS.values(), (nan, *(np.zeros(s, np.float32) for s in shapes))):
+    for make, Z in itertools.product(
+        MAKERS.values(), (nan, *(np.zeros(s, np.float32) for s in shapes))
+    ):
         with pytest.raises(DataError):
             make(Z)
     with pytest.raises(DataError, match="norm"):
@@ -74,7 +82,9 @@ def test_sign_codes_are_signs_and_scores_hamming_distances(bits, seed):
     assert codes.shape == (12, -(-bits // 8))
     for n, b in itertools.product(range(12), range(8 * coder.code_size)):
         assert codes[n, b // 8] >> b % 8 & 1 == (b < bits and x[n, b] > 0)
-    np.testing.assert_array_equal(coder.score(xq, codes), -((xq > 0)[:, None] != (x > 0)).sum(axis=2))
+    np.testing.assert_array_equal(
+        coder.score(xq, codes), -((xq > 0)[:, None] != (x > 0)).sum(axis=2)
+    )
     assert_faiss_ranks_alike(coder, xq, x)
 
 
@@ -89,7 +99,9 @@ def test_updating_the_codebooks_lowers_their_objective(weight):
 
     def objective(C):
         pairs = itertools.permutations(C.astype(float), 2)
-        return squared_error(x, codes, C) + weight * sum(float(((a @ b.T) ** 2).sum()) for a, b in pairs)
+        return squared_error(x, codes, C) + weight * sum(
+            float(((a @ b.T) ** 2).sum()) for a, b in pairs
+        )
 
     values = [objective(C)]
     for _ in range(3):

@@ -1,5 +1,6 @@
-"""Codewords that add up to vectors, or to logits: the search for codes, the same codes as codes of a product quantiser, the places of the
-codewords, score tables, and the choice between both kinds."""
+"""Codewords that add up to vectors, or to logits: the search for codes, the same codes as codes of
+a product quantiser, the places of the codewords, score tables, and the choice between both kinds.
+"""
 
 import numpy as np
 import pytest
@@ -70,7 +71,9 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
 
         def cost(code, t=t):
             total = sums(S[: len(code)], torch.tensor([code]))[0]
-            return float(-(t * total.log_softmax(dim=0)).sum() if logits else (t - total).square().sum())
+            return float(
+                -(t * total.log_softmax(dim=0)).sum() if logits else (t - total).square().sum()
+            )
 
         kept = [()]
         for _ in range(M):
@@ -79,13 +82,19 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
 
 
 @given(
-    M=st.integers(1, 5), K=st.sampled_from([4, 8, 16]), d=st.integers(3, 20), E=st.integers(1, 24), seed=seeds
+    M=st.integers(1, 5),
+    K=st.sampled_from([4, 8, 16]),
+    d=st.integers(3, 20),
+    E=st.integers(1, 24),
+    seed=seeds,
 )
 def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, seed):
     S = drawn(M, K, E, seed=seed).float()
     # Queries of norm 1 at most; one of norm 1, one of zeros.
     lengths = torch.cat([torch.tensor([1.0, 0.0]), torch.linspace(0.1, 0.9, 7)])
-    queries = torch.nn.functional.normalize(drawn(9, E, seed=seed + 1).float(), dim=1) * lengths[:, None]
+    queries = (
+        torch.nn.functional.normalize(drawn(9, E, seed=seed + 1).float(), dim=1) * lengths[:, None]
+    )
     kept, basis, words = product_form(S, d)
     q = query_form(queries, basis)
     assert (kept.shape, basis.shape, words.shape) == ((M, K, E), (M, E, d - 2), (M, K, d))
@@ -95,7 +104,9 @@ def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, s
     codes = torch.from_numpy(np.random.default_rng(seed).integers(0, K, (12, M)))
     of_words = torch.einsum("qmd,nmd->qn", q, words[torch.arange(M), codes])
     scale = kept.norm(dim=2).max()
-    torch.testing.assert_close(of_words * scale, queries @ sums(kept, codes).T, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(
+        of_words * scale, queries @ sums(kept, codes).T, rtol=1e-4, atol=2e-5
+    )
     if d - 2 >= min(E, K):
         torch.testing.assert_close(kept, S, rtol=1e-4, atol=1e-5)
         return
@@ -125,7 +136,8 @@ def test_more_classes_than_codewords_are_told_apart_though_items_are_few():
 
 
 def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
-    """No other codewords are nearer to the vectors with these codes, but for the small weight on their length."""
+    """No other codewords are nearer to the vectors with these codes, but for the small weight on
+    their length."""
     x = posteriors(400)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
     codes = assign(x, fit_codewords(x, 3, 4, seed=0))
@@ -182,7 +194,9 @@ def test_tables_are_near_the_optimum_of_the_logistic_regression(monkeypatch):
 
         def loss():
             optimizer.zero_grad()
-            found = functional.binary_cross_entropy_with_logits(p @ sums(tables, codes).T + offset, shared)
+            found = functional.binary_cross_entropy_with_logits(
+                p @ sums(tables, codes).T + offset, shared
+            )
             found.backward()
             return found
 
@@ -205,7 +219,10 @@ def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch):
     assert many.by_logits
     assert not torch.equal(many.tables, many.logits)
     some = posteriors(300, 40, 3.0)  # five codebooks have two codewords for each class
-    assert [fit_class_codebooks(some, some, A, 16, seed=0).by_logits for A in (4, 5)] == [True, False]
+    assert [fit_class_codebooks(some, some, A, 16, seed=0).by_logits for A in (4, 5)] == [
+        True,
+        False,
+    ]
     targets = torch.cat([posteriors(50, 50, seed=3), torch.eye(50)])
     alone = torch.cat([many.assign(t.unsqueeze(0)) for t in targets])
     assert torch.equal(many.assign(targets), alone), "codes do not depend on the batch"

@@ -1,4 +1,5 @@
-"""Class-posterior codes: class probabilities, what is coded, vectors of items and queries; losses and codebooks fitted to the network."""
+"""Class-posterior codes: class probabilities, what is coded, vectors of items and queries; losses
+and codebooks fitted to the network."""
 
 import copy
 import functools
@@ -38,7 +39,8 @@ CLASS_CODEBOOKS = (3, 2)
 
 @pytest.fixture(scope="module", autouse=True)
 def few_steps():
-    """Score tables are fitted in fewer steps than by default: the tests ask what they are, not how good."""
+    """Score tables are fitted in fewer steps than by default: the tests ask what they are, not how
+    good."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(codewords, "_TABLE_STEPS", 60)
         yield
@@ -82,7 +84,8 @@ def seen(net, x):
 
 
 def scored(net, ask, codes):
-    """Scores by definition, float [Q, n]: the weighted sum of two inner products, each by the longest codeword of its part."""
+    """Scores by definition, float [Q, n]: the weighted sum of two inner products, each by the
+    longest codeword of its part."""
     features, p = seen(net, ask)
     A = net.A
     if not A:
@@ -123,7 +126,9 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
     t = float(net.power)
     assert 0 < t < 1
     expected = np.array([[v**t for v in row] for row in p.double().tolist()])
-    np.testing.assert_allclose(net.tempered(p).detach(), expected / expected.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        net.tempered(p).detach(), expected / expected.sum(1, keepdims=True), rtol=1e-5
+    )
     # One that is sure of its class stays so; equal classes stay equal.
     assert torch.equal(net.tempered(torch.eye(C)), torch.eye(C))
     torch.testing.assert_close(net.tempered(torch.full((1, C), 1 / C)), torch.full((1, C), 1 / C))
@@ -131,7 +136,8 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
 
 @given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
 def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
-    """Too sure ones for items alone, beside feature codebooks by the square root of that power; too cautious ones for queries too."""
+    """Too sure ones for items alone, beside feature codebooks by the square root of that power; too
+    cautious ones for queries too."""
     net, beside = network(), network(2)
     p = torch.softmax(2 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
@@ -159,7 +165,8 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
 
 
 def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(monkeypatch):
-    """Classes that they do not exclude would else outweigh the one that they mean; few classes would not."""
+    """Classes that they do not exclude would else outweigh the one that they mean; few classes
+    would not."""
     made, other = method(), method()
     made.accuracy = 0.8
     draw = Sampler(items(600))
@@ -180,7 +187,9 @@ def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(m
     made.accuracy = 1 / C
     made.fit_codebooks(draw)
     assert float(made.power) < 1
-    assert torch.equal(made.posterior(made.features(x)[1]), made.mean_posterior(made.features(x)[1]))
+    assert torch.equal(
+        made.posterior(made.features(x)[1]), made.mean_posterior(made.features(x)[1])
+    )
     joint = method(0)  # codebooks of class and features together
     joint.accuracy = 0.8
     joint.fit_codebooks(draw)
@@ -249,7 +258,9 @@ def test_of_images_the_residual_is_that_of_evened_features():
     ("n", "expected"), [(1, 1), (2, 1), (5, 3), (10, 4), (21, 5), (100, 8), (242, 10), (1100, 12)]
 )
 def test_class_codebooks_grow_with_the_bits_of_the_class(n, expected):
-    config = preset("recommended").with_settings({"posterior": {"networks": 1}, "network": {"hidden": [4]}})
+    config = preset("recommended").with_settings(
+        {"posterior": {"networks": 1}, "network": {"hidden": [4]}}
+    )
     assert count_class_codebooks(config, n) == expected
     short = config.with_settings({"quantizer": {"codebooks": 3}})
     assert count_class_codebooks(short, n) == min(expected, 3)
@@ -262,7 +273,9 @@ def test_class_codebooks_grow_with_the_bits_of_the_class(n, expected):
 @pytest.mark.parametrize(("own", "expected"), [("auto", 11), (2, 2)])
 def test_items_of_several_labels_have_more_class_codebooks_also_in_a_file(own, expected):
     settings = {"networks": 1, "propagation": 0, "class_codebooks": own}
-    config = preset("recommended").with_settings({"posterior": settings, "network": {"hidden": [4]}})
+    config = preset("recommended").with_settings(
+        {"posterior": settings, "network": {"hidden": [4]}}
+    )
     made, other = (build_network(config, {"kind": "features", "width": 4}, 21) for _ in range(2))
     x, y, rows = items(600, width=4), np.zeros((600, 21), np.float32), np.arange(600)
     for of_one in (rows, rows + 1 + rows % 19):  # two labels each
@@ -277,8 +290,8 @@ def test_items_of_several_labels_have_more_class_codebooks_also_in_a_file(own, e
 
 
 def costs(net, features, p, codes):
-    """What a code should have the least of, float [B, n], for codes [n, M]: cross entropy or squared error of the class part plus squared
-    error of the feature part."""
+    """What a code should have the least of, float [B, n], for codes [n, M]: cross entropy or
+    squared error of the class part plus squared error of the feature part."""
     A, cost, tempered = net.A, torch.zeros(len(p), len(codes)), net.tempered(p)
     if A:
         words = net.logits if net.by_logits else net.tables
@@ -292,12 +305,17 @@ def costs(net, features, p, codes):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("A", "by_logits"), [(3, False), (3, True), (2, False), (2, True), (0, False)])
+@pytest.mark.parametrize(
+    ("A", "by_logits"), [(3, False), (3, True), (2, False), (2, True), (0, False)]
+)
 def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, by_logits):
-    """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a product quantiser adds nothing."""
+    """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a
+    product quantiser adds nothing."""
     net = network(A)
     if by_logits:
-        net.place(ClassCodebooks(True, 4 * net.tables, net.tables), net.feature_codewords, net.weights)
+        net.place(
+            ClassCodebooks(True, 4 * net.tables, net.tables), net.feature_codewords, net.weights
+        )
     x, ask = items(40, 1), items(7, 2)
     features, p = seen(net, x)
     vectors, queries, codes = net(x), net.queries(ask), net.assign(*seen(net, x))
@@ -323,7 +341,9 @@ def test_codes_are_chosen_among_the_codewords_that_are_left():
     """With fewer dimensions than the codewords have: what is lost of them must not decide."""
     net = method(quantizer={"subdim": 5})
     whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
-    net.eval().place(ClassCodebooks(False, whole, whole), torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0]))
+    net.eval().place(
+        ClassCodebooks(False, whole, whole), torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0])
+    )
     assert not torch.allclose(net.tables, whole, atol=0.1)
     assert torch.equal(net.logits, net.tables)
     x = items(40, 1)
@@ -344,7 +364,7 @@ def test_an_infinite_input_gives_no_vector(A):
         encode_vectors(net(x).numpy(), net.codebooks().numpy())
 
 
-# The method -----------------------------------------------------------------------------------------------------------
+# The method
 
 
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
@@ -355,21 +375,26 @@ def test_settling_fits_codebooks_to_what_the_network_believes(A):
     made.fit_codebooks(draw)
     net = made
     features, posterior = seen(net, items(700))
-    found = fit_class_codebooks(posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed)
+    found = fit_class_codebooks(
+        posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed
+    )
     assert net._by_logits == found.by_logits
     # Wide enough for 16 codewords: nothing is lost but digits.
     torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(made.coder().codebooks, random)
     assert bool(net.weights[1]) == (A < 3), "without feature codebooks the class has all the weight"
     if A < 3:
-        expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
+        expected = fit_codewords(
+            net.residual(features, posterior), 1, 16, seed=made.config.training.seed
+        )
         torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     made.fit_codebooks(draw, final=True)
     assert draw.asked[1] > draw.asked[0] >= 1000
 
 
 def fitted(A, w):
-    """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted to 600 items."""
+    """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted
+    to 600 items."""
     made = method(A, posterior={"feature_weight": w})
     made.fit_codebooks(Sampler(items(600)))
     return made.eval()
@@ -377,7 +402,8 @@ def fitted(A, w):
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
 def test_joint_codewords_add_up_to_class_and_features(w):
-    """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
+    """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in
+    their principal axes."""
     net = fitted(0, w)
     assert net.A == 0
     assert net.feature_codewords.shape == (3, 16, C + WIDTH)
@@ -415,7 +441,12 @@ def batch(n=15, unlabelled=30):
 def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
     made = method(2).eval()
-    parts, net, beta, loss = made.losses(batch(), amp=False), made, made.config.beta, made.config.loss
+    parts, net, beta, loss = (
+        made.losses(batch(), amp=False),
+        made,
+        made.config.beta,
+        made.config.loss,
+    )
     v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
     v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw
     classification = subspace_classification(v[:15], W, shares(batch().y, v), beta)
@@ -423,15 +454,21 @@ def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the
     total = loss.lambda1 * classification - loss.lambda2 * entropy
     names, parameters = zip(*made.named_parameters(), strict=True)
     # None of the codewords.
-    assert set(names) == {"classifier.raw", *(f"backbone.head.{name}" for name in ("into", "bias", "out"))}
+    assert set(names) == {
+        "classifier.raw",
+        *(f"backbone.head.{name}" for name in ("into", "bias", "out")),
+    }
     for name, plain, sign in (("classification", classification, 1), ("entropy", entropy, -1)):
         torch.testing.assert_close(parts[name], plain)
         found, expected = (
-            torch.autograd.grad(value, parameters, retain_graph=True) for value in (parts[name], plain)
+            torch.autograd.grad(value, parameters, retain_graph=True)
+            for value in (parts[name], plain)
         )
         for parameter, ours, theirs in zip(names, found, expected, strict=True):
             assert theirs.abs().max() > 1e-5
-            torch.testing.assert_close(ours, theirs if parameter == "classifier.raw" else sign * theirs)
+            torch.testing.assert_close(
+                ours, theirs if parameter == "classifier.raw" else sign * theirs
+            )
     torch.testing.assert_close(parts["total"], total)
     assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
 
@@ -444,7 +481,8 @@ def test_the_class_networks_move_faster_than_a_trunk():
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
     assert len(slow["params"]) > 0
     assert fast["times"] == 2.0
-    # Over convolutions they are linear, and move as slowly as these; the seed alone gives their weights.
+    # Over convolutions they are linear, and move as slowly as these; the seed alone gives their
+    # weights.
     config = config_of().with_settings({"network": {"backbone": "vgg"}})
     net, again = (build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2))
     assert isinstance(net.backbone.head, torch.nn.Linear)
@@ -455,7 +493,11 @@ def test_the_class_networks_move_faster_than_a_trunk():
 
 @pytest.mark.parametrize("n", [C, 32, 33])
 def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
-    changes = {"network": {"backbone": "vgg"}, "loss": {"lambda2": 0}, "quantizer": {"codewords": 8}}
+    changes = {
+        "network": {"backbone": "vgg"},
+        "loss": {"lambda2": 0},
+        "quantizer": {"codewords": 8},
+    }
     config = config_of().with_settings(changes)
     net = build_network(config, {"kind": "images", "image_size": 16}, n).eval()
     assert (net.classifier is None) == (n <= 32)

@@ -1,6 +1,8 @@
-"""What labels say of other items: propagated over neighbours, and left out in turn; against loops and scikit-learn, and in trainings."""
+"""What labels say of other items: propagated over neighbours, and left out in turn; against loops
+and scikit-learn, and in trainings."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from gpq_faiss.config import preset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.losses.classification import subspace_classification
-from gpq_faiss.methods import propagation
+from gpq_faiss.methods import measure, propagation
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.leave_one_out import least_error, leave_one_out
 from gpq_faiss.methods.propagation import (
@@ -26,7 +28,7 @@ from gpq_faiss.methods.propagation import (
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.training.loop import RunOptions
 
-# ------------------------------------------------------------------------------------------------------- the propagation
+# the propagation
 
 
 def naive_graph(x, k):
@@ -41,7 +43,9 @@ def naive_graph(x, k):
     return A / np.sqrt(np.outer(degree, degree), where=A > 0, out=np.ones_like(A))
 
 
-@given(seed=st.integers(0, 10_000), n=st.integers(2, 25), width=st.integers(1, 6), k=st.integers(1, 30))
+@given(
+    seed=st.integers(0, 10_000), n=st.integers(2, 25), width=st.integers(1, 6), k=st.integers(1, 30)
+)
 @settings(max_examples=25, deadline=None)
 def test_the_graph_is_that_of_a_loop_over_all_pairs(seed, n, width, k):
     x = np.random.default_rng(seed).normal(size=(n, max(width, 2))).astype(np.float32)
@@ -52,8 +56,11 @@ def test_the_graph_is_that_of_a_loop_over_all_pairs(seed, n, width, k):
 
 
 def test_equal_items_and_zeros_leave_the_graph_whole():
-    """An item is told by others, be they equal to it; what has no direction has no neighbour, and is none."""
-    x = np.concatenate([np.tile([[1.0, 2.0]], (6, 1)), np.zeros((2, 2)), [[-3.0, 1.0]]]).astype(np.float32)
+    """An item is told by others, be they equal to it; what has no direction has no neighbour, and
+    is none."""
+    x = np.concatenate([np.tile([[1.0, 2.0]], (6, 1)), np.zeros((2, 2)), [[-3.0, 1.0]]]).astype(
+        np.float32
+    )
     found = neighbour_graph(x, 3).toarray()
     assert np.isfinite(found).all()
     assert not found.diagonal().any()
@@ -64,7 +71,9 @@ def test_equal_items_and_zeros_leave_the_graph_whole():
 def test_of_many_items_nearly_all_neighbours_are_found():
     """Lists are searched, not all pairs."""
     rng = np.random.default_rng(0)
-    x = (rng.normal(size=(40, 8))[rng.integers(0, 40, 5000)] + rng.normal(size=(5000, 8))).astype(np.float32)
+    x = (rng.normal(size=(40, 8))[rng.integers(0, 40, 5000)] + rng.normal(size=(5000, 8))).astype(
+        np.float32
+    )
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     nearest = np.argsort(-(unit[:500] @ unit.T), axis=1)[:, 1:16]
     found = neighbour_graph(x)[:500].toarray() > 0
@@ -109,7 +118,8 @@ def test_labels_are_handed_on_fifty_times(seed, n, classes, several, islands):
 
 
 def moons(n, seed=0):
-    """Two half circles that reach into each other, on a sphere (random Fourier features), where near ones have a large cosine."""
+    """Two half circles that reach into each other, on a sphere (random Fourier features), where
+    near ones have a large cosine."""
     rng = np.random.default_rng(seed)
     y = np.arange(n) % 2
     angle = np.pi * rng.random(n)
@@ -139,7 +149,9 @@ def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them():
     weight=st.floats(0, 2),
 )
 @settings(max_examples=25, deadline=None)
-def test_all_labelled_items_are_compared_and_others_by_the_seed(seed, labelled, others, room, weight):
+def test_all_labelled_items_are_compared_and_others_by_the_seed(
+    seed, labelled, others, room, weight
+):
     asked = np.random.default_rng(seed).permutation(1000)
     every = asked[: labelled + others]
     known, rest = np.sort(every[:labelled]), np.sort(every[labelled:])
@@ -167,7 +179,7 @@ def test_all_labelled_items_are_compared_and_others_by_the_seed(seed, labelled, 
         np.testing.assert_array_equal(p, one.p[rows == row][0] if row in rows else [0, 0])
 
 
-# ------------------------------------------------------------------------------------------------------------ in a training
+# in a training
 
 
 def config_of(propagation=20.0, seed=0, unlabelled=60, **network):
@@ -175,7 +187,12 @@ def config_of(propagation=20.0, seed=0, unlabelled=60, **network):
         "quantizer": {"codebooks": 3},
         "posterior": {"networks": 2, "propagation": propagation},
         "network": {"hidden": [64], **network},
-        "training": {"steps": 150, "batch_labelled": 20, "batch_unlabelled": unlabelled, "seed": seed},
+        "training": {
+            "steps": 150,
+            "batch_labelled": 20,
+            "batch_unlabelled": unlabelled,
+            "seed": seed,
+        },
     }
     return preset("recommended").with_settings(changes)
 
@@ -270,7 +287,8 @@ FEW, MANY, POOL = np.arange(4), np.arange(450), np.arange(450, 900)
         # With no others, or none in the batches.
         (config_of(300.0), MANY, MANY, {}),
         (config_of(unlabelled=0), FEW, POOL, {}),
-        # Where neighbours know less than a linear model, and where the labelled ones are too many to compare.
+        # Where neighbours know less than a linear model, and where the labelled ones are too many
+        # to compare.
         (config_of(300.0), MANY, POOL, {"LEAST_SHARE": 1.5}),
         (config_of(300.0), np.arange(60), POOL, {"MOST_ITEMS": 100}),
     ],
@@ -288,7 +306,8 @@ def test_labels_are_propagated_where_they_are_few(data, config, labelled, pool, 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_unlabelled_items_are_worth_something_now(data, tmp_path, device):
-    """Four labels: with what they say of the others a code tells the classes apart, without it does not."""
+    """Four labels: with what they say of the others a code tells the classes apart, without it does
+    not."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     found = {}
@@ -300,7 +319,7 @@ def test_unlabelled_items_are_worth_something_now(data, tmp_path, device):
     assert found[20.0] > found[0.0] + 0.2
 
 
-# ------------------------------------------------------------------------------------------------------- leaving one out
+# leaving one out
 
 GRID = 2.0 ** (np.arange(33) / 4 - 5)
 
@@ -330,7 +349,8 @@ def test_an_item_of_several_labels_is_a_share_right():
     # Labels that say nothing of the items are missed as often as not.
     rng = np.random.default_rng(0)
     _, guessed = leave_one_out(
-        rng.normal(size=(2000, 5)).astype(np.float32), np.eye(4, dtype=np.float32)[rng.integers(0, 4, 2000)]
+        rng.normal(size=(2000, 5)).astype(np.float32),
+        np.eye(4, dtype=np.float32)[rng.integers(0, 4, 2000)],
     )
     assert guessed == pytest.approx(0.25, abs=0.05)
 
@@ -338,7 +358,9 @@ def test_an_item_of_several_labels_is_a_share_right():
 def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_set():
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 3, 400)
-    data = open_data((np.eye(3, 8)[ids] * 14 + 7 * rng.normal(size=(400, 8))).astype(np.float32), labels=ids)
+    data = open_data(
+        (np.eye(3, 8)[ids] * 14 + 7 * rng.normal(size=(400, 8))).astype(np.float32), labels=ids
+    )
     noise, x = {}, standardised(data, np.arange(400))
     for n in (12, 400):
         made = prepared(data, config_of(), np.arange(n), np.arange(n, 400))
@@ -350,3 +372,28 @@ def test_class_networks_take_the_noise_that_their_labels_call_for_unless_it_is_s
     for network in ({"noise": 0.5}, {"hidden": [16, 4]}):  # behind a layer it is not the input's
         made = prepared(data, config_of(**network), np.arange(12), np.arange(12, 400))
         assert made.backbone.head.noise == 0.5
+
+
+def test_a_sample_ends_a_hopeless_propagation_early(monkeypatch, caplog):
+    monkeypatch.setattr(propagation, "SAMPLE", 100)
+    rng = np.random.default_rng(0)
+    x, sizes = rng.standard_normal((1000, 8)).astype(np.float32), []
+
+    def vectors(rows):
+        sizes.append(len(rows))
+        return x[rows], np.ones(len(rows), bool)
+
+    labelled, y = np.arange(40), np.eye(4, dtype=np.float32)[rng.integers(0, 4, 40)]
+    options = {"labels_per_class": 20.0, "accuracy": 0.9, "seed": 0}
+    pseudo = propagation.propagate_labels(vectors, labelled, y, np.arange(40, 1000), **options)
+    assert (pseudo, sizes) == (None, [140])
+
+
+def test_array_methods_are_fitted_to_a_limited_number_of_items(monkeypatch):
+    monkeypatch.setattr(measure, "_FIT_ROWS", 50)
+    for n_labelled, n_unlabelled in ((10, 200), (120, 7), (20, 30), (60, 0)):
+        rows = np.arange(n_labelled + n_unlabelled)
+        split = SimpleNamespace(labelled=rows[:n_labelled], unlabelled=rows[n_labelled:])
+        chosen = measure.training_rows(split)
+        assert len(chosen) == len(set(chosen)) <= 50
+        assert n_labelled > 50 or np.isin(split.labelled, chosen).all()

@@ -1,4 +1,5 @@
-"""Backbones: torchvision's shapes and values, weights from files, sizes, exports, and what is refused."""
+"""Backbones: torchvision's shapes and values, weights from files, sizes, exports, and what is
+refused."""
 
 import sys
 import urllib.error
@@ -37,8 +38,9 @@ def build(name, weights="none", seed=0, **more):
 
 @pytest.fixture(scope="module")
 def vgg16_bn():
-    """torchvision's features with random values in every tensor, batch norm's statistics included: a tensor left out would show. The 500 MB
-    of its classifier are shrunk, since no mapping may need them."""
+    """torchvision's features with random values in every tensor, batch norm's statistics included:
+    a tensor left out would show. The 500 MB of its classifier are shrunk, since no mapping may need
+    them."""
     with torch.device("meta"):
         whole = torchvision.models.vgg16_bn(weights=None)
     whole.classifier = nn.Sequential(nn.Linear(8, 8))
@@ -101,7 +103,8 @@ def test_cnnf_has_the_published_shapes_and_normalisation():
         before, x = x, layer(x)
         sides.append(x.shape[-1])
         if isinstance(layer, nn.LocalResponseNorm) and len(sides) < 4:
-            # MatConvNet's formula, channel by channel: y_i = x_i (κ + α Σ_j x_j²)^-β over 5 neighbours.
+            # MatConvNet's formula, channel by channel: y_i = x_i (κ + α Σ_j x_j²)^-β over 5
+            # neighbours.
             for i in (0, 1, 30, 63):
                 near = before[:, max(0, i - 2) : i + 3].pow(2).sum(1)
                 torch.testing.assert_close(x[:, i], before[:, i] / (2 + 1e-4 * near) ** 0.75)
@@ -253,7 +256,8 @@ def test_timm_models_by_name(tmp_path, monkeypatch):
     timm = pytest.importorskip("timm")
     net = build("timm/test_resnet", image_size=32).eval()
     assert net(images(2, 32)).shape == (2, 12)
-    # timm's own file names the tensors without our prefix, and has a classifier that is of no use here.
+    # timm's own file names the tensors without our prefix, and has a classifier that is of no use
+    # here.
     theirs = timm.create_model("test_resnet", num_classes=10).state_dict()
     save_file(theirs, tmp_path / "timm.safetensors")
     torch.save(
