@@ -83,8 +83,9 @@ display(Markdown(gpq.report_experiment(run / "table2", "markdown", table="map"))
 
 # %% [markdown]
 # `posterior` are class-posterior codes, the default of `gpq train`; `gpq` is the paper's method with the network and
-# training of the others. They train networks, the others learn from the pixels as they are; `opq`, `pq`, `itq` and `float` see no label, and `float`
-# keeps no code: it is the exact search on the pixels. NN10@100 is the share of a query's ten nearest images among its first 100 results.
+# training of the others. They train networks, the others learn from the pixels as they are; `opq`,
+# `pq`, `itq` and `float` see no label, and `float` keeps no code: it is the exact search on the pixels.
+# NN10@100 is the share of a query's ten nearest images among its first 100 results.
 #
 # Precision near the top of the ranking is another matter than over the whole of it:
 

@@ -66,7 +66,7 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     Z = encoder.model.codebooks
     labels = digits().require_labels()
     with RowReader(products.codes) as reader:
-        codes = unpack_codes(reader.block(), *Z.shape[:2])
+        codes = unpack_codes(reader.values, *Z.shape[:2])
 
     def ranked(queries, database):
         _, xq = encoder.embed_rows(digits(), queries, queries=True)

@@ -251,10 +251,8 @@ def _rank_all(
     neighbours = input_neighbours(dataset, size, rows["queries"], rows["database"])
     measured: dict[str, Row] = {}
     for name, encoder in entries.items():
-        bits: int | None = first.bits
         if encoder is None:
             log.info("comparing with %s", name)
-            bits = first.bits if find_method(name).any_length else None
             with stage(name):
                 coded = fit_and_encode(
                     name, first.bits, seed, dataset, split, image_size=size, **rows

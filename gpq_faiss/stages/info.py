@@ -18,14 +18,15 @@ from ..data.arrays import NpyArray, npy_header
 from ..data.protocols import load_split
 from ..encoder import METADATA_FILE, read_encoder_metadata
 from ..errors import DataError, MismatchError
-from ..faissio.convert import METRICS
+from ..faissio.convert import METRICS, from_faiss
+from ..faissio.files import read_index
 from ..faissio.model import read_description, read_model
 from ..files import read_json
 from ..indexes.opening import file_kind, open_index
 from ..inputs import reading
 from ..store.changes import changes_path, read_changes
 from ..store.items import items_path
-from ..store.rows import PROGRESS, RowReader
+from ..store.rows import PROGRESS, RowReader, codebooks_fingerprint
 
 _SUPPORTED = "a model folder, features.h5, codes.h5, a split, an index, an exported encoder (.onnx, .pt2), .npy or .npz"
 
@@ -184,6 +185,17 @@ def _encoder(path: Path) -> dict[str, Any]:
 
 def _index(path: Path) -> dict[str, Any]:
     """Describe an index, the names beside it, and the changes that a service has made."""
+    if file_kind(path) == "faiss":
+        contents = from_faiss(read_index(path), str(path))
+        if not len(contents.codes):  # of export-faiss: it cannot be searched yet
+            return {
+                "kind": "index",
+                "form": contents.kind,
+                "ntotal": 0,
+                "metric": METRICS[contents.metric],
+                **_codes(*contents.codebooks.shape),
+                "codebooks_fingerprint": codebooks_fingerprint(contents.codebooks),
+            }
     with open_index(path) as index:
         size = code_size(index.M, index.K)
         changes = read_changes(path, size, index.fingerprint)

@@ -235,7 +235,7 @@ def test_a_model_that_is_none_is_one_line(shop, tmp_path, how):
 
 def test_parquet_without_pyarrow_names_the_remedy(shop, tmp_path, monkeypatch):
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    for name in ("pyarrow", "pyarrow.parquet"):
+    for name in ("pyarrow", "pyarrow.parquet", "pyarrow.dataset"):
         monkeypatch.setitem(sys.modules, name, None)
     calls = "train features:BAD | train parquet:BAD | search MODEL INDEX BAD"
     check_refused(shop, tmp_path / "x.parquet", calls, "pip install 'gpq-faiss[train]'")
@@ -255,6 +255,7 @@ def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(shop, tmp_pa
     else:
         os.truncate(bad, 0 if how == "empty" else bad.stat().st_size // 2)
     train = f"train folder:{folder} --set network.backbone=mlp {TRAIN} --protocol none"
+    train += " --set quantizer.codewords=4"
     encode = f"encode IMAGE_MODEL folder:{folder}"
     check_refused(shop, folder, encode, "1 of 12 images cannot be read")
     check_refused(shop, bad, f"{train} | search IMAGE_MODEL IMAGE_INDEX BAD", "3.png")

@@ -37,7 +37,8 @@ def files(tmp_path_factory, encoders):
     np.savez(root / "x.npz", x=vectors, y=np.arange(4, dtype=np.uint8))
     for name in ("index.faiss", "index.lists"):
         gpq.index(model, root / "codes.h5", root / name)
-    names = "features.h5", "codes.h5", "index.faiss", "index.lists", "x.npy", "x.npz"
+    gpq.export_faiss(model, root / "empty.faiss")
+    names = "features.h5", "codes.h5", "empty.faiss", "index.faiss", "index.lists", "x.npy", "x.npz"
     return {"model": model, "onnx": onnx, "pt2": pt2, **{name: root / name for name in names}}
 
 
@@ -58,6 +59,7 @@ EXPECTED = {
     },
     "features.h5": {**ROWS, "kind": "features", "shape": [N, M * D]},
     "codes.h5": {**ROWS, "kind": "codes", "shape": [N, 3]},
+    "empty.faiss": {**CODES, "kind": "index", "ntotal": 0, "metric": "inner product"},
     "index.faiss": {**INDEX, "form": "flat"},
     "index.lists": {**INDEX, "form": "lists"},
     "pt2": ENCODER,
