@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused_by_name(text, message, tmp_path):
 
 
 def test_the_fingerprint_sees_every_setting():
-    seen, count = {Config().fingerprint()}, 0
+    recorded, count = {Config().fingerprint()}, 0
     for section in dataclasses.fields(Config):
         value = getattr(Config(), section.name)
         if not dataclasses.is_dataclass(value):
@@ -108,9 +108,9 @@ def test_the_fingerprint_sees_every_setting():
             changed = dataclasses.replace(
                 value, **{setting.name: f"not {getattr(value, setting.name)}"}
             )
-            seen.add(dataclasses.replace(Config(), **{section.name: changed}).fingerprint())
+            recorded.add(dataclasses.replace(Config(), **{section.name: changed}).fingerprint())
             count += 1
-    assert len(seen) == count + 1
+    assert len(recorded) == count + 1
 
 
 def test_settings_on_the_command_line_are_typed_and_checked():

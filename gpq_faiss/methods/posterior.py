@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -174,6 +174,9 @@ class PosteriorCodes(CodeMethod):
             else nn.Identity()
         )
 
+        module: Any = self  # as the next two are not typed
+        module.register_load_state_dict_pre_hook(_make_loaded_codebooks)
+        module.register_load_state_dict_post_hook(_set_constants)
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with
@@ -192,14 +195,6 @@ class PosteriorCodes(CodeMethod):
         tables = torch.randn(A, self.K, self.C, generator=generator)
         coded = torch.randn(self.M - A, self.K, E if A else self.C + E, generator=generator)
         self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        tables = state.get(f"{prefix}tables", self.tables)
-        if tables.shape[1:] == self.tables.shape[1:] and self.A != len(tables) <= self.M:
-            self._make_codebooks(len(tables))  # as many as followed from the labels
-        super()._load_from_state_dict(state, prefix, *args)
-        # Constants for exporters.
-        self._by_logits, self._sharpened = bool(self.by_logits), bool(self.power > 1)
 
     def codebooks(self) -> Tensor:
         return self.pq_codewords
@@ -501,3 +496,17 @@ class PosteriorCodes(CodeMethod):
             no_codewords = words.new_zeros(0, K, posterior.shape[1])
             class_codebooks = ClassCodebooks(False, no_codewords, no_codewords)
         self.place(class_codebooks, words, weights)
+
+
+def _make_loaded_codebooks(
+    network: PosteriorCodes, state: Mapping[str, Any], prefix: str, *args: object
+) -> None:
+    """Make as many class codebooks as a state to be loaded has: they follow from the labels."""
+    tables = state.get(f"{prefix}tables", network.tables)
+    if tables.shape[1:] == network.tables.shape[1:] and network.A != len(tables) <= network.M:
+        network._make_codebooks(len(tables))
+
+
+def _set_constants(network: PosteriorCodes, incompatible_keys: object) -> None:
+    """Note as Python's values, for exporters, what decides the branches of a forward pass."""
+    network._by_logits, network._sharpened = bool(network.by_logits), bool(network.power > 1)

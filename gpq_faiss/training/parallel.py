@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import DataError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
 from .launch import launched
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Batch norms of torch, with their sub-classes."""
 # The end of a process is noticed at once, but the others may wait for rank 0 to fit codebooks.
 _TIMEOUT = datetime.timedelta(hours=12)
 
@@ -76,7 +77,7 @@ class Group:
         if self.size == 1:
             return network
         if next(network.parameters()).is_cuda:
-            kinds = {type(layer) for layer in network.modules() if isinstance(layer, _BatchNorm)}
+            kinds = {type(layer) for layer in network.modules() if isinstance(layer, BATCH_NORMS)}
             if unsupported := kinds - {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}:
                 raise UsageError(
                     f"several processes cannot share the batch norm of this backbone "

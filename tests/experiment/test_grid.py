@@ -185,7 +185,8 @@ def test_settings_are_layered():
     assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 5.0)
     assert config("gpq-t").method == "gpq-triplet"
     assert config("gpq", second).training.steps == 9
-    assert config("gpq", second).network == preset("recommended").network
+    assert config("gpq", second).network.hidden == (512,)
+    assert config("gpq", second).loss == dataclasses.replace(preset("paper").loss, lambda2=5.0)
     # Class networks are GPQ's own; the others have a perceptron where there is nothing to convolve.
     for variation, perceptron, hidden in (
         (second, True, (512,)),

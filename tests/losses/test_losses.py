@@ -40,8 +40,8 @@ def naive_assign(x, words, alpha):
 def naive_soft(scores, p, r):
     items = [j for j in range(len(r)) if r[j].any()]
     lost = []
-    for own, row in zip(p, scores, strict=True):
-        t = [own @ r[j] for j in items]
+    for section, row in zip(p, scores, strict=True):
+        t = [section @ r[j] for j in items]
         if sum(t):
             logs = row[items].log_softmax(0)
             lost.append(-sum(v / sum(t) * log for v, log in zip(t, logs, strict=True)))
@@ -56,7 +56,9 @@ def naive_npair(x, q, labels):
 
 def logits(row, W, variant, beta):
     """Of one row in every sub-space; in the authors' variant one for all sub-spaces."""
-    cosines = [torch.stack([normed(w) @ sub for w in own]) for sub, own in zip(row, W, strict=True)]
+    cosines = [
+        torch.stack([normed(w) @ sub for w in section]) for sub, section in zip(row, W, strict=True)
+    ]
     return (
         [beta * c for c in cosines]
         if variant == "paper"
@@ -65,13 +67,15 @@ def logits(row, W, variant, beta):
 
 
 def naive_classification(x, W, labels, variant, beta):
-    known = [(row, y / y.sum()) for row, y in zip(x, labels.double(), strict=True) if y.any()]
-    return mean([-y @ v.log_softmax(0) for row, y in known for v in logits(row, W, variant, beta)])
+    labelled = [(row, y / y.sum()) for row, y in zip(x, labels.double(), strict=True) if y.any()]
+    return mean(
+        [-y @ v.log_softmax(0) for row, y in labelled for v in logits(row, W, variant, beta)]
+    )
 
 
 def naive_entropy(x, W, variant, beta):
-    each = [v for row in x for v in logits(row, W, variant, beta)]
-    return mean([-v.softmax(0) @ v.log_softmax(0) for v in each])
+    entry = [v for row in x for v in logits(row, W, variant, beta)]
+    return mean([-v.softmax(0) @ v.log_softmax(0) for v in entry])
 
 
 def naive_triplet(x, q, labels):
@@ -89,7 +93,7 @@ def naive_triplet(x, q, labels):
 
 
 @given(
-    shape=st.tuples(*(st.integers(1, most) for most in (4, 4, 5, 6, 5))),
+    shape=st.tuples(*(st.integers(1, limit) for limit in (4, 4, 5, 6, 5))),
     seed=st.integers(0, 2**32),
     alpha=st.floats(0.1, 20),
 )
@@ -186,17 +190,17 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant):
     ).requires_grad_()
     W = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
     labels = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
-    known = labels.any(dim=1)
+    labelled = labels.any(dim=1)
     for loss in (
         lambda v, y: npair(v, v, y),
         lambda v, y: subspace_classification(v, W, shares(y, v), variant=variant),
         lambda v, y: triplet(v, v, y),
     ):
         (gradient,) = torch.autograd.grad(loss(x, labels), x)
-        (kept,) = torch.autograd.grad(loss(x[known], labels[known]), x)
-        torch.testing.assert_close(loss(x, labels), loss(x[known], labels[known]))
-        torch.testing.assert_close(gradient, kept)
-        assert gradient[known].abs().sum() > 0
+        (retained,) = torch.autograd.grad(loss(x[labelled], labels[labelled]), x)
+        torch.testing.assert_close(loss(x, labels), loss(x[labelled], labels[labelled]))
+        torch.testing.assert_close(gradient, retained)
+        assert gradient[labelled].abs().sum() > 0
         # No labelled row at all: zero, with a zero gradient rather than NaN.
         nothing = loss(x, torch.zeros_like(labels))
         assert nothing.item() == 0

@@ -58,8 +58,10 @@ def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any
 
 
 def fitted(name: str, dataset: Dataset, config: Config, folder: Path, **options: Any) -> Training:
-    build, made = find_method(name).load(), RunOptions(**{"validate_every": 10, **options})
-    return fit(build, dataset, split_of(dataset), config, folder=folder, identity="t", options=made)
+    build, built = find_method(name).load(), RunOptions(**{"validate_every": 10, **options})
+    return fit(
+        build, dataset, split_of(dataset), config, folder=folder, identity="t", options=built
+    )
 
 
 @cache

@@ -142,8 +142,8 @@ def test_lopq_codes_and_scores_by_hand():
         rotation, codebooks = method.cells[cell][0], method.cells[cell][1].codebooks
         local = (rotation @ (row - method.centroids[cell])).reshape(method.M, 1, -1)
         to_words = ((local - codebooks) ** 2).sum(axis=2)
-        taken = to_words[np.arange(method.M), words]
-        np.testing.assert_allclose(taken, to_words.min(axis=1), rtol=1e-3, atol=1e-6)
+        selected = to_words[np.arange(method.M), words]
+        np.testing.assert_allclose(selected, to_words.min(axis=1), rtol=1e-3, atol=1e-6)
         decoded[i] = (
             method.centroids[cell] + codebooks[np.arange(method.M), words].ravel() @ rotation
         )
@@ -187,7 +187,7 @@ def test_eigenvalues_are_dealt_out_evenly():
     got = [np.sort(np.round((x @ rotation[p].T).var(axis=0))) for p in (slice(0, 3), slice(3, 6))]
     # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is
     # full.
-    assert sorted(part.tolist() for part in got) == [[1, 16, 32], [2, 4, 64]]
+    assert sorted(piece.tolist() for piece in got) == [[1, 16, 32], [2, 4, 64]]
 
 
 # Bits
@@ -220,8 +220,8 @@ def test_modes_have_the_smallest_eigenvalues_of_all(lengths, count):
     # In logs: 1 - exp(-t) runs into 1 where t is large. A small ε keeps the order.
     chosen = [(k * np.pi / lengths[axis]) ** 2 for axis, k in modes.tolist()]
     assert chosen == sorted(chosen)
-    every = sorted((k * np.pi / length) ** 2 for length in lengths for k in range(1, count + 1))
-    np.testing.assert_allclose(chosen, every[:count], rtol=1e-9)
+    stride = sorted((k * np.pi / length) ** 2 for length in lengths for k in range(1, count + 1))
+    np.testing.assert_allclose(chosen, stride[:count], rtol=1e-9)
 
 
 @pytest.mark.parametrize("bits", [6, 12, 30])
@@ -232,8 +232,8 @@ def test_sh_bits_are_signs_of_sines_along_principal_axes(bits):
     train, base = pca.transform(train), pca.transform(base)
     # The sign of an axis is free, and a sine of even k does not change with it, one of odd k turns
     # over.
-    turn = np.sign((pca.components_[: len(method.axes)] * method.axes).sum(axis=1))
-    train, base = (a[:, : len(turn)] * turn for a in (train, base))
+    step = np.sign((pca.components_[: len(method.axes)] * method.axes).sum(axis=1))
+    train, base = (a[:, : len(step)] * step for a in (train, base))
     low, high = train.min(axis=0), train.max(axis=0)
     codes = method.encode(XB[:, :10] + 5)
     for bit, (axis, k) in enumerate(smallest_modes(high - low, bits).tolist()):
@@ -263,28 +263,30 @@ def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent():
     assert set(np.unique(B)) == {-1.0, 1.0}
     assert objective(B) < objective(start)
     for i, j in itertools.product(range(8), range(6)):
-        other = B.copy()
-        other[i, j] *= -1
-        assert objective(other) >= objective(B) - 1e-9
+        second = B.copy()
+        second[i, j] *= -1
+        assert objective(second) >= objective(B) - 1e-9
     # A single sweep is the paper's update, bit by bit: z = sgn(q - B' W' w).
-    one = start.copy()
+    single = start.copy()
     for j in range(6):
-        rest = [m for m in range(6) if m != j]
-        one[:, j] = np.sign(Q[:, j] - one[:, rest] @ W[rest] @ W[j])
-    np.testing.assert_array_equal(discrete_codes(start, W, Q, sweeps=1), one)
+        remaining = [m for m in range(6) if m != j]
+        single[:, j] = np.sign(Q[:, j] - single[:, remaining] @ W[remaining] @ W[j])
+    np.testing.assert_array_equal(discrete_codes(start, W, Q, sweeps=1), single)
     np.testing.assert_array_equal(discrete_codes(B, 0 * W, 0 * Q), B)
 
 
 def test_sdh_by_hand_and_of_labelled_rows_alone():
     expected = ((X[:9, None].astype(float) - XB[:7]) ** 2).sum(axis=2)
     np.testing.assert_allclose(squared_distances(X[:9], XB[:7]), expected, rtol=1e-9)
-    seen = np.arange(0, len(X), 3)
-    method, xb = SDH(8).fit(X, Y.masked(seen)), scaled_rows(XB)
+    recorded = np.arange(0, len(X), 3)
+    method, xb = SDH(8).fit(X, Y.masked(recorded)), scaled_rows(XB)
     kernels = np.exp(-squared_distances(xb, method._anchors) / method._sigma)
     np.testing.assert_allclose(method._project(xb), (kernels - method._mean) @ method._P, atol=1e-4)
     blank = np.zeros_like(X)
-    blank[seen] = X[seen]
-    np.testing.assert_array_equal(method.encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB))
+    blank[recorded] = X[recorded]
+    np.testing.assert_array_equal(
+        method.encode(XB), SDH(8).fit(blank, Y.masked(recorded)).encode(XB)
+    )
 
 
 # float and classifier
@@ -312,19 +314,19 @@ def test_inner_products_do_not_depend_on_the_place(width):
 
 
 def test_classifiers():
-    one, six = (quick(name, 12).fit(X, Y) for name in ("classifier", "classifier-6"))
-    p = one.encode(XB).view(np.float32)
+    single, six = (quick(name, 12).fit(X, Y) for name in ("classifier", "classifier-6"))
+    p = single.encode(XB).view(np.float32)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-5)
     assert (p.argmax(axis=1) == YB.class_ids()).mean() > 0.95
-    np.testing.assert_allclose(one.score(XB[:9], one.encode(XB)), p[:9] @ p.T, atol=1e-6)
+    np.testing.assert_allclose(single.score(XB[:9], single.encode(XB)), p[:9] @ p.T, atol=1e-6)
     # The first of six is the one that is trained alone, and the mean of all is none of them.
     with torch.inference_mode():
-        each = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
-    assert len(each) == 6
-    np.testing.assert_allclose(each[0], p, atol=1e-5)
-    np.testing.assert_allclose(six.encode(XB).view(np.float32), np.mean(each, axis=0), atol=1e-5)
-    both = Y.dense(dtype=bool)
-    both[both[:, 0], 1] = True  # class 0 always comes with class 1
-    several = quick("classifier", 12, steps=150).fit(X, Labels.from_multihot(both, "abc"))
+        entry = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
+    assert len(entry) == 6
+    np.testing.assert_allclose(entry[0], p, atol=1e-5)
+    np.testing.assert_allclose(six.encode(XB).view(np.float32), np.mean(entry, axis=0), atol=1e-5)
+    pair = Y.dense(dtype=bool)
+    pair[pair[:, 0], 1] = True  # class 0 always comes with class 1
+    several = quick("classifier", 12, steps=150).fit(X, Labels.from_multihot(pair, "abc"))
     shared = several.encode(XB).view(np.float32)[YB.column(0)].mean(axis=0)
     assert shared[:2] == pytest.approx([0.5, 0.5], abs=0.1)

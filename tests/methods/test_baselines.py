@@ -59,8 +59,8 @@ def alike(y, i, j):
 
 def triplets_of(y, group=100):
     """Anchors, positives and negatives in one group of rows."""
-    known = [i for i in range(len(y)) if y[i].any()]
-    for a, p, n in itertools.product(known, repeat=3):
+    labelled = [i for i in range(len(y)) if y[i].any()]
+    for a, p, n in itertools.product(labelled, repeat=3):
         if (
             a != p
             and alike(y, a, p)
@@ -90,28 +90,28 @@ def hinges(h, y, margin):
 )
 def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
     h, q, y = normal(n, 3, seed=seed), normal(n, 3, seed=seed + 1), some_labels(n, classes, seed)
-    found = float(triplet_ranking(squared_distances(h, h), y, margin))
-    assert found == pytest.approx(hinges(h, y, margin), abs=1e-9)
+    result = float(triplet_ranking(squared_distances(h, h), y, margin))
+    assert result == pytest.approx(hinges(h, y, margin), abs=1e-9)
     for group in (4, 100) if n in (1, 2, 3, 4, 8) else (100,):  # several groups are of equal size
         logistic = [
             1 / (1 + math.exp(3 * float(h[a] @ (q[p] - q[n])))) for a, p, n in triplets_of(y, group)
         ]
-        found = float(pqn.asymmetric_triplets(h, q, y, group=group, scale=3.0))
-        assert found == pytest.approx(mean(logistic), abs=1e-9)
+        result = float(pqn.asymmetric_triplets(h, q, y, group=group, scale=3.0))
+        assert result == pytest.approx(mean(logistic), abs=1e-9)
     a, p, n_ = ssgah.draw_triplets(y, drawn(seed))  # one for each anchor that has any
     assert set(zip(a.tolist(), p.tolist(), n_.tolist(), strict=True)) <= set(triplets_of(y))
     assert a.tolist() == sorted({anchor for anchor, _, _ in triplets_of(y)})
     pairs = [(i, j) for i, j in itertools.product(range(n), repeat=2) if y[i].any() and y[j].any()]
-    same = {pair: alike(y, *pair) for pair in pairs}
+    identical = {pair: alike(y, *pair) for pair in pairs}
     theta, kinds = h @ h.T / 2, {True: [], False: []}
-    for (i, j), equal in same.items():
+    for (i, j), equal in identical.items():
         if i != j:
             kinds[equal].append(math.log1p(math.exp(-theta[i, j] if equal else theta[i, j])))
     assert float(pairwise_likelihood(h, y)) == pytest.approx(
         sum(map(mean, kinds.values())) / 2, abs=1e-9
     )
     cosine = torch.cosine_similarity(h[:, None], h, dim=2)
-    squares = [float((2 * equal - 1) - cosine[pair]) ** 2 for pair, equal in same.items()]
+    squares = [float((2 * equal - 1) - cosine[pair]) ** 2 for pair, equal in identical.items()]
     assert float(pairwise_cosine(h, y)) == pytest.approx(mean(squares), abs=1e-9)
 
 
@@ -136,7 +136,7 @@ def test_a_batch_without_triplets_costs_nothing(ids):
 def test_every_pair_takes_one_negative_that_violates_the_margin(group, margin):
     z, y = normal(10, 4), labels_of([0, 1, 0, -1, 2, 1, 0, 2, 1, 0], 3)
     y[4, 0] = 1  # two labels
-    candidates, found = defaultdict(set), defaultdict(set)
+    candidates, result = defaultdict(set), defaultdict(set)
     for a, p, n in triplets_of(y, group):
         if apart(z, a, p) - apart(z, a, n) + margin > 0:
             candidates[a, p].add(n)
@@ -146,8 +146,8 @@ def test_every_pair_takes_one_negative_that_violates_the_margin(group, margin):
         rows = list(zip(*(t.tolist() for t in triplets), strict=True))
         assert len(rows) == len({row[:2] for row in rows}) == len(candidates)
         for a, p, n in rows:
-            found[a, p].add(n)
-    assert found == candidates, "each of them at random"
+            result[a, p].add(n)
+    assert result == candidates, "each of them at random"
     expected = mean([max(0.0, margin + apart(z, a, p) - apart(z, a, n)) for a, p, n in rows])
     a, p, n = triplets
     assert float(triplet_margin(z[a] - z[p], z[a] - z[n], margin)) == pytest.approx(
@@ -182,8 +182,8 @@ def test_a_bit_of_ninh_is_a_function_of_its_slice_and_thresholds_are_piece_wise(
     method = made("ninh", features(), 4)
     x = torch.randn(6, 4 * ninh.SLICE, generator=drawn(1))
     for bit in range(4):
-        own = slice(ninh.SLICE * bit, ninh.SLICE * (bit + 1))
-        expected = torch.sigmoid(x[:, own].relu() @ method.weight[bit])
+        section = slice(ninh.SLICE * bit, ninh.SLICE * (bit + 1))
+        expected = torch.sigmoid(x[:, section].relu() @ method.weight[bit])
         torch.testing.assert_close(method.encoded(x)[:, bit], expected)
 
 
@@ -209,7 +209,7 @@ def ssdh_terms(method, batch):
     d, graph = squared_distances(h, h), batch_graph(deep, method.near, method.far)
     method.margin_pair = float(d.sqrt().median())
     y = torch.cat([batch.y, torch.eye(10)[method.classifier(deep)[12:].argmax(1)]])
-    same = torch.tensor([[alike(y, i, j) for j in range(21)] for i in range(12, 21)])
+    identical = torch.tensor([[alike(y, i, j) for j in range(21)] for i in range(12, 21)])
     themselves = torch.eye(21, dtype=torch.bool)[12:]
     return {
         "rank": (1, hinges(h[:12], batch.y, method.margin_rank) / 2),
@@ -217,7 +217,7 @@ def ssdh_terms(method, batch):
         "embedding": (method.weight, apart_or_near(d, *graph, method.margin_pair)),
         "pseudo": (
             method.weight,
-            apart_or_near(d[12:], same & ~themselves, ~same, method.margin_pair),
+            apart_or_near(d[12:], identical & ~themselves, ~identical, method.margin_pair),
         ),
     }
 
@@ -279,13 +279,13 @@ def dtq_terms(method, batch):
     with torch.enable_grad():
         state = trained("dtq").method.state_dict()
     assert bool(state["seen"].all())
-    kept, codewords = state["kept"].numpy(), state["codewords"].numpy()
-    error = np.square(kept - reconstruct(state["codes"].numpy(), codewords)).sum(axis=1).mean()
-    assert error < 0.5 * kept.var(axis=0).sum()
+    retained, codewords = state["kept"].numpy(), state["codewords"].numpy()
+    error = np.square(retained - reconstruct(state["codes"].numpy(), codewords)).sum(axis=1).mean()
+    assert error < 0.5 * retained.var(axis=0).sum()
     method.fit_labels(None, split_of(features()).labelled, None, None)
     method.load_state_dict(state)
-    own = reconstruct(method.codes[method.positions(batch)].numpy(), codewords)
-    error = np.square(method(batch.x[:12]).numpy() - own).sum(axis=1).mean()
+    section = reconstruct(method.codes[method.positions(batch)].numpy(), codewords)
+    error = np.square(method(batch.x[:12]).numpy() - section).sum(axis=1).mean()
     return {"triplet": (1, None), "quantisation": (method.weight, error)}
 
 
@@ -354,11 +354,11 @@ def test_losses_are_their_terms_on_the_right_rows(name, data, step, terms):
     method, batch = made(name, data()).eval(), first_batch(data(), 12, 9, step)
     with torch.no_grad():
         expected = terms(method, batch)
-    found = parts_of(method, batch)
-    for part, (_, value) in expected.items():
-        assert value is None or found[part] == pytest.approx(float(value), rel=1e-4), part
-    total = sum(weight * found[part] for part, (weight, _) in expected.items())
-    assert found["total"] == pytest.approx(total, rel=1e-5)
+    result = parts_of(method, batch)
+    for piece, (_, value) in expected.items():
+        assert value is None or result[piece] == pytest.approx(float(value), rel=1e-4), piece
+    total = sum(weight * result[piece] for piece, (weight, _) in expected.items())
+    assert result["total"] == pytest.approx(total, rel=1e-5)
 
 
 def test_margin_and_number_of_classes_that_suit_a_method():
@@ -414,12 +414,12 @@ def slow_descent(y, H, sweeps, rng):
     n, q = H.shape
     for _ in range(sweeps):
         for j, i in ((j, i) for j in rng.permutation(q) for i in rng.permutation(n)):
-            at, moved = H[i, j].clone().requires_grad_(), H.clone()
-            moved[i, j] = at
+            positions, moved = H[i, j].clone().requires_grad_(), H.clone()
+            moved[i, j] = positions
             (slope,) = torch.autograd.grad(
-                (moved @ moved.T - q * S).square().sum(), at, create_graph=True
+                (moved @ moved.T - q * S).square().sum(), positions, create_graph=True
             )
-            (curve,) = torch.autograd.grad(slope, at)
+            (curve,) = torch.autograd.grad(slope, positions)
             if curve > 0:
                 H[i, j] = (H[i, j] - slope.detach() / curve).clip(-1, 1)
             elif slope != 0:
@@ -482,8 +482,8 @@ def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_th
     walks = graph.walk(x[:1].expand(20_000, -1), 2, drawn())
     first = torch.zeros(8).scatter_(0, near[0], weight[0])
     expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
-    found = torch.bincount(walks, minlength=8) / 20_000
-    torch.testing.assert_close(found, expected, atol=0.015, rtol=0)
+    result = torch.bincount(walks, minlength=8) / 20_000
+    torch.testing.assert_close(result, expected, atol=0.015, rtol=0)
 
 
 def test_few_items_make_few_anchors():
@@ -500,11 +500,11 @@ def test_few_items_make_few_anchors():
 def test_graph_waits_for_the_network_on_images_and_not_on_features():
     for data, when in ((digits(), 3), (features(), 0)):
         method, batch = made("bgdh", data), first_batch(data, 20, 20)
-        there = []
+        readable = []
         for step in range(5):
             method.before_step(step, 9, lambda n, batch=batch: iter([batch.x]))
-            there.append("graph" in method.losses(batch, amp=False))
-        assert there == [step >= when for step in range(5)]
+            readable.append("graph" in method.losses(batch, amp=False))
+        assert readable == [step >= when for step in range(5)]
 
 
 def test_the_graph_stays_while_the_network_learns_and_a_training_resumes():
@@ -548,12 +548,12 @@ def test_every_network_gets_the_gradient_of_its_own_objective_alone(data):
 
     together = after("total")
     assert all(any(g.abs().sum() > 0 for g in grads) for grads in together)
-    own = ("rank", "synthetic"), ("generator", "adversary"), ("discriminator",)
-    for at, terms in enumerate(own):
-        for other, found in enumerate(after(*terms)):
-            for g, expected in zip(found, together[other], strict=True):
-                wanted = expected if other == at else torch.zeros_like(g)
-                torch.testing.assert_close(g, wanted, rtol=1e-4, atol=1e-6)
+    section = ("rank", "synthetic"), ("generator", "adversary"), ("discriminator",)
+    for positions, terms in enumerate(section):
+        for second, result in enumerate(after(*terms)):
+            for g, expected in zip(result, together[second], strict=True):
+                target = expected if second == positions else torch.zeros_like(g)
+                torch.testing.assert_close(g, target, rtol=1e-4, atol=1e-6)
 
 
 def test_synthetic_items_stay_out_of_running_statistics():

@@ -52,8 +52,8 @@ def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
     sums = C[np.arange(M), chosen].sum(axis=1)
     error = ((x - sums) ** 2).sum(axis=1)
     for m in range(M):
-        rest = x - sums + C[m, chosen[:, m]]
-        least = ((rest[:, None] - C[m]) ** 2).sum(axis=2).min(axis=1)
+        remaining = x - sums + C[m, chosen[:, m]]
+        least = ((remaining[:, None] - C[m]) ** 2).sum(axis=2).min(axis=1)
         assert (error <= least + (1e-4 if kind == "sums" else 1e-5)).all()
     naive = -((xq[:, None] - sums) ** 2).sum(axis=2) if kind == "l2" else xq @ sums.T
     np.testing.assert_allclose(coder.score(xq, codes), naive, rtol=1e-4, atol=1e-4)

@@ -65,9 +65,9 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
     """The same search item by item, with sorted lists; the widest beam has every code."""
     S = drawn(M, K, E, seed=seed + 1)
     targets = posteriors(4, E, 2.0, seed).double() if logits else drawn(4, E, seed=seed)
-    found = (assign_logits if logits else assign)(targets, S, beam=beam)
-    assert found.shape == (4, M)
-    for t, codes in zip(targets, found.tolist(), strict=True):
+    result = (assign_logits if logits else assign)(targets, S, beam=beam)
+    assert result.shape == (4, M)
+    for t, codes in zip(targets, result.tolist(), strict=True):
 
         def cost(code, t=t):
             total = sums(S[: len(code)], torch.tensor([code]))[0]
@@ -75,10 +75,10 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
                 -(t * total.log_softmax(dim=0)).sum() if logits else (t - total).square().sum()
             )
 
-        kept = [()]
+        retained = [()]
         for _ in range(M):
-            kept = sorted([(*code, k) for code in kept for k in range(K)], key=cost)[:beam]
-        assert cost(tuple(codes)) == pytest.approx(cost(kept[0]), rel=1e-9, abs=1e-12)
+            retained = sorted([(*code, k) for code in retained for k in range(K)], key=cost)[:beam]
+        assert cost(tuple(codes)) == pytest.approx(cost(retained[0]), rel=1e-9, abs=1e-12)
 
 
 @given(
@@ -95,39 +95,39 @@ def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, s
     queries = (
         torch.nn.functional.normalize(drawn(9, E, seed=seed + 1).float(), dim=1) * lengths[:, None]
     )
-    kept, basis, words = product_form(S, d)
+    retained, basis, words = product_form(S, d)
     q = query_form(queries, basis)
-    assert (kept.shape, basis.shape, words.shape) == ((M, K, E), (M, E, d - 2), (M, K, d))
+    assert (retained.shape, basis.shape, words.shape) == ((M, K, E), (M, E, d - 2), (M, K, d))
     assert q.shape == (9, M, d)
     torch.testing.assert_close(words.norm(dim=2), torch.ones(M, K))
     torch.testing.assert_close(q.norm(dim=2), torch.ones(9, M), rtol=0, atol=1e-5)
     codes = torch.from_numpy(np.random.default_rng(seed).integers(0, K, (12, M)))
     of_words = torch.einsum("qmd,nmd->qn", q, words[torch.arange(M), codes])
-    scale = kept.norm(dim=2).max()
+    scale = retained.norm(dim=2).max()
     torch.testing.assert_close(
-        of_words * scale, queries @ sums(kept, codes).T, rtol=1e-4, atol=2e-5
+        of_words * scale, queries @ sums(retained, codes).T, rtol=1e-4, atol=2e-5
     )
     if d - 2 >= min(E, K):
-        torch.testing.assert_close(kept, S, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(retained, S, rtol=1e-4, atol=1e-5)
         return
     # Too few dimensions keep the main directions of each codebook.
-    for m, own in enumerate(S.double().numpy()):
-        main = np.linalg.svd(own)[2][: d - 2]
-        np.testing.assert_allclose(kept[m], own @ main.T @ main, atol=1e-3)
+    for m, section in enumerate(S.double().numpy()):
+        main = np.linalg.svd(section)[2][: d - 2]
+        np.testing.assert_allclose(retained[m], section @ main.T @ main, atol=1e-3)
 
 
 @pytest.mark.parametrize("make", [posteriors, cloud], ids=["simplex", "gaussian"])
 @pytest.mark.parametrize("M", [1, 3, 6])
 def test_turns_end_no_worse_than_they_began(make, M, monkeypatch):
     x = make(1000)
-    found = fit_codewords(x, M, 8, seed=0)
+    result = fit_codewords(x, M, 8, seed=0)
     monkeypatch.setattr(module, "_ITERATIONS", 0)
     start = fit_codewords(x, M, 8, seed=0)
     # The first codebook of the start is the largest; the others are the same at smaller scales.
     scales = start.flatten(1).norm(dim=1)
     torch.testing.assert_close(start, start[:1] * (scales / scales[0])[:, None, None])
     assert M == 1 or bool((scales[1:] < scales[:-1]).all())
-    assert error(x, found) < error(x, start) * (1 + 1e-6 if M == 1 else 0.8)
+    assert error(x, result) < error(x, start) * (1 + 1e-6 if M == 1 else 0.8)
 
 
 def test_more_classes_than_codewords_are_told_apart_though_items_are_few():
@@ -142,10 +142,10 @@ def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
     monkeypatch.setattr(module, "_ITERATIONS", 0)
     codes = assign(x, fit_codewords(x, 3, 4, seed=0))
     monkeypatch.setattr(module, "_ITERATIONS", 1)
-    found = fit_codewords(x, 3, 4, seed=0)
+    result = fit_codewords(x, 3, 4, seed=0)
     A = torch.nn.functional.one_hot(codes, 4).flatten(1).double().numpy()
     best = A @ np.linalg.lstsq(A, x.double().numpy(), rcond=None)[0]
-    assert float((sums(found, codes) - x).square().sum()) == pytest.approx(
+    assert float((sums(result, codes) - x).square().sum()) == pytest.approx(
         ((best - x.numpy()) ** 2).sum(), rel=1e-4
     )
 
@@ -194,11 +194,11 @@ def test_tables_are_near_the_optimum_of_the_logistic_regression(monkeypatch):
 
         def loss():
             optimizer.zero_grad()
-            found = functional.binary_cross_entropy_with_logits(
+            result = functional.binary_cross_entropy_with_logits(
                 p @ sums(tables, codes).T + offset, shared
             )
-            found.backward()
-            return found
+            result.backward()
+            return result
 
         optimizer.step(loss)
         return loss().item()
@@ -213,16 +213,16 @@ def test_tables_are_near_the_optimum_of_the_logistic_regression(monkeypatch):
 def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch):
     monkeypatch.setattr(module, "_TABLE_STEPS", 10)
     monkeypatch.setattr(module, "_ITERATIONS", 2)
-    few, p = posteriors(300, 4, 3.0), posteriors(300, 50)
-    assert not fit_class_codebooks(few, few, 3, 16, seed=0).by_logits
-    many = fit_class_codebooks(p, p, 2, 16, seed=0)
-    assert many.by_logits
-    assert not torch.equal(many.tables, many.logits)
-    some = posteriors(300, 40, 3.0)  # five codebooks have two codewords for each class
-    assert [fit_class_codebooks(some, some, A, 16, seed=0).by_logits for A in (4, 5)] == [
+    small_set, p = posteriors(300, 4, 3.0), posteriors(300, 50)
+    assert not fit_class_codebooks(small_set, small_set, 3, 16, seed=0).by_logits
+    large = fit_class_codebooks(p, p, 2, 16, seed=0)
+    assert large.by_logits
+    assert not torch.equal(large.tables, large.logits)
+    sample = posteriors(300, 40, 3.0)  # five codebooks have two codewords for each class
+    assert [fit_class_codebooks(sample, sample, A, 16, seed=0).by_logits for A in (4, 5)] == [
         True,
         False,
     ]
     targets = torch.cat([posteriors(50, 50, seed=3), torch.eye(50)])
-    alone = torch.cat([many.assign(t.unsqueeze(0)) for t in targets])
-    assert torch.equal(many.assign(targets), alone), "codes do not depend on the batch"
+    alone = torch.cat([large.assign(t.unsqueeze(0)) for t in targets])
+    assert torch.equal(large.assign(targets), alone), "codes do not depend on the batch"

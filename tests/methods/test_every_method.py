@@ -124,18 +124,18 @@ def test_array_methods_repeat_by_seed_and_rank_well_above_chance(name, bits):
     np.testing.assert_array_equal(method.encode(XB), again.encode(XB))
     assert torch.equal(of_torch, torch.get_rng_state())
     assert (of_numpy == np.random.get_state()[1]).all()  # noqa: NPY002
-    other = quick(name, bits, 7).fit(X, Y)
-    assert other.settings() == {**method.settings(), "seed": 7}
+    second = quick(name, bits, 7).fit(X, Y)
+    assert second.settings() == {**method.settings(), "seed": 7}
     if name not in ("float", "sh", "faiss:RaBitQ"):  # which have nothing to draw
-        assert (method.encode(XB) != other.encode(XB)).any()
+        assert (method.encode(XB) != second.encode(XB)).any()
     assert case(name, bits).map > (0.9 if name.startswith(("class", "sdh")) else 0.45)
 
 
 @each_deep
 def test_training_lowers_the_objective_and_ranks_better(name):
-    part, left = DEEP[name]
-    values = [json.loads(line)[part] for line in trained(name).run.lines]
-    assert values[-1] < left * values[0], values
+    piece, remainder = DEEP[name]
+    values = [json.loads(line)[piece] for line in trained(name).run.lines]
+    assert values[-1] < remainder * values[0], values
     before, after = of_network(made(name, features())).map, case(name, 16).map
     assert after > max(0.55, before + 0.25), (before, after)
 
@@ -150,20 +150,20 @@ def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name
         quick_config(12, 8, validation=0.2),
         {"checkpoint_seconds": 0.0, "validate_every": 4},
     )
-    whole = fitted(name, digits(), config, tmp_path / "whole", validate_every=4)
+    full = fitted(name, digits(), config, tmp_path / "whole", validate_every=4)
     with pytest.raises(InterruptedError):
         fitted(name, digits(), config, tmp_path / "cut", progress=cut, **often)
     again = fitted(name, digits(), config, tmp_path / "cut", resume=True, **often)
     assert again.run.step == 8
-    states = [run.method.state_dict() for run in (whole, again)]
+    states = [run.method.state_dict() for run in (full, again)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
-    codes = codes_of(whole.method, digits())
+    codes = codes_of(full.method, digits())
     np.testing.assert_array_equal(codes, codes_of(again.method, digits()))
-    other = fitted(
+    second = fitted(
         name, digits(), config.with_settings({"training": {"seed": 2}}), tmp_path / "other"
     )
-    assert (codes != codes_of(other.method, digits())).any()
+    assert (codes != codes_of(second.method, digits())).any()
 
 
 @pytest.mark.parametrize("name", ARRAY_METHODS)

@@ -55,10 +55,14 @@ def test_a_variant_is_its_losses(variant, base):
     weights = {loss.__name__: 1.0}
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
-        W, beta, others = net.classifier.raw, config.beta, intra_normalize(net.backbone(x[12:]), 3)
+        W, beta, remaining = (
+            net.classifier.raw,
+            config.beta,
+            intra_normalize(net.backbone(x[12:]), 3),
+        )
         kind = "paper" if config.method == "gpq-printed" else "code"
         expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
-        expected["entropy"] = subspace_entropy(others, W, beta)
+        expected["entropy"] = subspace_entropy(remaining, W, beta)
         # Raised by the classifier, lowered by the network (eq. 4).
         for parameter, sign in ((W, 1), (net.backbone.head.weight, -1)):
             ours, plain = (
@@ -119,10 +123,10 @@ def by_hand(gpq, parts):
 
 @pytest.mark.parametrize("variant", ["gpq-authors", "gpq"])
 def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
-    gpq, given = small(variant), batch()
-    x = given.x.double().numpy()
+    gpq, batch_given = small(variant), batch()
+    x = batch_given.x.double().numpy()
     raw, *averages = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if variant == "gpq-authors" else [x])
-    parts = floats(gpq.losses(given, amp=False))
+    parts = floats(gpq.losses(batch_given, amp=False))
     norm = gpq.backbone.get_submodule("layers.1")
     np.testing.assert_allclose(np.stack([norm.running_mean, norm.running_var]), averages, rtol=1e-4)
     split = raw.reshape(ITEMS, M, D)
@@ -133,7 +137,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
     kind = "code" if variant == "gpq-authors" else "paper"
     entropy = float(subspace_entropy(unlabelled, W, 4.0, kind))
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
-    y = given.y.double()
+    y = batch_given.y.double()
     classification = float(subspace_classification(labelled, W, shares(y, W), 4.0, "code"))
     assert parts["classification"] == pytest.approx(classification, rel=1e-5)
     quantised = soft_assign(labelled, gpq.codebooks().detach().double(), 20.0)
@@ -143,8 +147,8 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(variant):
 
 
 def test_without_unlabelled_items_there_is_one_batch():
-    given = batch()
-    alone = dataclasses.replace(given, x=given.x[:LABELLED])
+    batch_given = batch()
+    alone = dataclasses.replace(batch_given, x=batch_given.x[:LABELLED])
     apart, joint = (small(s).losses(alone, amp=False) for s in ("gpq-authors", "gpq"))
     assert floats(apart) == floats(joint)
 
@@ -158,23 +162,23 @@ def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a
     )
     pictures = open_data(pixels.astype(np.uint8), labels=ids)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    place = tmp_path / "torch" / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
-    place.parent.mkdir(parents=True)
+    path = tmp_path / "torch" / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
+    path.parent.mkdir(parents=True)
     spec = BackboneSpec("vgg", "images", 4, image_size=16)
     vgg = build_backbone(spec, generator=torch.Generator().manual_seed(99))
     state = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.")}
-    torch.save(state, place)
-    seen = []
+    torch.save(state, path)
+    recorded = []
 
     def spy(x, *args, colour, **options):
-        seen.append(colour.flatten())
+        recorded.append(colour.flatten())
         return random_flip_crop(x, *args, colour=colour, **options)
 
     monkeypatch.setattr("gpq_faiss.training.loop.random_flip_crop", spy)
     training = {"steps": 1, "batch_unlabelled": 20, "learning_rate": 1e-9, "augment": "crop"}
     config = preset("authors").with_settings({"quantizer": {"codebooks": 2}, "training": training})
     model = train(pictures, tmp_path / "model", config=config, labelled="5-per-class")
-    torch.testing.assert_close(seen, [torch.tensor([0.485, 0.456, 0.406])], check_dtype=False)
+    torch.testing.assert_close(recorded, [torch.tensor([0.485, 0.456, 0.406])], check_dtype=False)
     trained = load_file(model / "model.safetensors")
     for name, tensor in state.items():
         if "running" not in name and "num_batches" not in name:

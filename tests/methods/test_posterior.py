@@ -65,9 +65,9 @@ def network(A=3, *, width=WIDTH):
 
 @functools.cache
 def _network(A, width):
-    made = method(A, width=width)
-    made.fit_codebooks(Sampler(items(600, width=width)))
-    return made.eval()
+    built = method(A, width=width)
+    built.fit_codebooks(Sampler(items(600, width=width)))
+    return built.eval()
 
 
 def items(n, seed=0, width=WIDTH):
@@ -116,13 +116,13 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
     """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two classes."""
     net = network()
     raw = net.features(items(50))[1].detach()
-    parts, each = raw.reshape(50, 4, CLASS_DIM), []
+    parts, entry = raw.reshape(50, 4, CLASS_DIM), []
     for n in range(4):
         W = net.classifier.raw[n] / net.classifier.raw[n].norm(dim=1, keepdim=True)
         v = parts[:, n] / parts[:, n].norm(dim=1, keepdim=True)
-        each.append(torch.softmax(net.beta * v @ W.T, dim=1))
+        entry.append(torch.softmax(net.beta * v @ W.T, dim=1))
     p = net.posterior(raw)
-    torch.testing.assert_close(p, torch.stack(each).mean(0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(p, torch.stack(entry).mean(0), rtol=0, atol=1e-5)
     t = float(net.power)
     assert 0 < t < 1
     expected = np.array([[v**t for v in row] for row in p.double().tolist()])
@@ -141,10 +141,10 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     net, beside = network(), network(2)
     p = torch.softmax(2 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
-    for each in (net, beside):
-        each.mean_posterior = lambda raw: p
-        with mock.patch.object(each, "K", 2):  # five classes are many then
-            each.fit_power(p, aim)
+    for entry in (net, beside):
+        entry.mean_posterior = lambda raw: p
+        with mock.patch.object(entry, "K", 2):  # five classes are many then
+            entry.fit_power(p, aim)
 
     def sureness(at):
         raised = p.double() ** at
@@ -167,28 +167,28 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
 def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(monkeypatch):
     """Classes that they do not exclude would else outweigh the one that they mean; few classes
     would not."""
-    made, other = method(), method()
-    made.accuracy = 0.8
+    built, second = method(), method()
+    built.accuracy = 0.8
     draw = Sampler(items(600))
-    made.fit_codebooks(draw)
-    assert float(made.power) <= 1
-    monkeypatch.setattr(made, "K", 2)  # five classes are many then
-    made.fit_codebooks(draw)
+    built.fit_codebooks(draw)
+    assert float(built.power) <= 1
+    monkeypatch.setattr(built, "K", 2)  # five classes are many then
+    built.fit_codebooks(draw)
     x = items(40, 1)
-    xq = made.raw(x, queries=True)
-    assert float(made.power) > 1
-    mean = made.mean_posterior(made.features(x)[1])
-    assert seen(made, x)[1].amax(dim=1).mean() > mean.amax(dim=1).mean()
-    other.load_state_dict(made.state_dict())
-    assert torch.equal(other.eval().raw(x, queries=True), xq)
+    xq = built.raw(x, queries=True)
+    assert float(built.power) > 1
+    mean = built.mean_posterior(built.features(x)[1])
+    assert seen(built, x)[1].amax(dim=1).mean() > mean.amax(dim=1).mean()
+    second.load_state_dict(built.state_dict())
+    assert torch.equal(second.eval().raw(x, queries=True), xq)
     # Fitted again, it begins with what the networks say.
-    made.fit_codebooks(draw)
-    assert torch.equal(made.raw(x, queries=True), xq)
-    made.accuracy = 1 / C
-    made.fit_codebooks(draw)
-    assert float(made.power) < 1
+    built.fit_codebooks(draw)
+    assert torch.equal(built.raw(x, queries=True), xq)
+    built.accuracy = 1 / C
+    built.fit_codebooks(draw)
+    assert float(built.power) < 1
     assert torch.equal(
-        made.posterior(made.features(x)[1]), made.mean_posterior(made.features(x)[1])
+        built.posterior(built.features(x)[1]), built.mean_posterior(built.features(x)[1])
     )
     joint = method(0)  # codebooks of class and features together
     joint.accuracy = 0.8
@@ -197,33 +197,33 @@ def test_cautious_networks_of_many_classes_are_sharpened_and_stay_so_in_a_file(m
 
 
 def test_a_known_accuracy_tempers_what_is_coded():
-    made = method()
+    built = method()
     draw = Sampler(items(600))
-    made.fit_codebooks(draw)
-    first = made.coder().codebooks.copy()
-    assert float(made.power) == pytest.approx(TEMPERATURE_POWER)
-    p = seen(made, items(600))[1]
+    built.fit_codebooks(draw)
+    first = built.coder().codebooks.copy()
+    assert float(built.power) == pytest.approx(TEMPERATURE_POWER)
+    p = seen(built, items(600))[1]
     # Between what the greatest and the least power give.
-    made.accuracy = float(0.8 * p.amax(dim=1).mean() + 0.2 / C)
-    made.fit_codebooks(draw)
-    assert float(made.tempered(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
-    assert not np.allclose(made.coder().codebooks, first, atol=0.01)
+    built.accuracy = float(0.8 * p.amax(dim=1).mean() + 0.2 / C)
+    built.fit_codebooks(draw)
+    assert float(built.tempered(p).amax(dim=1).mean()) == pytest.approx(built.accuracy, abs=1e-4)
+    assert not np.allclose(built.coder().codebooks, first, atol=0.01)
 
 
 def test_power_and_kind_of_codes_are_kept_with_the_weights():
-    net, other = network(2), network(2)
+    net, second = network(2), network(2)
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=net.tables.shape)).float()
     net.place(ClassCodebooks(True, logits, net.tables), net.feature_codewords, net.weights)
-    other.power.fill_(1.0)
+    second.power.fill_(1.0)
     x = items(40, 1)
-    assert not torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
-    other.load_state_dict(net.state_dict())
-    assert torch.equal(other.assign(*seen(other, x)), net.assign(*seen(net, x)))
-    assert torch.equal(other.logits, logits)
+    assert not torch.equal(second.assign(*seen(second, x)), net.assign(*seen(net, x)))
+    second.load_state_dict(net.state_dict())
+    assert torch.equal(second.assign(*seen(second, x)), net.assign(*seen(net, x)))
+    assert torch.equal(second.logits, logits)
     for missing in ("power", "by_logits"):
         state = {name: value for name, value in net.state_dict().items() if name != missing}
         with pytest.raises(RuntimeError, match=missing):
-            other.load_state_dict(state)
+            second.load_state_dict(state)
 
 
 @pytest.mark.parametrize("width", [WIDTH, DIRECTIONS + 8])
@@ -231,7 +231,7 @@ def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width
     net = network(2, width=width)
     everything, q = (t.double().numpy() for t in seen(net, items(600, width=width)))
     features, p = seen(net, items(20, 1, width))
-    found = net.residual(features, p).double().numpy()
+    result = net.residual(features, p).double().numpy()
     # The same by numpy: least squares with an intercept, then the singular vectors of what is left.
     everything /= np.linalg.norm(everything, axis=1, keepdims=True)
     X = np.c_[q, np.ones(600)]
@@ -241,8 +241,8 @@ def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width
     f = f / np.linalg.norm(f, axis=1, keepdims=True) - np.c_[p.double().numpy(), np.ones(20)] @ B
     f = f @ V.T
     f /= np.linalg.norm(f, axis=1, keepdims=True)
-    assert found.shape == (20, len(V))
-    np.testing.assert_allclose(found @ found.T, f @ f.T, atol=1e-4)
+    assert result.shape == (20, len(V))
+    np.testing.assert_allclose(result @ result.T, f @ f.T, atol=1e-4)
 
 
 def test_of_images_the_residual_is_that_of_evened_features():
@@ -276,17 +276,17 @@ def test_items_of_several_labels_have_more_class_codebooks_also_in_a_file(own, e
     config = preset("recommended").with_settings(
         {"posterior": settings, "network": {"hidden": [4]}}
     )
-    made, other = (build_network(config, {"kind": "features", "width": 4}, 21) for _ in range(2))
+    built, second = (build_network(config, {"kind": "features", "width": 4}, 21) for _ in range(2))
     x, y, rows = items(600, width=4), np.zeros((600, 21), np.float32), np.arange(600)
     for of_one in (rows, rows + 1 + rows % 19):  # two labels each
         y[rows, of_one % 21] = 1
     with Reader(open_data(x.numpy()), 0) as reader:
-        made.fit_inputs(reader, rows)
-        made.fit_labels(reader, rows, y, rows[:0])
-    made.fit_codebooks(Sampler(x))
-    other.load_state_dict(made.state_dict())
-    assert made.A == other.A == expected
-    assert torch.equal(other.eval().raw(x), made.eval().raw(x))
+        built.fit_inputs(reader, rows)
+        built.fit_labels(reader, rows, y, rows[:0])
+    built.fit_codebooks(Sampler(x))
+    second.load_state_dict(built.state_dict())
+    assert built.A == second.A == expected
+    assert torch.equal(second.eval().raw(x), built.eval().raw(x))
 
 
 def costs(net, features, p, codes):
@@ -325,13 +325,13 @@ def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, 
     packed = encode_vectors(vectors.numpy(), net.codebooks().numpy())
     np.testing.assert_array_equal(unpack_codes(packed, 3, 16), codes.numpy())
     # Nearly the least cost of all 4,096 codes.
-    every = torch.cartesian_prod(*3 * [torch.arange(16)])
-    least = costs(net, features, p, every).amin(dim=1)
+    stride = torch.cartesian_prod(*3 * [torch.arange(16)])
+    least = costs(net, features, p, stride).amin(dim=1)
     reached = costs(net, features, p, codes).diagonal()
     assert float((reached - least).min()) > -1e-5
     assert float((reached - least).mean()) < 0.1 * float(least.mean()) + 0.01
-    for found in (vectors, queries, net.codebooks()):
-        norms = found.reshape(-1, D).norm(dim=1)
+    for result in (vectors, queries, net.codebooks()):
+        norms = result.reshape(-1, D).norm(dim=1)
         torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-5)
     torch.testing.assert_close(queries @ vectors.T, scored(net, ask, codes), rtol=1e-4, atol=2e-5)
 
@@ -340,11 +340,11 @@ def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, 
 def test_codes_are_chosen_among_the_codewords_that_are_left():
     """With fewer dimensions than the codewords have: what is lost of them must not decide."""
     net = method(quantizer={"subdim": 5})
-    whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
+    full = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
     net.eval().place(
-        ClassCodebooks(False, whole, whole), torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0])
+        ClassCodebooks(False, full, full), torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0])
     )
-    assert not torch.allclose(net.tables, whole, atol=0.1)
+    assert not torch.allclose(net.tables, full, atol=0.1)
     assert torch.equal(net.logits, net.tables)
     x = items(40, 1)
     torch.testing.assert_close(
@@ -358,8 +358,8 @@ def test_an_infinite_input_gives_no_vector(A):
     net = network(A)
     x = items(4, 1)
     x[1, 3], x[2] = float("inf"), float("nan")
-    for found in (net.queries(x), net(x)):
-        assert found.isfinite().all(dim=1).tolist() == [True, False, False, True]
+    for result in (net.queries(x), net(x)):
+        assert result.isfinite().all(dim=1).tolist() == [True, False, False, True]
     with pytest.raises(DataError, match="vectors to encode"):
         encode_vectors(net(x).numpy(), net.codebooks().numpy())
 
@@ -369,35 +369,35 @@ def test_an_infinite_input_gives_no_vector(A):
 
 @pytest.mark.parametrize("A", CLASS_CODEBOOKS)
 def test_settling_fits_codebooks_to_what_the_network_believes(A):
-    made = method(A)
-    random = made.coder().codebooks.copy()
+    built = method(A)
+    random = built.coder().codebooks.copy()
     draw = Sampler(items(700))
-    made.fit_codebooks(draw)
-    net = made
+    built.fit_codebooks(draw)
+    net = built
     features, posterior = seen(net, items(700))
-    found = fit_class_codebooks(
-        posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed
+    result = fit_class_codebooks(
+        posterior, net.tempered(posterior), A, 16, seed=built.config.training.seed
     )
-    assert net._by_logits == found.by_logits
+    assert net._by_logits == result.by_logits
     # Wide enough for 16 codewords: nothing is lost but digits.
-    torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
-    assert not np.array_equal(made.coder().codebooks, random)
+    torch.testing.assert_close(net.tables, result.tables, rtol=1e-4, atol=1e-5)
+    assert not np.array_equal(built.coder().codebooks, random)
     assert bool(net.weights[1]) == (A < 3), "without feature codebooks the class has all the weight"
     if A < 3:
         expected = fit_codewords(
-            net.residual(features, posterior), 1, 16, seed=made.config.training.seed
+            net.residual(features, posterior), 1, 16, seed=built.config.training.seed
         )
         torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
-    made.fit_codebooks(draw, final=True)
+    built.fit_codebooks(draw, final=True)
     assert draw.asked[1] > draw.asked[0] >= 1000
 
 
 def fitted(A, w):
     """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted
     to 600 items."""
-    made = method(A, posterior={"feature_weight": w})
-    made.fit_codebooks(Sampler(items(600)))
-    return made.eval()
+    built = method(A, posterior={"feature_weight": w})
+    built.fit_codebooks(Sampler(items(600)))
+    return built.eval()
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
@@ -408,15 +408,15 @@ def test_joint_codewords_add_up_to_class_and_features(w):
     assert net.A == 0
     assert net.feature_codewords.shape == (3, 16, C + WIDTH)
     features, p = seen(net, items(600))
-    whole = torch.nn.functional.normalize(features, dim=1)
-    centred = torch.nn.functional.normalize(whole - whole.mean(dim=0), dim=1)
-    wanted = (1 - w) * p @ p.T + w * centred @ centred.T
+    full = torch.nn.functional.normalize(features, dim=1)
+    centred = torch.nn.functional.normalize(full - full.mean(dim=0), dim=1)
+    target = (1 - w) * p @ p.T + w * centred @ centred.T
     targets = net.feature_targets(features, p)
-    torch.testing.assert_close(targets @ targets.T, wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(targets @ targets.T, target, rtol=0, atol=1e-4)
     expected = fit_codewords(targets, 3, 16, seed=config_of().training.seed)
     torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     scores = scored(net, items(600), net.assign(*seen(net, items(600))))
-    assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
+    assert np.corrcoef(scores.flatten(), target.flatten())[0, 1] > 0.9
 
 
 @pytest.mark.parametrize("w", [0.02, 1.0])
@@ -440,19 +440,19 @@ def batch(n=15, unlabelled=30):
 
 def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
-    made = method(2).eval()
+    built = method(2).eval()
     parts, net, beta, loss = (
-        made.losses(batch(), amp=False),
-        made,
-        made.config.beta,
-        made.config.loss,
+        built.losses(batch(), amp=False),
+        built,
+        built.config.beta,
+        built.config.loss,
     )
     v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
     v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw
     classification = subspace_classification(v[:15], W, shares(batch().y, v), beta)
     entropy = subspace_entropy(v[15:], W, beta)
     total = loss.lambda1 * classification - loss.lambda2 * entropy
-    names, parameters = zip(*made.named_parameters(), strict=True)
+    names, parameters = zip(*built.named_parameters(), strict=True)
     # None of the codewords.
     assert set(names) == {
         "classifier.raw",
@@ -460,22 +460,22 @@ def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the
     }
     for name, plain, sign in (("classification", classification, 1), ("entropy", entropy, -1)):
         torch.testing.assert_close(parts[name], plain)
-        found, expected = (
+        result, expected = (
             torch.autograd.grad(value, parameters, retain_graph=True)
             for value in (parts[name], plain)
         )
-        for parameter, ours, theirs in zip(names, found, expected, strict=True):
+        for parameter, ours, theirs in zip(names, result, expected, strict=True):
             assert theirs.abs().max() > 1e-5
             torch.testing.assert_close(
                 ours, theirs if parameter == "classifier.raw" else sign * theirs
             )
     torch.testing.assert_close(parts["total"], total)
-    assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
+    assert set(built.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
 
 
 def test_the_class_networks_move_faster_than_a_trunk():
-    made = method(network={"hidden": [8, 16]})
-    net, (slow, fast) = made, made.optimizer(made.config).param_groups
+    built = method(network={"hidden": [8, 16]})
+    net, (slow, fast) = built, built.optimizer(built.config).param_groups
     own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
     assert {id(p) for p in fast["params"]} == own
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own

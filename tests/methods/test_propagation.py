@@ -49,10 +49,10 @@ def naive_graph(x, k):
 @settings(max_examples=25, deadline=None)
 def test_the_graph_is_that_of_a_loop_over_all_pairs(seed, n, width, k):
     x = np.random.default_rng(seed).normal(size=(n, max(width, 2))).astype(np.float32)
-    found = neighbour_graph(x, k).toarray()
-    np.testing.assert_allclose(found, naive_graph(x.astype(float), k), atol=1e-4)
-    np.testing.assert_allclose(found, found.T, atol=1e-12)
-    assert not found.diagonal().any()
+    result = neighbour_graph(x, k).toarray()
+    np.testing.assert_allclose(result, naive_graph(x.astype(float), k), atol=1e-4)
+    np.testing.assert_allclose(result, result.T, atol=1e-12)
+    assert not result.diagonal().any()
 
 
 def test_equal_items_and_zeros_leave_the_graph_whole():
@@ -61,11 +61,11 @@ def test_equal_items_and_zeros_leave_the_graph_whole():
     x = np.concatenate([np.tile([[1.0, 2.0]], (6, 1)), np.zeros((2, 2)), [[-3.0, 1.0]]]).astype(
         np.float32
     )
-    found = neighbour_graph(x, 3).toarray()
-    assert np.isfinite(found).all()
-    assert not found.diagonal().any()
-    assert (found[:6].sum(axis=1) > 0).all()
-    assert not found[6:8].any()
+    result = neighbour_graph(x, 3).toarray()
+    assert np.isfinite(result).all()
+    assert not result.diagonal().any()
+    assert (result[:6].sum(axis=1) > 0).all()
+    assert not result[6:8].any()
 
 
 def test_of_many_items_nearly_all_neighbours_are_found():
@@ -76,8 +76,8 @@ def test_of_many_items_nearly_all_neighbours_are_found():
     )
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     nearest = np.argsort(-(unit[:500] @ unit.T), axis=1)[:, 1:16]
-    found = neighbour_graph(x)[:500].toarray() > 0
-    assert np.take_along_axis(found, nearest, axis=1).mean() > 0.85
+    result = neighbour_graph(x)[:500].toarray() > 0
+    assert np.take_along_axis(result, nearest, axis=1).mean() > 0.85
 
 
 @given(
@@ -97,7 +97,7 @@ def test_labels_are_handed_on_fifty_times(seed, n, classes, several, islands):
     y = np.eye(classes, dtype=np.float32)[rng.integers(0, classes, len(labelled))]
     if several:
         y = np.maximum(y, rng.integers(0, 2, y.shape)).astype(np.float32)
-    found = propagate(neighbour_graph(x), labelled, y)
+    result = propagate(neighbour_graph(x), labelled, y)
 
     W = naive_graph(x.astype(float), 15)
     Y = np.zeros((n, classes))
@@ -111,10 +111,10 @@ def test_labels_are_handed_on_fifty_times(seed, n, classes, several, islands):
         return p / np.where(total > 0, total, 1)
 
     expected = shares(shares(shares(F, 0) * Y.sum(axis=0), 1) ** 2, 1)
-    np.testing.assert_allclose(found, expected, atol=5e-3)
-    told = found.any(axis=1)
-    assert told[labelled].all()
-    np.testing.assert_allclose(found[told].sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=5e-3)
+    targets = result.any(axis=1)
+    assert targets[labelled].all()
+    np.testing.assert_allclose(result[targets].sum(axis=1), 1, rtol=1e-6)
 
 
 def moons(n, seed=0):
@@ -153,30 +153,30 @@ def test_all_labelled_items_are_compared_and_others_by_the_seed(
     seed, labelled, others, room, weight
 ):
     asked = np.random.default_rng(seed).permutation(1000)
-    every = asked[: labelled + others]
-    known, rest = np.sort(every[:labelled]), np.sort(every[labelled:])
+    stride = asked[: labelled + others]
+    names, remaining = np.sort(stride[:labelled]), np.sort(stride[labelled:])
     x = np.random.default_rng(seed).normal(size=(1000, 8)).astype(np.float32)
-    y, own = np.ones((labelled, 2), np.float32), weight * labelled / 2
+    y, section = np.ones((labelled, 2), np.float32), weight * labelled / 2
     ask = functools.partial(
-        propagate_labels, lambda rows: (x[rows], np.ones(len(rows), bool)), known, y, rest
+        propagate_labels, lambda rows: (x[rows], np.ones(len(rows), bool)), names, y, remaining
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(propagation, "MOST_ITEMS", room)
-        one, again = (ask(labels_per_class=own, accuracy=0.5, seed=seed) for _ in range(2))
+        single, again = (ask(labels_per_class=section, accuracy=0.5, seed=seed) for _ in range(2))
     if not others or room - labelled < min(others, labelled) or weight < 0.14:
-        assert one is None
-    if one is None or again is None:
+        assert single is None
+    if single is None or again is None:
         return
-    rows = one.rows
-    assert one.weight == pytest.approx(weight)
+    rows = single.rows
+    assert single.weight == pytest.approx(weight)
     np.testing.assert_array_equal(rows, again.rows)
     assert (np.diff(rows) > 0).all()
-    assert np.isin(known, rows).all()
-    assert np.isin(rows, every).all()
+    assert np.isin(names, rows).all()
+    assert np.isin(rows, stride).all()
     assert len(rows) == min(room, labelled + others)
     # None is taken for another, and of others nothing is known.
-    for row, p in zip(asked, one.of(asked), strict=True):
-        np.testing.assert_array_equal(p, one.p[rows == row][0] if row in rows else [0, 0])
+    for row, p in zip(asked, single.of(asked), strict=True):
+        np.testing.assert_array_equal(p, single.p[rows == row][0] if row in rows else [0, 0])
 
 
 # in a training
@@ -228,7 +228,9 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
     assert made.pseudo_labels.weight == pytest.approx(20 * 2 / 4)
     rows = np.sort(np.concatenate([labelled, pool]))
     y = data.require_labels().dense(labelled)
-    told = propagate(neighbour_graph(standardised(data, rows)), np.searchsorted(rows, labelled), y)
+    targets = propagate(
+        neighbour_graph(standardised(data, rows)), np.searchsorted(rows, labelled), y
+    )
 
     others = np.random.default_rng(0).permutation(pool)[:30]
     items = torch.from_numpy(data.read(np.concatenate([labelled, others])).astype(np.float32))
@@ -238,7 +240,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
     expected = subspace_classification(
         net.directions(net.features(items[4:])[1]),
         net.classifier.raw,
-        torch.from_numpy(told[np.searchsorted(rows, others)]).float(),
+        torch.from_numpy(targets[np.searchsorted(rows, others)]).float(),
         made.config.beta,
     )
     torch.testing.assert_close(parts["propagation"], expected, rtol=1e-3, atol=1e-4)
@@ -298,9 +300,9 @@ def test_labels_are_propagated_where_they_are_few(data, config, labelled, pool, 
         for name, value in (patches or {}).items():
             patched.setattr(propagation, name, value)
         made = prepared(data, config, labelled, pool)
-    told = patches is None
-    assert (made.pseudo_labels is not None) == told
-    assert made.uses_unlabelled == (told or bool(config.loss.lambda2))
+    targets = patches is None
+    assert (made.pseudo_labels is not None) == targets
+    assert made.uses_unlabelled == (targets or bool(config.loss.lambda2))
     assert ("60 labelled items are too many to compare" in caplog.text) == (len(labelled) == 60)
 
 
@@ -310,13 +312,13 @@ def test_unlabelled_items_are_worth_something_now(data, tmp_path, device):
     not."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    found = {}
+    result = {}
     for weight in (20.0, 0.0):
         config, model = config_of(weight, seed=1), tmp_path / f"m{weight}"
         train(data, model, config=config, labelled="2-per-class", options=RunOptions(device))
-        found[weight] = evaluate(model, data, device=device).ranking.map
-    assert found[20.0] > 0.9
-    assert found[20.0] > found[0.0] + 0.2
+        result[weight] = evaluate(model, data, device=device).ranking.map
+    assert result[20.0] > 0.9
+    assert result[20.0] > result[0.0] + 0.2
 
 
 # leaving one out
@@ -329,15 +331,17 @@ def test_errors_are_those_of_ridge_cv(n, width):
     rng = np.random.default_rng(n)
     y = np.eye(3, dtype=np.float32)[np.arange(n) % 3]
     x = (y @ rng.normal(size=(3, width)) + 2 * rng.normal(size=(n, width))).astype(np.float32)
-    found, predicted = least_error(x, y)
+    result, predicted = least_error(x, y)
     ridge = RidgeCV(alphas=n * GRID**2, store_cv_results=True).fit(x.astype(float), y)
-    assert ridge.alpha_ == pytest.approx(n * found**2)
-    squared = ridge.cv_results_[:, :, np.flatnonzero(np.isclose(GRID, found))[0]]
+    assert ridge.alpha_ == pytest.approx(n * result**2)
+    squared = ridge.cv_results_[:, :, np.flatnonzero(np.isclose(GRID, result))[0]]
     np.testing.assert_allclose((y - predicted) ** 2, squared, atol=1e-9)
     # Few rows and constant columns leave the noise finite.
-    for few in (1, 5):
+    for small_set in (1, 5):
         with np.errstate(all="raise"):
-            noise, _ = least_error(np.ones((few, 4), np.float32), np.eye(few, dtype=np.float32))
+            noise, _ = least_error(
+                np.ones((small_set, 4), np.float32), np.eye(small_set, dtype=np.float32)
+            )
         assert 0 < noise <= 8
 
 

@@ -26,9 +26,11 @@ def test_batch_equals_loop(size, flip, typed):
         0, 256, (9, 3, size, size), generator=torch.Generator().manual_seed(size)
     ).to(typed)
     for colour in (None, torch.tensor([3.0, 200.0, 7.0])):
-        found = random_flip_crop(images, torch.Generator().manual_seed(1), flip=flip, colour=colour)
-        assert found.dtype == typed
-        assert found.is_contiguous(memory_format=torch.channels_last)
+        result = random_flip_crop(
+            images, torch.Generator().manual_seed(1), flip=flip, colour=colour
+        )
+        assert result.dtype == typed
+        assert result.is_contiguous(memory_format=torch.channels_last)
         generator = torch.Generator().manual_seed(1)
         pad = size // 8
         dy, dx = torch.randint(2 * pad + 1, (2, 9), generator=generator).tolist()
@@ -36,4 +38,4 @@ def test_batch_equals_loop(size, flip, typed):
         padding = torch.zeros(3) if colour is None else colour
         for b in range(9):
             expected = naive(images[b], dy[b], dx[b], flip and mirrored[b], pad, padding)
-            assert torch.equal(found[b], expected)
+            assert torch.equal(result[b], expected)

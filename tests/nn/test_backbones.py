@@ -42,15 +42,15 @@ def vgg16_bn():
     a tensor left out would show. The 500 MB of its classifier are shrunk, since no mapping may need
     them."""
     with torch.device("meta"):
-        whole = torchvision.models.vgg16_bn(weights=None)
-    whole.classifier = nn.Sequential(nn.Linear(8, 8))
-    whole = whole.to_empty(device="cpu")
+        full = torchvision.models.vgg16_bn(weights=None)
+    full.classifier = nn.Sequential(nn.Linear(8, 8))
+    full = full.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(1)
-    for name, tensor in whole.state_dict().items():
+    for name, tensor in full.state_dict().items():
         if tensor.is_floating_point():
             spread = torch.rand(tensor.shape, generator=generator)
             tensor.copy_(spread + 0.5 if "running_var" in name else (spread - 0.5) * 0.1)
-    return whole.eval()
+    return full.eval()
 
 
 @torch.no_grad()
@@ -62,21 +62,21 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    place = tmp_path / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
+    location = tmp_path / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
     with pytest.raises(DataError) as caught:
         build("vgg", "imagenet")
     message = str(caught.value)
-    for part in (place.name, "no route to host", str(place.parent), "set network.weights"):
-        assert part in message
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(b"cut short")
+    for piece in (location.name, "no route to host", str(location.parent), "set network.weights"):
+        assert piece in message
+    location.parent.mkdir(parents=True, exist_ok=True)
+    location.write_bytes(b"cut short")
     with pytest.raises(DataError, match=r"vgg16_bn-6c64b313\.pth is damaged .* delete"):
         build("vgg", "imagenet")
     # The real file is older than num_batches_tracked.
     theirs = {
         k: v for k, v in vgg16_bn.state_dict().items() if not k.endswith("num_batches_tracked")
     }
-    torch.save(theirs, place)
+    torch.save(theirs, location)
     vgg, pooled = (build("vgg", "imagenet", seed=2, tap=tap).eval() for tap in ("block", "pool"))
     features = vgg16_bn.get_submodule("features")
     ours = {k: v for k, v in vgg.state_dict().items() if k.startswith("features.") and k in theirs}
@@ -145,17 +145,17 @@ def test_mlp_is_the_layers_it_names():
 def test_standardisation_has_one_deviation_for_all_dimensions():
     spread = torch.tensor([1.0, 9, 0.1, 3, 0])
     x = torch.randn(101, 5, generator=torch.Generator().manual_seed(0)) * spread + 1e3
-    found = build("linear", in_width=5).input
-    assert torch.equal(found(x), x)
-    found.fit(x)
+    result = build("linear", in_width=5).input
+    assert torch.equal(result(x), x)
+    result.fit(x)
     torch.testing.assert_close(
-        found(x).double().mean(0), torch.zeros(5).double(), atol=2e-3, rtol=0
+        result(x).double().mean(0), torch.zeros(5).double(), atol=2e-3, rtol=0
     )
     torch.testing.assert_close(
-        found.std, x.double().var(0, correction=0).mean().sqrt().float().expand(5)
+        result.std, x.double().var(0, correction=0).mean().sqrt().float().expand(5)
     )
-    found.fit(torch.full((9, 5), 7.7))  # constant dimensions are not blown up
-    assert found(torch.full((9, 5), 7.7)).abs().max() < 1e-5
+    result.fit(torch.full((9, 5), 7.7))  # constant dimensions are not blown up
+    assert result(torch.full((9, 5), 7.7)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -263,12 +263,12 @@ def test_timm_models_by_name(tmp_path, monkeypatch):
     torch.save(
         {f"network.backbone.{k}": v for k, v in net.state_dict().items()}, tmp_path / "own.pth"
     )
-    loaded, own = (
+    loaded, section = (
         build_backbone(net.spec, str(tmp_path / name), generator=torch.Generator()).state_dict()
         for name in ("timm.safetensors", "own.pth")
     )
     assert torch.equal(loaded["trunk.conv1.0.weight"], theirs["conv1.0.weight"])
-    assert all(torch.equal(v, own[k]) for k, v in net.state_dict().items())
+    assert all(torch.equal(v, section[k]) for k, v in net.state_dict().items())
     with pytest.raises(UsageError, match="cannot make timm's model 'no_such_net'"):
         build("timm/no_such_net")
     monkeypatch.setitem(sys.modules, "timm", None)

@@ -13,12 +13,12 @@ from gpq_faiss.nn.device import full_float32, image_batch
 @pytest.mark.parametrize("before", [True, False])
 def test_tf32_is_off_in_an_encoder_and_as_before_outside(tmp_path, monkeypatch, before):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
-    encoder, seen = Encoder.load(make_model(tmp_path / "model")), []
+    encoder, recorded = Encoder.load(make_model(tmp_path / "model")), []
     real = encoder.model.network.raw
 
     def raw(*args, **options):
-        seen.append(torch.backends.cudnn.allow_tf32)
-        if len(seen) == 2:
+        recorded.append(torch.backends.cudnn.allow_tf32)
+        if len(recorded) == 2:
             raise ValueError("inside")
         return real(*args, **options)
 
@@ -27,7 +27,7 @@ def test_tf32_is_off_in_an_encoder_and_as_before_outside(tmp_path, monkeypatch, 
     assert torch.backends.cudnn.allow_tf32 is before
     with pytest.raises(ValueError, match="inside"):
         encoder.embed(random_input("features", 2))
-    assert seen == [False, False]
+    assert recorded == [False, False]
     assert torch.backends.cudnn.allow_tf32 is before
 
 
@@ -49,5 +49,5 @@ def test_convolutions_on_a_gpu_give_the_vectors_of_the_cpu():
     x = torch.from_numpy(random_input("images", 8)).float() / 255
     with torch.inference_mode(), full_float32():
         expected = net(x)
-        found = net.to("cuda")(x.cuda()).cpu()
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+        result = net.to("cuda")(x.cuda()).cpu()
+    torch.testing.assert_close(result, expected, rtol=0, atol=5e-5)

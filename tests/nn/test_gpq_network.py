@@ -53,12 +53,12 @@ def test_dropout_leaves_out_the_same_hidden_units_for_all_items(dropout):
         heads.bias.fill_(10.0)  # all units are above zero
         heads.out.copy_(torch.eye(20))
     x = torch.randn(7, 6, generator=generator(1))
-    whole = heads.eval()(x)
+    full = heads.eval()(x)
     outs = [heads.train()(x) for _ in range(2)]
     for out in outs:
-        kept = out.any(dim=0)
-        assert kept.view(2, 20).sum(dim=1).tolist() == 2 * [round(20 * (1 - dropout))]
-        torch.testing.assert_close(out, whole * kept / (1 - dropout))
+        retained = out.any(dim=0)
+        assert retained.view(2, 20).sum(dim=1).tolist() == 2 * [round(20 * (1 - dropout))]
+        torch.testing.assert_close(out, full * retained / (1 - dropout))
     assert not torch.equal(*outs)
 
 
@@ -110,8 +110,8 @@ def test_vectors_of_bf16_are_float32_unit_norm_and_close(name):
             # Items are codewords, which a small error changes only where two are nearly as good.
             assert int((cosine > 0.9999).sum()) >= 18
             parts = (net.features(x, amp) for amp in (True, False))
-            codes, own = (net.assign(features, net.posterior(raw)) for features, raw in parts)
-            assert float((codes == own).all(dim=1).float().mean()) >= 0.8
+            codes, section = (net.assign(features, net.posterior(raw)) for features, raw in parts)
+            assert float((codes == section).all(dim=1).float().mean()) >= 0.8
         else:
             assert float(cosine.min()) > 0.99
             assert not torch.equal(exact, rounded), "autocast did nothing"
