@@ -33,24 +33,24 @@ def code_size(M: int, K: int) -> int:
     return (M * bits_per_code(K) + 7) // 8
 
 
-def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
+def check_codes(codes: ArrayLike, M: int, K: int, *, name: str = "codes") -> Codes:
     """Return ``codes`` as C-contiguous uint8 [n, code_size].
 
     Raises:
         DataError: they are of another type or shape, or padding bits are set.
     """
-    array = as_array(codes, what)
+    array = as_array(codes, name)
     size = code_size(M, K)
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
+            f"{name}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
         )
     padding_bits = 8 * size - M * bits_per_code(K)
     if padding_bits:
         rows = np.flatnonzero(array[:, -1] >> (8 - padding_bits))
         if len(rows):
             raise DataError(
-                f"{what}: bits set beyond the last codebook in {named_rows(rows)}: "
+                f"{name}: bits set beyond the last codebook in {named_rows(rows)}: "
                 "they are not codes of this model"
             )
     return np.ascontiguousarray(array)

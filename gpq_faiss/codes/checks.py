@@ -21,43 +21,43 @@ MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit entries in 16 bits."""
 
 
-def as_array(x: Any, what: str) -> NDArray[Any]:
+def as_array(x: Any, name: str) -> NDArray[Any]:
     """Return ``x`` as an array. Raises DataError: its rows have different lengths, say."""
     try:
         return np.asarray(x)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{what}: not an array of numbers ({one_line(error)})") from None
+        raise DataError(f"{name}: not an array of numbers ({one_line(error)})") from None
 
 
-def check_count(value: Any, what: str, *, least: int = 1, most: int = (1 << 31) - 1) -> int:
+def check_count(value: Any, name: str, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> int:
     """Return a whole number from ``least`` to ``most``. Raises UsageError: it is anything else."""
     is_integer = type(value) is int or isinstance(value, np.integer)
-    if not is_integer or not least <= value <= most:
+    if not is_integer or not minimum <= value <= maximum:
         raise UsageError(
-            f"{what} = {value!r}: it must be a whole number from {least:,} to {most:,}"
+            f"{name} = {value!r}: it must be a whole number from {minimum:,} to {maximum:,}"
         )
     return int(value)
 
 
-def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True) -> Floats:
+def check_codebooks(Z: ArrayLike, *, name: str = "codebooks", unit: bool = True) -> Floats:
     """Return codebooks as C-contiguous float32 [M, K, d], checked for Faiss.
 
     Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only
     if all codewords have equal norm. So codewords must be unit-norm.
 
     Args:
-        what: name in errors.
+        name: name in errors.
         unit: whether norms matter; otherwise codewords must only be finite.
 
     Raises:
         DataError: wrong type or shape, K not a power of two from 4 to 256, not finite, or a norm
             that differs from 1 by more than 1e-4.
     """
-    array = as_array(Z, what)
+    array = as_array(Z, name)
     is_float32 = array.dtype == np.float32 and array.ndim == 3
     if not is_float32 or 0 in array.shape or array.shape[1] not in CODEWORDS:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected float32 [codebooks, codewords, dimensions], "
+            f"{name}: {array.dtype} {array.shape}, expected float32 [codebooks, codewords, dimensions], "
             "codewords a power of two from 4 to 256"
         )
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
@@ -66,7 +66,7 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True)
     if not abs(norms[worst] - 1.0) <= tolerance:  # NaN, too
         problem = "not 1" if unit else "which is not finite"
         raise DataError(
-            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, {problem}: "
+            f"{name}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, {problem}: "
             "pass the normalised codewords (z') that training writes"
         )
     return np.ascontiguousarray(array)
@@ -76,7 +76,7 @@ def check_vectors(
     x: ArrayLike,
     D: int,
     *,
-    what: str,
+    name: str,
     allow_empty: bool = True,
     first_row: int = 0,
     finite: bool = True,
@@ -87,13 +87,13 @@ def check_vectors(
         DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or
             infinity (rows are named; not checked if ``finite`` is false).
     """
-    array = as_array(x, what)
+    array = as_array(x, name)
     if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != D:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected numbers [n, {D}]: is it of another model?"
+            f"{name}: {array.dtype} {array.shape}, expected numbers [n, {D}]: is it of another model?"
         )
     if len(array) == 0 and not allow_empty:
-        raise DataError(f"{what}: empty, expected at least one row")
+        raise DataError(f"{name}: empty, expected at least one row")
     if array.dtype != np.float32:
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
@@ -103,18 +103,18 @@ def check_vectors(
     if finite and not math.isfinite(np.vdot(array, array)):
         rows = np.flatnonzero(~np.isfinite(array).all(axis=1))
         if len(rows):
-            raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + rows)}")
+            raise DataError(f"{name}: NaN or infinity in {named_rows(first_row + rows)}")
     return array
 
 
 def named_rows(rows: NDArray[Any]) -> str:
     """Return ``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
     numbers = ", ".join(str(row) for row in rows[:5])
-    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    return f"row{'s' * (len(rows) > 1)} {numbers}{more}"
+    omitted = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return f"row{'s' * (len(rows) > 1)} {numbers}{omitted}"
 
 
-def check_unique(ids: Ids, what: str) -> None:
+def check_unique(ids: Ids, name: str) -> None:
     """Check that no id is -1, and that each occurs once.
 
     Raises:
@@ -122,11 +122,11 @@ def check_unique(ids: Ids, what: str) -> None:
     """
     if bool((ids == -1).any()):
         raise DataError(
-            f"{what}: an item has the id -1, which marks a missing result: give it another"
+            f"{name}: an item has the id -1, which marks a missing result: give it another"
         )
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending (the usual case)
         return
     ordered = np.sort(ids)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
-        raise DataError(f"{what}: id {repeated[0]} occurs more than once: every item needs its own")
+        raise DataError(f"{name}: id {repeated[0]} occurs more than once: every item needs its own")

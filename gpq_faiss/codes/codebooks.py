@@ -95,7 +95,7 @@ def unfuse(fused: ArrayLike) -> Floats:
     Z[1::2] = array[:, ::16, half:]
     if not Z[-1].any():
         Z = Z[:-1]
-    Z = check_codebooks(Z, what="byte-fused codebooks")
+    Z = check_codebooks(Z, name="byte-fused codebooks")
     if not np.array_equal(fuse(Z), array):
         raise DataError("the 8-bit codebooks do not consist of two 4-bit ones each: not byte-fused")
     return Z

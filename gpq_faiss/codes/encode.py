@@ -34,7 +34,7 @@ def _first_of_equals(Z: Floats) -> Codes | None:
 
 
 def encode(
-    x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0
+    x: ArrayLike, Z: ArrayLike, *, name: str = "vectors to encode", first_row: int = 0
 ) -> Codes:
     """Encode intra-normalised vectors: the codeword of the largest inner product in each sub-space.
 
@@ -49,7 +49,7 @@ def encode(
     Args:
         x: [N, M*d] numbers, sub-vectors of any norm but 0.
         Z: float32 [M, K, d].
-        what: name of the vectors in errors.
+        name: name of the vectors in errors.
         first_row: number of their first row in errors.
 
     Returns:
@@ -67,14 +67,14 @@ def encode(
     """
     Z = check_codebooks(Z)
     M, K, d = Z.shape
-    source = as_array(x, what)
+    source = as_array(x, name)
     if source.ndim != 2 or len(source) == 0:  # the full check raises the detailed error
-        source = check_vectors(source, M * d, what=what)
+        source = check_vectors(source, M * d, name=name)
     index, first = product_index(Z), _first_of_equals(Z)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
     for start in range(0, len(source), ENCODE_BLOCK):
         rows = check_vectors(
-            source[start : start + ENCODE_BLOCK], M * d, what=what, first_row=first_row + start
+            source[start : start + ENCODE_BLOCK], M * d, name=name, first_row=first_row + start
         )
         sub_vectors = rows.reshape(-1, M, d)
         squares = np.einsum("nmd,nmd->nm", sub_vectors, sub_vectors)
@@ -84,7 +84,7 @@ def encode(
             if not directed.all():
                 names = named_rows(first_row + start + np.flatnonzero(~directed))
                 raise DataError(
-                    f"{what}: a sub-vector of zeros has no direction, in {names}: leave these items out"
+                    f"{name}: a sub-vector of zeros has no direction, in {names}: leave these items out"
                 )
             # Scaling by a power of two is exact.
             exponents = np.where(extreme, np.frexp(np.abs(sub_vectors).max(axis=2))[1], 0)
@@ -115,7 +115,7 @@ def decode(codes: ArrayLike, Z: ArrayLike, *, unit: bool = True) -> Floats:
     return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
 
 
-def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
+def check_items(x: Floats, codes: Codes, Z: Floats, *, name: str, first_row: int = 0) -> None:
     """Check that vectors are items of a model whose item vectors consist of codewords.
 
     Such vectors equal the reconstruction of their codes.
@@ -129,6 +129,6 @@ def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int
         rows = np.flatnonzero(differences > _ITEM_TOLERANCE)
         if len(rows):
             raise DataError(
-                f"{what}: {named_rows(first_row + start + rows)} cannot be items of this model, whose items "
+                f"{name}: {named_rows(first_row + start + rows)} cannot be items of this model, whose items "
                 "are codewords; are they query vectors? Encode the items with gpq encode"
             )

@@ -29,7 +29,7 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     """
     Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape
-    queries = check_vectors(xq, M * d, what="queries").reshape(-1, M, d)
+    queries = check_vectors(xq, M * d, name="queries").reshape(-1, M, d)
     tables = np.zeros((len(queries), M, K), np.float32)
     term = np.empty_like(tables)
     with np.errstate(over="ignore", invalid="ignore"):

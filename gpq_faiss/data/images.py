@@ -229,4 +229,4 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     array = as_array(values, what)
     array = array[None] if array.shape == (width,) else array
     # Writable, as torch requires.
-    return np.require(checks.check_vectors(array, width, what=what, finite=False), requirements="W")
+    return np.require(checks.check_vectors(array, width, name=what, finite=False), requirements="W")

@@ -154,8 +154,8 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
     sizes = len(centroids), len(codes), n if id_map is None else len(id_map)
     if M > MAX_CODEBOOKS or sizes != (M * K * d, n * code_size(M, K), n):
         raise DataError(f"{name} is damaged: its sizes contradict each other")
-    codebooks = check_codebooks(centroids.reshape(M, K, d), what=name, unit=False)
-    codes = check_codes(codes.reshape(n, code_size(M, K)), M, K, what=name)
+    codebooks = check_codebooks(centroids.reshape(M, K, d), name=name, unit=False)
+    codes = check_codes(codes.reshape(n, code_size(M, K)), M, K, name=name)
     ids = np.arange(n) if id_map is None else id_map
     check_unique(ids, name)
     kind: Kind = "flat"

@@ -29,7 +29,7 @@ def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **opti
         vectors: float32 [n, M*d].
         Z: codebooks of the model, float32 [M, K, d].
         description: the ``config.json`` of the model.
-        options: ``what`` and ``first_row`` of :func:`..codes.encode.encode`.
+        options: ``name`` and ``first_row`` of :func:`..codes.encode.encode`.
 
     Raises:
         DataError: see :func:`..codes.encode.encode`; or the items of the model consist of
@@ -111,10 +111,10 @@ def read_model(model_dir: str | Path) -> ModelHeader:
     folder = Path(model_dir)
     document = read_description(folder)
     path = folder / "model.safetensors"
-    what = "the weight file of the model (copy the whole folder)"
-    with reading(path, what), safe_open(path, framework="numpy") as tensors:
+    content = "the weight file of the model (copy the whole folder)"
+    with reading(path, content), safe_open(path, framework="numpy") as tensors:
         codebooks = tensors.get_tensor("codebooks")
-    Z = check_codebooks(codebooks, what=f"codebooks of {path}")
+    Z = check_codebooks(codebooks, name=f"codebooks of {path}")
     model = ModelHeader(folder, Z, document["model_fingerprint"], document)
     if model.codebooks_fingerprint != document["codebooks_fingerprint"]:
         raise MismatchError(

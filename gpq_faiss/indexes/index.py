@@ -182,14 +182,14 @@ class Index(Closing):
         """
         check_search(k, self.ntotal, threads)
         queries = self._queries(xq)
-        first, *others = (
+        first_result, *later_results = (
             segment.lists.search(queries, min(k, segment.lists.n), mask=mask, threads=threads)
             for segment, mask in self._masks(allow, deny)
         )
-        D, ids = first
-        for scores, members in others:
+        D, ids = first_result
+        for scores, members in later_results:
             D, ids = np.hstack([D, scores]), np.hstack([ids, members])
-        if others:
+        if later_results:
             order = np.lexsort((ids, -D), axis=1)[:, :k]
             D, ids = np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
         if D.shape[1] < k:  # segments hide items that were removed
@@ -243,7 +243,7 @@ class Index(Closing):
         x: Any = xq  # in most calls in that form already
         is_float32 = type(x) is np.ndarray and x.dtype == _FLOAT32
         if not is_float32 or x.ndim != 2 or x.shape[1] != self.d or not len(x):
-            x = check_vectors(xq, self.d, what="queries", allow_empty=False, finite=False)
+            x = check_vectors(xq, self.d, name="queries", allow_empty=False, finite=False)
         if not x.flags.carray:
             x = np.require(x, requirements=["C", "A", "W"])
         if self.metric_type == faiss.METRIC_L2:
@@ -389,7 +389,7 @@ class Index(Closing):
 def check_search(k: int, ntotal: int, threads: int | None) -> None:
     """Check the arguments of a search. Raises UsageError, which names the argument."""
     if not (type(k) is int and 1 <= k <= ntotal):
-        check_count(k, f"an index of {ntotal:,} items: k", most=ntotal)
+        check_count(k, f"an index of {ntotal:,} items: k", maximum=ntotal)
     if threads is not None:
         check_count(threads, "threads")
 
@@ -399,7 +399,7 @@ def check_min_score(min_score: float, limit: int) -> float:
     is_number = isinstance(min_score, int | float | np.integer | np.floating)
     if not is_number or type(min_score) is bool or np.isnan(min_score):
         raise UsageError(f"a range search needs a number as its minimum score, not {min_score!r}")
-    check_count(limit, "limit", least=0, most=1 << 62)
+    check_count(limit, "limit", minimum=0, maximum=1 << 62)
     score = float(min_score)
     return score if abs(score) <= _LARGEST else math.copysign(math.inf, score)
 
@@ -424,10 +424,10 @@ def search_codebooks(Z: Floats, metric_type: int) -> Floats:
     return np.concatenate([2 * Z, -squares.astype(np.float32)], axis=2)
 
 
-def id_list(ids: IdList, what: str) -> Ids:
+def id_list(ids: IdList, name: str) -> Ids:
     """Return ids as int64 [n]. Raises DataError: they are not whole numbers."""
-    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, what)
-    return whole_numbers(array, what) if array.size else np.empty(0, np.int64)
+    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, name)
+    return whole_numbers(array, name) if array.size else np.empty(0, np.int64)
 
 
 def _hide(segment: Segment, ids: Ids) -> Segment:
@@ -441,9 +441,11 @@ def _hide(segment: Segment, ids: Ids) -> Segment:
     return segment._replace(alive=alive, ntotal=int(np.count_nonzero(alive)))
 
 
-def _merge(results: tuple[Floats, Ids], others: tuple[Floats, Ids], k: int) -> tuple[Floats, Ids]:
+def _merge(
+    results: tuple[Floats, Ids], more_results: tuple[Floats, Ids], k: int
+) -> tuple[Floats, Ids]:
     """Return the k best of two results, scores and ids [Q, n], ties in ascending order of id."""
-    D = np.concatenate([results[0], others[0]], axis=1)
-    ids = np.concatenate([results[1], others[1]], axis=1)
+    D = np.concatenate([results[0], more_results[0]], axis=1)
+    ids = np.concatenate([results[1], more_results[1]], axis=1)
     order = np.lexsort((ids, -D), axis=1)[:, :k]
     return np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)

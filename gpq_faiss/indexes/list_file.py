@@ -38,7 +38,7 @@ from .lists import (
 )
 
 _ROWS = 1 << 20
-_PARTS = 256
+_PARTITIONS = 256
 _TYPES = {"I64": np.int64, "F32": np.float32, "U32": np.uint32, "U8": np.uint8}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: a file may exceed memory
@@ -73,7 +73,7 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     counts, low, high = _survey(sources, M, K)
     prefix = choose_prefix(counts.reshape(16**levels, -1).sum(axis=1))
     id_type = np.uint32 if low >= 0 and high < 1 << 32 else np.int64
-    sizes = counts.reshape(_PARTS, -1).sum(axis=1)
+    sizes = counts.reshape(_PARTITIONS, -1).sum(axis=1)
     ends = np.append(0, np.cumsum(sizes))
     T = (M + 1) // 2 if K <= 16 else M
     with (
@@ -91,19 +91,21 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
         rows = 0
         words, first_rows, previous = [], [], -1
         with stage("sorting rows", n, "row") as sorting:
-            for part in np.flatnonzero(sizes).tolist():
-                span = slice(ends[part], ends[part + 1])
+            for partition in np.flatnonzero(sizes).tolist():
+                span = slice(ends[partition], ends[partition + 1])
                 sorted_columns, sorted_ids, starts = sort_codes(
                     np.asarray(columns[span]), members[span].astype(np.int64)
                 )
                 columns[span], members[span] = sorted_columns, sorted_ids
-                part_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
+                partition_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
                 # A list of a short prefix goes on in the next part.
-                is_first = np.append(part_words[0] != previous, part_words[1:] != part_words[:-1])
-                words.append(part_words[is_first])
+                is_first = np.append(
+                    partition_words[0] != previous, partition_words[1:] != partition_words[:-1]
+                )
+                words.append(partition_words[is_first])
                 first_rows.append(rows + np.flatnonzero(is_first))
-                rows, previous = rows + len(starts) - 1, int(part_words[-1])
-                sorting.advance(int(sizes[part]))
+                rows, previous = rows + len(starts) - 1, int(partition_words[-1])
+                sorting.advance(int(sizes[partition]))
         start_type = np.uint32 if n < 1 << 32 else np.int64
         shapes = {
             "ends": np.append(np.concatenate(first_rows), rows),
@@ -118,8 +120,8 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
         arrays = _create(out, shapes)
         row = 0
         with stage("writing lists", n, "row") as filling:
-            for part in np.flatnonzero(sizes).tolist():
-                span = slice(ends[part], ends[part + 1])
+            for partition in np.flatnonzero(sizes).tolist():
+                span = slice(ends[partition], ends[partition + 1])
                 block = np.asarray(columns[span])
                 starts = np.empty(len(block) + 1, start_type)
                 count = int(list_kernels.find_rows(block, members[span].astype(np.int64), starts))
@@ -164,14 +166,17 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
 
 def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
     """Append rows to their parts, of which ``cursors`` says where each goes on."""
-    parts = first_words(block, LEVELS) >> 8
-    order = np.argsort(parts, kind="stable")
+    partitions = first_words(block, LEVELS) >> 8
+    order = np.argsort(partitions, kind="stable")
     block, ids = block.take(order, axis=0), ids.take(order)
     start = 0
-    for part, count in enumerate(np.bincount(parts, minlength=_PARTS).tolist()):
-        span, source = slice(cursors[part], cursors[part] + count), slice(start, start + count)
+    for partition, count in enumerate(np.bincount(partitions, minlength=_PARTITIONS).tolist()):
+        span, source = (
+            slice(cursors[partition], cursors[partition] + count),
+            slice(start, start + count),
+        )
         columns[span], members[span] = block[source], ids[source]
-        cursors[part] += count
+        cursors[partition] += count
         start += count
 
 

@@ -210,8 +210,8 @@ def _quantise(lut: Floats, factor: Number, round_up: Number, quantised: Codes) -
         largest = _largest(lut, m)
         for k in range(K):
             distance = min((largest - lut[m, k]) * factor, np.float32(255))
-            whole = np.int32(distance)
-            quantised[m, k] = np.uint8(whole + (round_up & (np.float32(whole) < distance)))
+            truncated = np.int32(distance)
+            quantised[m, k] = np.uint8(truncated + (round_up & (np.float32(truncated) < distance)))
 
 
 @inner
@@ -378,7 +378,7 @@ def _next_block(
 @inner
 def _score(blocks: Codes, block: Number, lane: Number, lut: Floats) -> Number:
     """Return the score of a code, in float32."""
-    one = np.uint64(1)  # unsigned, as Numba tests signed indices for negative numbers
+    increment = np.uint64(1)  # unsigned, as Numba tests signed indices for negative numbers
     M, T = np.uint64(lut.shape[0]), np.uint64(blocks.shape[1])
     score, t = np.float32(0), np.uint64(0)
     while t < T:
@@ -386,14 +386,14 @@ def _score(blocks: Codes, block: Number, lane: Number, lut: Floats) -> Number:
         if lut.shape[1] <= 16:
             m = t + t
             pair = lut[m, code & np.uint64(15)]
-            if m + one < M:
-                pair = lut[m + one, code >> np.uint64(4)] + pair
+            if m + increment < M:
+                pair = lut[m + increment, code >> np.uint64(4)] + pair
         else:
             pair = lut[t, code]
-            t += one
+            t += increment
             if t < T:
                 pair += lut[t, np.uint64(blocks[block, t, lane])]
-        t += one
+        t += increment
         score += pair
     return score
 
@@ -543,7 +543,7 @@ def _count_rows(lists: Lists, list_scores: Floats, least: Number) -> Number:
 def search(
     lists: Lists,
     k: Number,
-    many: Number,
+    row_limit: Number,
     xq: Floats,
     D: Floats,
     ids: Ids,
@@ -555,7 +555,7 @@ def search(
     and is scanned first. Then come the lists that reach the threshold, best first.
 
     Args:
-        many: number of rows. A query among several that reaches more is left to
+        row_limit: number of rows. A query among several that reaches more is left to
             :func:`search_together`, which is faster then.
         xq: float32 [Q, M * d].
         D, ids: float32 and int64 [Q, k], filled with the results. The first score of a query that is
@@ -587,9 +587,11 @@ def search(
             reached = _count_rows(lists, list_scores, queries.thresholds[_ONLY] - tail)
         for i in range(count):
             least = queries.thresholds[_ONLY] - tail
-            if reached > many and 16 * scanned >= reached:  # the threshold will hardly rise now
+            if (
+                reached > row_limit and 16 * scanned >= reached
+            ):  # the threshold will hardly rise now
                 reached = _count_rows(lists, list_scores, least)
-                if reached > many:
+                if reached > row_limit:
                     status[q], D[q, 0] = TOGETHER, queries.thresholds[_ONLY]
                     break
             if list_scores[order[i]] < least:

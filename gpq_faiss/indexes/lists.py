@@ -126,8 +126,8 @@ def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
     """Return the first P codewords of each code as a number, the first in the highest bits."""
     words = np.zeros((len(columns), 2), np.uint8)
     words[:, : columns.shape[1]] = swap_halves(columns[:, :2])
-    whole = words.view(">u2")[:, 0].astype(np.uint16)
-    return np.asarray(whole >> 4 * (LEVELS - P), np.uint16)
+    all_words = words.view(">u2")[:, 0].astype(np.uint16)
+    return np.asarray(all_words >> 4 * (LEVELS - P), np.uint16)
 
 
 def count_words(columns: Codes, M: int, K: int) -> Ids:
@@ -261,15 +261,15 @@ class InvertedLists:
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
-        many = _MANY // lists.blocks.shape[1]
+        row_limit = _MANY // lists.blocks.shape[1]
 
         count = thread_count(len(xq), threads)
         if count == 1:
-            unfinished = list_kernels.search(lists, k, many, xq, D, ids, status)
+            unfinished = list_kernels.search(lists, k, row_limit, xq, D, ids, status)
         else:
 
             def run(*arrays: Any) -> None:
-                list_kernels.search(lists, k, many, *arrays)
+                list_kernels.search(lists, k, row_limit, *arrays)
 
             in_parallel(run, (xq, D, ids, status), count)
             unfinished = status.any()

@@ -119,9 +119,9 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
     if not items_path(path).exists():
         return index
     items = Items(items_path(path))
-    about = items.about
+    description = items.about
     lists = index.segments[0].lists
-    if (about.ntotal, about.crc) != (lists.n, lists.crc() if crc is None else crc):
+    if (description.ntotal, description.crc) != (lists.n, lists.crc() if crc is None else crc):
         _log.warning(
             "%s belongs to another index: results of %s come without names; index the codes again",
             items.path,
@@ -130,7 +130,7 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
         items.close()
         return index
     index.items = items
-    index.contained = (about.changes, about.number) if about.changes else None
+    index.contained = (description.changes, description.number) if description.changes else None
     return index
 
 

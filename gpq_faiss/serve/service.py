@@ -78,7 +78,7 @@ class Service:
             DataError: the numbers do not fit the model.
         """
         if features is None:
-            return check_vectors([vector or ()], self.live.index.d, what="vector").reshape(-1)
+            return check_vectors([vector or ()], self.live.index.d, name="vector").reshape(-1)
         if self.encoder.input_kind != "features":
             raise DataError("features: the model takes images, not features")
         return self._embed(np.array(features, np.float32), "features", queries)
@@ -124,7 +124,7 @@ class Service:
         assert isinstance(self.encoder, Encoder)  # only a model folder is writable
         description = self.encoder.model.description if foreign else {}
         return encode_items(
-            vector[None], self.encoder.model.codebooks, description, what="item"
+            vector[None], self.encoder.model.codebooks, description, name="item"
         ).tobytes()
 
     def code_of(self, id_: int) -> Codes:

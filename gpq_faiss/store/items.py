@@ -112,7 +112,7 @@ def as_json(value: Any) -> str | None:
     return None if value is None else _JSON.encode(value)
 
 
-def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
+def write_items(path: Path, rows: Iterable[Row], description: About) -> None:
     """Write an items file to a new, temporary path.
 
     Raises:
@@ -124,7 +124,7 @@ def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
             db.executescript(
                 "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA
             )
-            db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", about)
+            db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", description)
             db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
             db.execute("COMMIT")
     except sqlite3.Error as error:

@@ -179,7 +179,7 @@ class RowReader(Closing):
             )
             self.ntotal = len(self.ids)
             if header.kind == "codes":
-                check_codes(self.values, *header.codebooks.shape[:2], what=str(path))
+                check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
             self._texts = dict(self._h5.get("texts", {}))
             self.text_columns = tuple(self._texts)
             self.versions = parse_json(self._h5.attrs["versions"])
@@ -313,9 +313,9 @@ class RowWriter(Closing):
                     f"{block}: {name}: {array.dtype} {list(array.shape)}, expected {expected}"
                 )
         if self.header.kind == "codes":
-            check_codes(values, *self.header.codebooks.shape[:2], what=f"{block}: codes")
+            check_codes(values, *self.header.codebooks.shape[:2], name=f"{block}: codes")
         else:
-            check_vectors(values, self.header.width, what=f"{block}: features")
+            check_vectors(values, self.header.width, name=f"{block}: features")
         with writing(self.path):
             for name, file in self._files.items():
                 file.write(np.ascontiguousarray(arrays[name]).data)
