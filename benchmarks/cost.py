@@ -147,9 +147,9 @@ def markdown(results: Results) -> str:
     """Return a table for each part."""
     text = ["# Cost", ""]
     for name, introduction in PARTS.items():
-        if part := results["parts"].get(name):
-            machine = f"{machine_line(part['machine'])} Command: `{part['command']}`"
-            text += [introduction, "", render(part["rows"], "markdown"), machine, ""]
+        if section := results["parts"].get(name):
+            machine = f"{machine_line(section['machine'])} Command: `{section['command']}`"
+            text += [introduction, "", render(section["rows"], "markdown"), machine, ""]
     return "\n".join(text)
 
 
@@ -163,16 +163,16 @@ def main() -> None:
     options = parser.parse_args()
     use_threads(1)
     results = read_results(options.out, {"parts": {}})
-    for part in options.parts:
+    for part_name in options.parts:
         with tempfile.TemporaryDirectory(prefix="gpq-cost-") as name:
             scratch = Path(name)
             rows = (
                 [train_cost(scratch, text) for text in options.trainings]
-                if part == "train"
+                if part_name == "train"
                 else memory_costs(scratch, options.sizes)
             )
         measured = {"rows": rows, "machine": describe_machine(), "command": command_line()}
-        results["parts"][part] = measured
+        results["parts"][part_name] = measured
         save(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 

@@ -124,7 +124,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
     }
     config = preset("paper" if method == "gpq" else "recommended").with_settings(SETTINGS)
     split = make_split(data, "1", seed=seed, labelled=options.labelled)
-    every, device = max(400, options.steps // 10), torch.device(options.device)
+    validate_every, device = max(400, options.steps // 10), torch.device(options.device)
     run_name = "-".join(map(str, (method, seed, *conditions(data, options).values())))
     training = fit(
         build_classifier if method == "classifier" else find_method(method).load(),
@@ -133,7 +133,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
         validate(config.with_settings(changes)),
         folder=options.work / run_name,
         identity=fingerprint(method, data.fingerprint, split.hash),
-        options=RunOptions(options.device, resume=True, amp=True, validate_every=every),
+        options=RunOptions(options.device, resume=True, amp=True, validate_every=validate_every),
     )
     labels, coder = data.require_labels(), training.method.coder()
     xq = vectors(training, data, split.query, queries=True, device=device)
@@ -194,10 +194,10 @@ def main() -> None:
     methods = options.methods.split(",")
     if unknown := set(methods) - NAMES.keys():
         raise UsageError(f"--methods {', '.join(unknown)}: choose from {', '.join(NAMES)}")
-    done = {row["method"] for row in results["runs"]}
+    finished = {row["method"] for row in results["runs"]}
     for seed in options.seeds:
         for method in methods:
-            if f"{NAMES[method]}, seed {seed}" not in done:
+            if f"{NAMES[method]}, seed {seed}" not in finished:
                 results["runs"].append(run(data, method, seed, options))
                 publish(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))

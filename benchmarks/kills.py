@@ -42,14 +42,18 @@ _STUCK = 600.0  # seconds after which an attempt counts as hanging
 
 
 def run_killed(
-    work: Callable[[], object], folder: Path, at: int | None = None, *, after: float | None = None
+    work: Callable[[], object],
+    folder: Path,
+    operation: int | None = None,
+    *,
+    after: float | None = None,
 ) -> bool:
     """Do ``work`` in a fork of this process that is ended by SIGKILL.
 
     Args:
         work: the function; a SystemExit counts as normal end.
         folder: whose file operations are counted.
-        at: kill just before this operation, counted from 0 by Python's audit events.
+        operation: kill just before this operation, counted from 0 by Python's audit events.
         after: kill after so many seconds.
 
     Returns:
@@ -64,8 +68,8 @@ def run_killed(
     if pid == 0:
         code = 1
         try:
-            if at is not None:
-                kill_at(folder, at)
+            if operation is not None:
+                kill_at(folder, operation)
             work()
             code = 0
         except BaseException:
@@ -81,15 +85,15 @@ def run_killed(
         timer.join()
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, f"ended by signal {os.WTERMSIG(status)}"
-        assert at is not None or after is not None, "it hangs"
+        assert operation is not None or after is not None, "it hangs"
         return True
     assert os.WEXITSTATUS(status) == 0, "the work failed by itself"
     return False
 
 
-def kill_at(folder: Path, at: int) -> None:
-    """End this process by SIGKILL just before its ``at``-th file operation below ``folder``."""
-    remaining = at
+def kill_at(folder: Path, operation: int) -> None:
+    """End this process by SIGKILL just before its ``operation``-th file operation below ``folder``."""
+    remaining = operation
 
     def kill_or_count() -> None:
         nonlocal remaining
@@ -120,11 +124,11 @@ def every_kill(work: Callable[[], object], folder: Path, *, limit: int = 500) ->
 
     The caller restores the folder's initial state before continuing.
     """
-    for at in range(limit):
-        if not run_killed(work, folder, at):
-            assert at > 0, "no file operation was seen"
+    for operation in range(limit):
+        if not run_killed(work, folder, operation):
+            assert operation > 0, "no file operation was seen"
             return
-        yield at
+        yield operation
     raise AssertionError(f"the work takes more than {limit} file operations")
 
 
@@ -245,10 +249,10 @@ def _content(path: Path) -> bytes:
     if path.suffix == ".h5" and path.parent.name == "e":
         from gpq_faiss.store.hdf5 import read_arrays
 
-        arrays, about = read_arrays(path, "a run")
-        about.pop("seconds")  # measured
+        arrays, attributes = read_arrays(path, "a run")
+        attributes.pop("seconds")  # measured
         return repr(
-            [(name, arrays[name].tobytes()) for name in arrays] + sorted(about.items())
+            [(name, arrays[name].tobytes()) for name in arrays] + sorted(attributes.items())
         ).encode()
     return path.read_bytes()
 
@@ -262,7 +266,7 @@ def check_old_or_new(
         groups: dict[str, dict[str, bytes]] = {}
         for name, content in files.items():
             key = name if stage.out == "e" else name.split("/")[0]
-            if not any(part.startswith(".") for part in name.split("/")):
+            if not any(component.startswith(".") for component in name.split("/")):
                 groups.setdefault(key, {})[name] = content
         return groups
 
@@ -330,7 +334,7 @@ class Trials:
 
             options: dict[str, Any] = {}
             if attempt < attempts and self.rng.random() < 0.7:
-                options = {"at": int(self.rng.integers(0, self.operations))}
+                options = {"operation": int(self.rng.integers(0, self.operations))}
             elif attempt < attempts:
                 options = {"after": float(self.rng.random()) * self.seconds}
             if not run_killed(work, folder, **options):

@@ -107,18 +107,18 @@ def measure(folder: Path, codes: Any, Z: Any, xq: Any, n: int) -> dict[str, Any]
     index.search(xq, K)
     cell["warm"] = times(partial(index.search, k=K, threads=1), xq)
     cell["private_bytes"] = private_bytes() - before
-    few = xq[:2]
-    scores, plain_ms = best_scores(source, Z, few)
+    sample = xq[:2]
+    scores, plain_ms = best_scores(source, Z, sample)
     cell["plain_ms"] = plain_ms
-    cell["same"] = bool(np.allclose(scores, index.search(few, K)[0], atol=1e-4))
+    cell["same"] = bool(np.allclose(scores, index.search(sample, K)[0], atol=1e-4))
     if n <= MOST_IN_MEMORY:
         plain = inject(Z)
         plain.add_sa_codes(np.asarray(source.mapped))
         fast: Any = faiss.IndexPQFastScan(plain)
-        few = xq[:SINGLE]
-        truth, results = index.search(few, K)[0], fast.search(few, K)[1]
+        sample = xq[:SINGLE]
+        truth, results = index.search(sample, K)[0], fast.search(sample, K)[1]
         cell["fastscan"] = times(partial(fast.search, k=K), xq[: max(2, min(BATCH, 10**10 // n))])
-        cell["fastscan"]["recall"] = recall(results, truth, source.mapped, Z, few)
+        cell["fastscan"]["recall"] = recall(results, truth, source.mapped, Z, sample)
     return cell
 
 

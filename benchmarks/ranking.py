@@ -120,22 +120,22 @@ def measure(bits: int, x: Floats, labels: Labels, split: Any, options: Any) -> l
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(base) + 1))])
     sample = np.random.default_rng([0, bits]).permutation(len(query))[: options.numpy_queries]
     rows: list[Results] = []
-    for threads, part in zip(
+    for threads, sampled in zip(
         options.threads, np.array_split(sample, len(options.threads)), strict=True
     ):
         result, wall, cpu = timed(
             lambda t=threads: rank_codes(tables, codes, yq.packed, yb.packed, threads=t)  # type: ignore[misc]
         )
         ap, numpy_wall, numpy_cpu = timed(
-            lambda part=part: [  # type: ignore[misc]
-                numpy_ap(tables[q], codes, (masks & query_masks[q]) != 0, harmonic) for q in part
+            lambda sampled=sampled: [  # type: ignore[misc]
+                numpy_ap(tables[q], codes, (masks & query_masks[q]) != 0, harmonic) for q in sampled
             ]
         )
-        if np.abs(result.ap[part] - ap).max() > 1e-5 or (
+        if np.abs(result.ap[sampled] - ap).max() > 1e-5 or (
             rows and rows[0]["mAP"] != f"{result.map:.4f}"
         ):
             raise GpqError("numpy or another number of threads gives another result: a defect")
-        scale = len(query) / len(part)
+        scale = len(query) / len(sampled)
         rows.append(
             {
                 "bits": bits,

@@ -69,11 +69,11 @@ def unpack(archive: Path, folder: Path) -> Path:
     root = next((path.parent for path in sorted(folder.rglob("train_img.txt"))), None)
     if root is None:
         raise DataError(f"{archive} holds no train_img.txt: it is another archive")
-    for part in ("train", "test"):
-        names = (root / f"{part}_img.txt").read_text().split()
-        labels = (root / f"{part}_label.txt").read_text().strip().splitlines()
-        lines = [f"{part}_img/{name} {row}\n" for name, row in zip(names, labels, strict=True)]
-        (root / f"{part}.txt").write_text("".join(lines))
+    for subset in ("train", "test"):
+        names = (root / f"{subset}_img.txt").read_text().split()
+        labels = (root / f"{subset}_label.txt").read_text().strip().splitlines()
+        lines = [f"{subset}_img/{name} {row}\n" for name, row in zip(names, labels, strict=True)]
+        (root / f"{subset}.txt").write_text("".join(lines))
     return root
 
 
@@ -227,8 +227,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
         folder = Path(scratch)
         archive = require_data(options.data, "ARCHIVE", ARCHIVE)
-        data, queries, kept = extract_data(archive, folder)
-        results = read_results(options.out, {"variance_kept": kept, "cells": []})
+        data, queries, variance_kept = extract_data(archive, folder)
+        results = read_results(options.out, {"variance_kept": variance_kept, "cells": []})
         results["bits"] = options.bits
         for job in jobs(options):
             if any(job.items() <= cell.items() for cell in results["cells"]):

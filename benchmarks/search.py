@@ -109,8 +109,8 @@ def enlarged(codes: Codes, M: int, n: int) -> Codes:
     for start in range(0, n, 1 << 20):
         stop = min(n, start + (1 << 20))
         indices = unpack_codes(codes[rng.integers(0, len(codes), stop - start)], M, 16)
-        other = rng.random(indices.shape, np.float32) < CHANGED
-        indices[other] = rng.integers(0, 16, int(other.sum()), np.uint8)
+        changed = rng.random(indices.shape, np.float32) < CHANGED
+        indices[changed] = rng.integers(0, 16, int(changed.sum()), np.uint8)
         out[start:stop] = pack_codes(indices, 16)
     return out
 
@@ -168,13 +168,15 @@ def ways(
     yield "lists", exact, facts
 
 
-def recall(found: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
+def recall(ids: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
     """Share of results [Q, k] whose exact score is at least that of the true k-th, float32 [Q, k]."""
     good = 0
-    for query, row, least in zip(xq, found, truth[:, -1], strict=True):
-        own = codes[row[row >= 0]]
-        good += int((Index.build(own, Z).search(query[None], len(own))[0] >= least).sum())
-    return good / found.size
+    for query, query_ids, least in zip(xq, ids, truth[:, -1], strict=True):
+        result_codes = codes[query_ids[query_ids >= 0]]
+        good += int(
+            (Index.build(result_codes, Z).search(query[None], len(result_codes))[0] >= least).sum()
+        )
+    return good / ids.size
 
 
 def group(
@@ -189,37 +191,35 @@ def group(
     built = list(ways(Z, codes))
     cells: list[dict[str, Any]] = []
     for k in ks:
-        few = xq[: min(100, max(8, 20_000_000 // len(codes)))]
-        answers = {name: search(few, k, 1) for name, search, _ in built}
+        sample = xq[: min(100, max(8, 20_000_000 // len(codes)))]
+        answers = {name: search(sample, k, 1) for name, search, _ in built}
         truth = answers["lists"][0]
         checked = next(name for name, _, _ in built if name != "FastScan")
-        same = bool(np.allclose(answers[checked][0], truth, atol=1e-4))
-        recalls = {
-            name: recall(found, truth, codes, Z, few) for name, (_, found) in answers.items()
-        }
+        equal = bool(np.allclose(answers[checked][0], truth, atol=1e-4))
+        recalls = {name: recall(ids, truth, codes, Z, sample) for name, (_, ids) in answers.items()}
         for batch in batches:
             for count in threads:
                 times: dict[str, list[float]] = {name: [] for name, _, _ in built}
                 calls: dict[str, int] = {}
                 for number in range(ROUNDS + 1):
                     for name, search, _ in built:
-                        parts = [
-                            xq[at : at + batch]
-                            for at in range(0, max(1, len(xq) - batch + 1), max(1, batch))
+                        blocks = [
+                            xq[position : position + batch]
+                            for position in range(0, max(1, len(xq) - batch + 1), max(1, batch))
                         ][: calls.get(name, 2)]
                         if count > 1:
                             time.sleep(REST)
                         # First calls build what others use, and wake threads.
-                        for part in parts if number == 0 else parts[: count - 1]:
-                            search(part, k, count)
+                        for block in blocks if number == 0 else blocks[: count - 1]:
+                            search(block, k, count)
                         start = time.perf_counter()
-                        for part in parts:
-                            search(part, k, count)
-                        each = (time.perf_counter() - start) / len(parts)
+                        for block in blocks:
+                            search(block, k, count)
+                        seconds = (time.perf_counter() - start) / len(blocks)
                         if number == 0:  # warms up, and tells how many calls make a round
-                            calls[name] = max(1, min(len(xq) // batch, int(SECONDS / each)))
+                            calls[name] = max(1, min(len(xq) // batch, int(SECONDS / seconds)))
                         else:
-                            times[name].append(each / batch)
+                            times[name].append(seconds / batch)
                 for name, _, facts in built:
                     ratio = np.median(np.array(times["FastScan"]) / np.array(times[name]))
                     cells.append(
@@ -232,7 +232,7 @@ def group(
                             "us_best": min(times[name]) * 1e6,
                             "times_faster_than_fastscan": float(ratio),
                             "recall": recalls[name],
-                            "equals_brute_force": same if checked != "lists" else None,
+                            "equals_brute_force": equal if checked != "lists" else None,
                             **facts,
                         }
                     )
@@ -253,11 +253,11 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     for name, cells in result["groups"].items():
         source, bits, n = name.split("/")
-        own = next(cell for cell in cells if cell["way"] == "lists")
+        lists_cell = next(cell for cell in cells if cell["way"] == "lists")
         lines += [
             f"## {source} codes, {bits} bits, {int(n):,} items",
             "",
-            f"{own['distinct']:,} distinct codes, {own['lists']:,} lists, made in {own['build_seconds']:.1f} s.",
+            f"{lists_cell['distinct']:,} distinct codes, {lists_cell['lists']:,} lists, made in {lists_cell['build_seconds']:.1f} s.",
             "",
             "| k | batch | threads | search | µs | faster | recall |",
             "|--:|--:|--:|---|--:|--:|--:|",

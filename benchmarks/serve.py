@@ -168,7 +168,7 @@ def load(
         rng = np.random.default_rng(1)
         vectors = decode(pack_codes(rng.integers(0, K, (clients * 50, M)), K), header.codebooks)
         vectors = vectors + 0.1 * rng.standard_normal(vectors.shape).astype(np.float32)
-        requests = [[_request(v) for v in part] for part in vectors.reshape(clients, 50, -1)]
+        requests = [[_request(v) for v in block] for block in vectors.reshape(clients, 50, -1)]
         asyncio.run(_clients(port, requests, warm, process.pid))
         before = processor_seconds(process.pid)
         times, errors, memory = asyncio.run(_clients(port, requests, seconds, process.pid))
