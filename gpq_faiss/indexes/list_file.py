@@ -1,9 +1,8 @@
-"""``index.lists``: the arrays of a search as one safetensors file, which is mapped into memory when
-it is opened.
+"""``index.lists``: the arrays of inverted lists in one safetensors file, mapped when opened.
 
-The file is built from any number of rows in passes over mapped files: rows are first placed by
-their first two codewords, and then each of these 256 parts is sorted in memory. The page cache of
-the operating system is the memory budget, of the build as of searches.
+The file is built from any number of rows in passes over mapped files: rows are first distributed to
+256 partitions by their first two codewords, and then each partition is sorted in memory. Building
+and searching need no memory budget of their own: the operating system's page cache is the budget.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: a file 
 
 
 class RowSource(Protocol):
-    """Codes and ids, read in blocks as often as needed."""
+    """Codes and ids that can be read in blocks, any number of times."""
 
     ntotal: int
 
@@ -54,18 +53,18 @@ class RowSource(Protocol):
 
 
 def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
-    """Write the lists of all rows to a new file; temporary files lie beside it.
+    """Write the lists of all rows to a new file, with temporary files in the same folder.
 
     Args:
-        out: a temporary path, which the caller puts into place.
-        sources: of at least one row; their codes are checked.
+        out: a temporary path, which the caller moves into place.
+        sources: sources of checked codes, with at least one row in all.
         Z: codebooks, float32 [M, K, d].
 
     Returns:
-        The CRC of the codes and ids, see :meth:`.lists.InvertedLists.crc`.
+        The CRC of the codes and ids (:meth:`.lists.InvertedLists.crc`).
 
     Raises:
-        DataError: an id occurs twice.
+        DataError: there are no rows, or an id occurs twice or is -1.
     """
     M, K = int(Z.shape[0]), int(Z.shape[1])
     levels = min(LEVELS, M - 1) if K <= 16 else 0
@@ -98,7 +97,7 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
                 )
                 columns[span], members[span] = sorted_columns, sorted_ids
                 partition_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
-                # A list of a short prefix goes on in the next part.
+                # A list of a short prefix may continue in the next partition.
                 is_first = np.append(
                     partition_words[0] != previous, partition_words[1:] != partition_words[:-1]
                 )
@@ -165,7 +164,7 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
 
 
 def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
-    """Append rows to their parts, of which ``cursors`` says where each goes on."""
+    """Append rows to their partitions; ``cursors`` holds the next free row of each partition."""
     partitions = first_words(block, LEVELS) >> 8
     order = np.argsort(partitions, kind="stable")
     block, ids = block.take(order, axis=0), ids.take(order)
@@ -184,9 +183,10 @@ def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursor
 
 
 def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Write a safetensors file, and return its arrays, mapped; small ones are filled.
+    """Create a safetensors file, and return its arrays, mapped.
 
-    Arrays must come by falling size of their numbers, so that all are aligned.
+    Arrays that are broadcast from one number are placeholders: only their shape is written. Arrays
+    must be in descending order of the size of their numbers, so that all are aligned.
     """
     header, offset = {}, 0
     for name, array in shapes.items():
@@ -214,10 +214,10 @@ def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray
 
 
 def open_lists(path: Path) -> tuple[ListArrays, int]:
-    """Map the arrays of a file; return them, and the CRC of their codes and ids.
+    """Map the arrays of a file, and return them and the CRC of their codes and ids.
 
     Raises:
-        DataError: the file is missing, truncated or damaged, or not of this form.
+        DataError: the file is missing, truncated or damaged, or is not a file of lists.
     """
     with reading(path, "a file of inverted lists (gpq index --out NAME.lists)") as size:
         with safe_open(path, "numpy"):
@@ -226,7 +226,7 @@ def open_lists(path: Path) -> tuple[ListArrays, int]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
             flags = mmap.MAP_PRIVATE | _NO_RESERVE
-            # Writable, as the loops are compiled for writable arrays; nothing writes.
+            # Writable because the loops are compiled for writable arrays; nothing is written.
             protection = mmap.PROT_READ | mmap.PROT_WRITE
             mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=protection)
         arrays = {}

@@ -1,6 +1,6 @@
-"""HDF5 files: arrays in files of any program, and small files of our own.
+"""HDF5 files: arrays written by any program, and small files of our own.
 
-This package is the only one that uses h5py. Links to other files are not followed.
+Only this package uses h5py. Links to other files are not followed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def open_hdf5(path: Path, content: str = "an HDF5 file with arrays") -> Iterator
     """Open a file for reading; ``content`` names the expected content in errors.
 
     Raises:
-        DataError: the file is missing or damaged, also if the block finds it so.
+        DataError: the file is missing or damaged, even if that shows only in the ``with`` block.
     """
     with reading(path, content), h5py.File(path, "r", locking=False) as h5:
         yield h5
@@ -102,10 +102,10 @@ class Hdf5Array:
 
 
 def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
-    """Return the first of ``names`` that a file has; None if it has none of them.
+    """Return the first dataset of ``names`` that a file has, or None if it has none of them.
 
     Raises:
-        DataError: it is not a readable HDF5 file, or the dataset does not hold numbers.
+        DataError: the file is not readable as HDF5, or the dataset does not hold numbers.
     """
     with open_hdf5(Path(path)) as h5:
         name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
@@ -115,7 +115,7 @@ def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
 def read_arrays(
     path: str | Path, content: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read arrays and attributes of a file of :func:`write_arrays`.
+    """Read the arrays and attributes of a file written by :func:`write_arrays`.
 
     Args:
         content: the expected content, for errors.
@@ -151,7 +151,8 @@ def write_arrays(
     path = Path(path)
     with atomic_path(path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
         for name, array in arrays.items():
-            h5.create_dataset(name, data=array)  # HDF5 crashes if compressed data fill a disk
+            # Uncompressed, as HDF5 crashes if compressed data fill the disk.
+            h5.create_dataset(name, data=array)
         for name, value in attributes.items():
             h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
     return path
